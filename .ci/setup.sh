@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Everything `make demo` and `make test` need, from a bare Python 3.11: the locked environment in .venv, Java, Horovod.
+# Idempotent: each step looks first. Variables:
+#   PYTHON=python3.11      the interpreter the environment is made with
+#   GPU=1                  builds Horovod with NCCL; torch from the package index is a CUDA build on Linux already
+#   TORCH_INDEX=URL        another package index for torch alone (PyTorch publishes small CPU-only wheels on its own)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
+die() { printf '[setup] %s\n' "$*" >&2; exit 1; }
+
+python=${PYTHON:-python3.11}
+command -v "$python" >/dev/null || die "no $python on the PATH; install Python 3.11 or say PYTHON=/path/to/python3.11"
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' ||
+    die "$("$python" --version) cannot be used: sparkring needs Python 3.11 or 3.12; say PYTHON=/path/to/python3.11"
+
+java_major() {
+    local java=${JAVA_HOME:+$JAVA_HOME/bin/}java
+    command -v "$java" >/dev/null && "$java" -version 2>&1 | sed -nE '1s/.*version "([0-9]+).*/\1/p'
+}
+major=$(java_major || true)
+if [ "${major:-0}" -lt 17 ]; then
+    install="apt-get install -y openjdk-17-jre-headless"
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        say "no Java 17 or newer (found: ${major:-none}): $install"
+        apt-get update -qq && $install -qq >/dev/null
+    else
+        die "Spark needs Java 17 or newer (found: ${major:-none}). Run:  sudo $install   or set JAVA_HOME"
+    fi
+fi
+say "java $(java_major), $("$python" --version)"
+
+[ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }
+pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
+say "locked packages (requirements.lock, every one by hash)"
+pip install --quiet --no-deps --require-hashes -r requirements.lock
+if ! .venv/bin/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "2.13.0")' 2>/dev/null; then
+    say "torch 2.13.0"
+    pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+fi
+
+if ! command -v "${CXX:-g++}" >/dev/null; then
+    say "no C++ compiler (${CXX:-g++}): going on without Horovod; the ring will be torch.distributed's (engine: torch)"
+elif wheel=$(HOROVOD_GPU_OPERATIONS=${GPU:+NCCL} .ci/build_horovod.sh "$PWD/.venv/bin/python" | tail -1) && [ -n "$wheel" ]; then
+    installed() { .venv/bin/python -c 'import importlib.metadata as m; m.version("horovod")' 2>/dev/null; }
+    if ! installed || ! cmp -s <(echo "$wheel") .venv/.horovod; then
+        say "horovod from ${wheel##*/}"
+        pip install --quiet --no-deps --force-reinstall "$wheel"
+        echo "$wheel" >.venv/.horovod
+    fi
+else
+    die "Horovod did not build (its log is above); CXX=none make setup goes on without it"
+fi
+
+pip install --quiet --no-deps --no-build-isolation --editable .
+touch .venv/.ready
+say "ready: .venv/bin/sparkring --help"

@@ -1,0 +1,52 @@
+# The two commands that matter: `make demo` (raw flights -> trained, tracked model) and `make test`.
+# Both set everything up first; a second time that takes seconds. Variables of `setup`: see .ci/setup.sh.
+SHELL := /bin/bash
+BIN := .venv/bin
+export MLFLOW_DISABLE_TELEMETRY := true
+ARGS ?=
+
+.PHONY: help setup check format test test-slow demo ui lock package clean
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.venv/.ready: requirements.lock pyproject.toml .ci/setup.sh .ci/build_horovod.sh
+	@.ci/setup.sh
+
+setup: .venv/.ready  ## environment, Java, Horovod (GPU=1 for NCCL)
+
+demo: setup  ## the main job on real data: flights, two ranks, Horovod ring, MLflow, report (ARGS="key=value ...")
+	@$(BIN)/python -m etl.raw flights
+	@$(BIN)/sparkring run flights $(ARGS)
+
+ui: setup  ## browse runs, checkpoints, models and reports at http://127.0.0.1:5000
+	@$(BIN)/sparkring ui
+
+test: setup  ## everything but the long soaks, about 20 minutes on 2 cores
+	@$(BIN)/pytest -q -m "not slow" $(ARGS)
+
+test-slow: setup  ## the long ones
+	@$(BIN)/pytest -q -m slow $(ARGS)
+
+check: setup  ## lint, format, types, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup  ## rewrite to the house style
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+package: setup  ## the code archive a cluster needs: dist/sparkring.zip
+	@$(BIN)/sparkring package
+
+lock:  ## resolve requirements.lock anew from pyproject.toml
+	@python3.11 -m venv .venv-lock && .venv-lock/bin/pip install -q pip-tools
+	@CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/pip-compile -q --upgrade --extra dev --generate-hashes \
+	    --allow-unsafe --unsafe-package torch --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	    --strip-extras -o requirements.lock pyproject.toml
+	@sed -i '/^torch==/,$$d; /^# The following packages are considered/d' requirements.lock
+	@rm -rf .venv-lock
+
+clean:  ## everything made here, the user's cache excepted
+	rm -rf .venv data build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

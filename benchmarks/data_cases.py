@@ -1,0 +1,335 @@
+"""One way of reading one dataset, measured in a process of its own: prints a JSON line.
+
+    python benchmarks/data_cases.py CASE FOLDER BATCH SECONDS
+
+Runs in this project's environment or, for the peers, in theirs (benchmarks/peers.txt): a case imports what it needs.
+Every case delivers torch tensors of all columns in batches of BATCH rows and touches every element once (a sum). A case
+that is too slow for the whole dataset stops after SECONDS of CPU; rows per CPU-second count what was delivered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+WINDOW = 8  # row groups shuffled together by `limit` and, as its buffer, by petastorm
+Batches = Iterator[tuple[int, list[Any]]]
+"""Rows and tensors of each batch."""
+
+
+def manifest_files(folder: str) -> list[str]:
+    manifest = json.loads(Path(folder, "_manifest.json").read_text())
+    return [str(Path(folder, file["path"])) for file in manifest["files"]]
+
+
+def group_rows(folder: str) -> int:
+    manifest = json.loads(Path(folder, "_manifest.json").read_text())
+    return int(manifest["files"][0]["row_groups"][0])
+
+
+def decode_only(folder: str, batch: int) -> Batches:
+    """The floor: pyarrow decodes every row group, and nothing is done with it."""
+    import pyarrow.parquet as pq
+
+    for path in manifest_files(folder):
+        file = pq.ParquetFile(path)
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, use_threads=False).num_rows, []
+
+
+def decode_and_gather(folder: str, batch: int) -> Batches:
+    """The limit: decode WINDOW row groups, permute the window once with torch, hand out views. Fixed columns only."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import torch
+
+    random = np.random.default_rng(0)
+    places = [(path, g) for path in manifest_files(folder) for g in range(pq.ParquetFile(path).num_row_groups)]
+    files = {path: pq.ParquetFile(path) for path in {p for p, _ in places}}
+    for at in range(0, len(places), WINDOW):
+        parts = [files[path].read_row_group(g, use_threads=False) for path, g in places[at : at + WINDOW]]
+        table = pa.concat_tables(parts)
+        order = torch.from_numpy(random.permutation(table.num_rows))
+        columns = []
+        for name in table.column_names:
+            chunks = [chunk.to_numpy() for chunk in table.column(name).chunks]
+            columns.append(torch.index_select(torch.from_numpy(np.concatenate(chunks)), 0, order))
+        for begin in range(0, table.num_rows, batch):
+            yield len(order[begin : begin + batch]), [c[begin : begin + batch] for c in columns]
+
+
+def sparkring(folder: str, batch: int, **how: Any) -> Batches:
+    sys.path.insert(0, str(ROOT))
+    from conf.manifest import DatasetManifest
+    from conf.storage import open_storage
+    from training.data.batch import Ragged
+    from training.data.reader import ParquetReader, ReaderSettings
+
+    cached = how.pop("cached", False)
+    manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
+    decoded = None
+    if cached:
+        from training.data.cache import DecodedGroups, DiskCache
+
+        cache = DiskCache(f"{folder}/decoded", 1 << 40, [f.sha256 for f in manifest.files])
+        decoded = DecodedGroups(cache, [c.name for c in manifest.columns], [])
+    images = [c.name for c in manifest.columns if c.layout == "binary"]
+    settings = ReaderSettings(**{"verify": "hash", "tail": "drop", "decoders": dict.fromkeys(images, "image")} | how)
+    storage = open_storage(folder)
+    reader = ParquetReader(storage, manifest, "train", None, batch, settings=settings, decoded=decoded)
+    reader.verify()  # hashing is timed apart: it happens once per job, not once per epoch
+    yield -1, []
+    for part in reader.batches(0):
+        tensors = []
+        for value in part.columns.values():
+            tensors += [value.values, *value.offsets] if isinstance(value, Ragged) else [value]
+        yield part.rows, tensors
+    reader.close()
+
+
+def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
+    sys.path.insert(0, str(ROOT))
+    import training.data.petastorm_compat  # noqa: F401, I001  (petastorm 0.12.1 does not import without)
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import BatchedDataLoader
+
+    urls = [f"file://{path}" for path in manifest_files(folder)]
+    capacity = WINDOW * group_rows(folder) if shuffled else 0
+    with make_batch_reader(urls, num_epochs=1, workers_count=2, shuffle_row_groups=shuffled) as reader:
+        for part in BatchedDataLoader(reader, batch_size=batch, shuffling_queue_capacity=capacity):
+            yield len(next(iter(part.values()))), list(part.values())
+
+
+def petastorm_rows(folder: str, batch: int) -> Batches:
+    sys.path.insert(0, str(ROOT))
+    import training.data.petastorm_compat  # noqa: F401, I001
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import DataLoader
+
+    urls = [f"file://{path}" for path in manifest_files(folder)]
+    capacity = WINDOW * group_rows(folder)
+    with make_batch_reader(urls, num_epochs=1, workers_count=2, shuffle_row_groups=True) as reader:
+        for part in DataLoader(reader, batch_size=batch, shuffling_queue_capacity=capacity):
+            yield len(next(iter(part.values()))), list(part.values())
+
+
+def hugging_face(folder: str, batch: int, shuffled: bool) -> Batches:
+    """`datasets` streaming Parquet, torch format; shuffled through a buffer of 10,000 rows, 1,000 of images."""
+    from datasets import Image, load_dataset
+
+    data = load_dataset("parquet", data_files=manifest_files(folder), streaming=True, split="train")
+    images = "image" in (data.column_names or [])
+    if images:
+        data = data.cast_column("image", Image())
+    if shuffled:
+        data = data.shuffle(seed=0, buffer_size=1000 if images else 10_000)
+    for part in data.with_format("torch").iter(batch_size=batch):
+        yield len(next(iter(part.values()))), _flat(part)
+
+
+def _flat(part: dict[str, Any]) -> list[Any]:
+    out: list[Any] = []
+    for value in part.values():
+        out += value if isinstance(value, list) else [value]
+    return out
+
+
+def _collate(rows: list[dict[str, Any]]) -> list[Any]:
+    import numpy as np
+    import torch
+
+    out: list[Any] = []
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if isinstance(values[0], np.ndarray) and len({v.shape for v in values}) > 1:
+            out.append(torch.from_numpy(np.concatenate(values)))
+        else:
+            out.append(torch.from_numpy(np.stack([_decoded(v, np) for v in values])))
+    return out
+
+
+def lit_data(folder: str, batch: int, shuffled: bool) -> Batches:
+    """LitData's own optimized format, its StreamingDataset and DataLoader."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    data = StreamingDataset(f"{folder}/litdata", shuffle=shuffled, drop_last=False)
+    for part in StreamingDataLoader(data, batch_size=batch, num_workers=0, collate_fn=_collate):
+        yield len(part[0]), part
+
+
+def mosaic(folder: str, batch: int, shuffled: bool) -> Batches:
+    """MosaicML's MDS, its StreamingDataset under torch's DataLoader."""
+    streaming = _import_streaming()
+    from streaming.base.util import clean_stale_shared_memory
+    from torch.utils.data import DataLoader
+
+    clean_stale_shared_memory()
+    data = streaming.StreamingDataset(local=f"{folder}/mds", shuffle=shuffled, batch_size=batch)
+    for part in DataLoader(data, batch_size=batch, num_workers=0, collate_fn=_collate):
+        yield len(part[0]), part
+
+
+def _import_streaming() -> Any:
+    """streaming imports torchvision for helpers no case uses; a stand-in, for that import only, where it is missing."""
+    import importlib.util
+    import types
+
+    names = ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional")
+    missing = importlib.util.find_spec("torchvision") is None
+    import transformers  # noqa: F401  (looks for torchvision itself: before the stand-in)
+
+    if missing:
+        for name in names:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__spec__ = importlib.util.spec_from_loader(name, None)
+        sys.modules["torchvision.datasets"].VisionDataset = object  # type: ignore[attr-defined]
+        sys.modules["torchvision.transforms.functional"].to_tensor = None  # type: ignore[attr-defined]
+    import streaming
+
+    for name in names if missing else ():
+        del sys.modules[name]
+    return streaming
+
+
+def prepare_peers(folder: str, limit: int) -> None:
+    """Write the same first `limit` rows in the peers' own formats."""
+    import numpy as np
+    import pyarrow.parquet as pq
+    from litdata.streaming.writer import BinaryWriter
+
+    streaming = _import_streaming()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        left = limit
+        for path in manifest_files(folder):
+            file = pq.ParquetFile(path)
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                columns = {name: table.column(name).to_pylist() for name in table.column_names}
+                kinds = {f.name: f.type for f in table.schema}
+                for number in range(table.num_rows):
+                    if left == 0:
+                        return
+                    left -= 1
+                    yield {n: _native(v[number], kinds[n], np) for n, v in columns.items()}
+
+    first = next(rows())
+    kinds = {name: _mds_kind(value, np) for name, value in first.items()}
+    with streaming.MDSWriter(out=f"{folder}/mds", columns=kinds, compression=None) as out:
+        for row in rows():
+            out.write(row)
+    os.makedirs(f"{folder}/litdata", exist_ok=True)
+    writer = BinaryWriter(f"{folder}/litdata", chunk_bytes="64MB")
+    for number, row in enumerate(rows()):
+        writer.add_item(number, {n: _lit_value(v) for n, v in row.items()})
+    writer.done()
+    writer.merge()
+
+
+def _native(value: Any, kind: Any, np: Any) -> Any:
+    if isinstance(value, list):
+        return np.array(value, kind.value_type.to_pandas_dtype())
+    return value if isinstance(value, bytes) else kind.to_pandas_dtype()(value)
+
+
+def _mds_kind(value: Any, np: Any) -> str:
+    if isinstance(value, bytes):
+        return "jpeg" if value[:2] == b"\xff\xd8" else "bytes"
+    return f"ndarray:{value.dtype}" if isinstance(value, np.ndarray) else str(np.dtype(type(value)))
+
+
+def _lit_value(value: Any) -> Any:
+    """Numpy scalars as Python's; images stay bytes, which `_collate` decodes as every other case does, with Pillow."""
+    return value.item() if hasattr(value, "item") and not value.shape else value
+
+
+def _decoded(value: Any, np: Any) -> Any:
+    if not isinstance(value, bytes):
+        return np.asarray(value)
+    import io
+
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(value)))
+
+
+CASES: dict[str, Callable[[str, int], Batches]] = {
+    "decode alone": decode_only,
+    "decode + gather": decode_and_gather,
+    "sparkring": sparkring,
+    "sparkring 8 lanes": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1),
+    "sparkring 1 thread": lambda f, b: sparkring(f, b, threads=1),
+    "sparkring unshuffled": lambda f, b: sparkring(f, b, shuffle=False, lanes=1, window_row_groups=1),
+    "sparkring decoded cache": lambda f, b: sparkring(f, b, cached=True),
+    "petastorm BatchedDataLoader": lambda f, b: petastorm_batched(f, b, True),
+    "petastorm BatchedDataLoader unshuffled": lambda f, b: petastorm_batched(f, b, False),
+    "petastorm DataLoader": petastorm_rows,
+    "HF datasets": lambda f, b: hugging_face(f, b, True),
+    "HF datasets unshuffled": lambda f, b: hugging_face(f, b, False),
+    "LitData": lambda f, b: lit_data(f, b, True),
+    "MosaicML streaming": lambda f, b: mosaic(f, b, True),
+}
+PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming")
+
+
+def cpu_s() -> float:
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
+
+
+def touch(tensors: list[Any]) -> None:
+    for tensor in tensors:
+        tensor.sum()
+
+
+def import_for(case: str) -> None:
+    """Import what the case will, so that neither time counts it."""
+    sys.path.insert(0, str(ROOT))
+    if case.startswith("sparkring"):
+        import training.data.reader
+    elif case.startswith("petastorm"):
+        import training.data.petastorm_compat  # noqa: F401, I001
+        import petastorm.pytorch  # noqa: F401
+    elif case.startswith("HF"):
+        import datasets  # noqa: F401
+    elif case == "LitData":
+        import litdata  # noqa: F401
+    elif case == "MosaicML streaming":
+        _import_streaming()
+
+
+def measure(case: str, folder: str, batch: int, limit_s: float) -> dict[str, Any]:
+    import numpy  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    import_for(case)
+    began, cpu = time.perf_counter(), cpu_s()
+    rows, first = 0, 0.0
+    for count, tensors in CASES[case](folder, batch):
+        if count < 0:  # ready: what came before is set-up
+            began, cpu = time.perf_counter(), cpu_s()
+            continue
+        touch(tensors)
+        rows += count
+        first = first or time.perf_counter() - began
+        if cpu_s() - cpu > limit_s:
+            break
+    wall, spent = time.perf_counter() - began, cpu_s() - cpu
+    return {"case": case, "rows": rows, "wall_s": wall, "cpu_s": spent, "first_batch_s": first}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "prepare":
+        prepare_peers(sys.argv[2], int(sys.argv[3]))
+    else:
+        print(json.dumps(measure(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))), flush=True)
+        os._exit(0)  # a case that was stopped early has workers that would be waited for

@@ -1,0 +1,276 @@
+"""How fast rows become tensors: this project's reader beside the decoder's limit and its peers.
+
+    python benchmarks/data_readers.py --theme table --rows 1000000 --out benchmarks/results/data_table_2core_202611.md \
+        --peers-python /tmp/peers/bin/python
+
+The peers live in an environment of their own, made by
+
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install --no-deps -r benchmarks/peers.txt
+
+Each measurement is a fresh process (benchmarks/data_cases.py), in the order A B C ... C B A, repeated; the page cache
+is warm (every file is read before). Memory is the peak of the proportional set size of the process and its children,
+sampled every 20 ms. Reported are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import io
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
+
+PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming")
+CASES = {
+    "table": [
+        "decode alone", "decode + gather", "sparkring", "sparkring 8 lanes", "petastorm BatchedDataLoader",
+        "petastorm DataLoader", "HF datasets", "LitData", "MosaicML streaming",
+    ],
+    "cache": ["decode alone", "decode + gather", "sparkring", "sparkring decoded cache"],
+    "images": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
+    "tokens": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
+}  # fmt: skip
+BATCH = {"table": 4096, "cache": 4096, "images": 256, "tokens": 1024}
+GROUP = {"table": 16_384, "cache": 16_384, "images": 512, "tokens": 2048}
+
+
+def make_table(theme: str, first: int, count: int, random: np.random.Generator) -> pa.Table:
+    """`count` rows: 41 columns of float32, int32 and int64; JPEG images; or ragged int32 tokens (mean 512)."""
+    ids = np.arange(first, first + count)
+    if theme == "images":
+        smooth = random.integers(0, 255, (count, 8, 8, 3), dtype=np.uint8)
+        return pa.table({"id": ids, "image": pa.array([_jpeg(s) for s in smooth], pa.binary())})
+    if theme == "tokens":
+        lengths = random.integers(1, 1024, count)
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        values = random.integers(0, 32_000, offsets[-1], dtype=np.int32)
+        return pa.table({"id": ids, "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))})
+    columns: dict[str, Any] = {"id": ids}
+    columns |= {f"f{k}": random.normal(size=count).astype(np.float32) for k in range(20)}
+    columns |= {f"c{k}": random.integers(0, 1000 * (k + 1), count).astype(np.int32) for k in range(19)}
+    return pa.table(columns | {"label": random.random(count).astype(np.float32)})
+
+
+def _jpeg(small: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(small).resize((224, 224), Image.Resampling.BICUBIC).save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+def manifest_columns(theme: str) -> tuple[Column, ...]:
+    if theme == "images":
+        image = Column(name="image", dtype="binary", layout="binary", shape=(224, 224, 3))
+        return Column(name="id", dtype="int64"), image
+    if theme == "tokens":
+        return Column(name="id", dtype="int64"), Column(name="tokens", dtype="int32", layout="ragged")
+    kinds = {"f": "float32", "c": "int32", "l": "float32", "i": "int64"}
+    names = make_table(theme, 0, 1, np.random.default_rng(0)).column_names
+    return tuple(Column(name=n, dtype=kinds[n[0]]) for n in names)
+
+
+def write(folder: Path, theme: str, rows: int, files: int = 4) -> None:
+    """The dataset as `etl` would leave it: equal files, exact row groups, a manifest."""
+    if (folder / "_manifest.json").exists():
+        return
+    random, listed = np.random.default_rng(7), []
+    bounds = np.linspace(0, rows, files + 1).astype(int).tolist()
+    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        path = folder / "data-bench" / f"train-{number:05d}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sizes = [min(GROUP[theme], end - at) for at in range(begin, end, GROUP[theme])]
+        schema = make_table(theme, 0, 1, random).schema
+        with pq.ParquetWriter(path, schema, compression="snappy", write_page_checksum=True) as writer:
+            for group, size in enumerate(sizes):
+                writer.write_table(make_table(theme, begin + group * GROUP[theme], size, random))
+        data = path.read_bytes()
+        listed.append(
+            DataFile(
+                path=str(path.relative_to(folder)), split="train", rows=end - begin, bytes=len(data),
+                sha256=hashlib.sha256(data).hexdigest(), row_groups=tuple(sizes),
+            )
+        )  # fmt: skip
+    manifest = DatasetManifest(
+        name=theme, fingerprint=hashlib.sha256(theme.encode()).hexdigest(), created_at="",
+        columns=manifest_columns(theme), files=tuple(listed), splits={"train": SplitInfo(rows=rows, files=files)},
+        accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}),
+    )  # fmt: skip
+    (folder / "_manifest.json").write_text(manifest.to_json())
+
+
+def run(case: str, folder: Path, batch: int, limit_s: float, python: str) -> dict[str, Any]:
+    """One measurement in a fresh process; its peak PSS is watched from here."""
+    command = [python, str(HERE / "data_cases.py"), case, str(folder), str(batch), str(limit_s)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    peak, over = [0], threading.Event()
+    watcher = threading.Thread(target=_watch, args=(process.pid, peak, over))
+    watcher.start()
+    out, errors = process.communicate()
+    over.set()
+    watcher.join()
+    if process.returncode:
+        raise RuntimeError(f"{case}: exit {process.returncode}\n{errors[-2000:]}")
+    result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return result | {"peak_pss_mib": peak[0] / 2**20}
+
+
+def _watch(pid: int, peak: list[int], over: threading.Event) -> None:
+    while not over.wait(0.02):
+        total = 0
+        try:
+            root = psutil.Process(pid)
+            for process in [root, *root.children(recursive=True)]:
+                total += process.memory_full_info().pss
+        except psutil.Error:
+            continue
+        peak[0] = max(peak[0], total)
+
+
+def warm(folder: Path) -> None:
+    """Bring every file into the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.read_bytes()
+
+
+def cool(folder: Path) -> None:
+    """Ask the kernel to drop every file from the page cache (clean pages only: they were synced)."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def groups_per_batch(theme: str, folder: Path, lanes: int) -> float:
+    """Distinct row groups in a global batch of ours, from the order itself (epoch 0)."""
+    from training.data.order import OrderSettings, epoch_ids, make_plan
+
+    manifest = DatasetManifest.from_json((folder / "_manifest.json").read_text(), str(folder))
+    sizes = [rows for file in manifest.files for rows in file.row_groups]
+    plan = make_plan(sizes, BATCH[theme], OrderSettings(lanes=lanes, window_row_groups=None if lanes == 64 else 1))
+    group_of = np.repeat(np.arange(len(sizes)), sizes)[epoch_ids(plan, 0)]
+    whole = len(group_of) // BATCH[theme] * BATCH[theme]
+    return float(np.mean([len(np.unique(b)) for b in group_of[:whole].reshape(-1, BATCH[theme])]))
+
+
+def report(theme: str, rows: int, results: dict[str, list[dict[str, Any]]], notes: list[str], folder: Path) -> str:
+    lines = [
+        f"# Reading {theme}: {rows:,} rows, batch {BATCH[theme]}, row groups of {GROUP[theme]:,}, "
+        f"{len(results['decode alone'])} runs each",
+        "",
+        *notes,
+        "",
+        "| | rows per CPU-s | of decode alone | wall rows/s | first batch s | peak PSS MiB | rows read |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    floor = _median(results["decode alone"], lambda r: r["rows"] / r["cpu_s"])
+    for case, runs in results.items():
+        rate = _median(runs, lambda r: r["rows"] / r["cpu_s"])
+        spread = [r["rows"] / r["cpu_s"] for r in runs]
+        lines.append(
+            f"| {case} | {rate:,.0f} ({min(spread):,.0f}-{max(spread):,.0f}) | {rate / floor:.3f} | "
+            f"{_median(runs, lambda r: r['rows'] / r['wall_s']):,.0f} | "
+            f"{_median(runs, lambda r: r['first_batch_s']):.2f} | "
+            f"{_median(runs, lambda r: r['peak_pss_mib']):.0f} | {int(_median(runs, lambda r: r['rows'])):,} |"
+        )
+    for lanes in (64, 8):
+        lines.append("")
+        lines.append(
+            f"Distinct row groups in a global batch, {lanes} lanes: {groups_per_batch(theme, folder, lanes):.1f}."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _median(runs: list[dict[str, Any]], of: Any) -> float:
+    return statistics.median(of(r) for r in runs)
+
+
+def machine(command: str, peers_python: str | None) -> list[str]:
+    """What the numbers were measured on and with, so that they can be measured again."""
+    root = HERE.parent
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    model = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
+    )
+    names = ("pyarrow", "torch", "numpy", "petastorm", "pillow")
+    versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in names)
+    lines = [
+        f"- machine: {model}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, "
+        f"{platform.platform()}",
+        f"- load average before and after: {os.getloadavg()[0]:.1f}, {{load}} (above 2, other work shared the "
+        "machine: trust ratios of CPU time, which were taken in interleaved order, not wall times)",
+        f"- versions: Python {platform.python_version()}, {versions}",
+        f"- commit {commit}; {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}; `{command}`",
+    ]
+    if peers_python:
+        ask = (
+            "import importlib.metadata as m; "
+            "names = ('datasets', 'litdata', 'mosaicml-streaming', 'torch', 'pyarrow'); "
+            "print(', '.join(f'{n} {m.version(n)}' for n in names))"
+        )
+        found = subprocess.run([peers_python, "-c", ask], capture_output=True, text=True).stdout.strip()
+        lines.append(f"- peers, in their own environment: {found}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--theme", choices=sorted(CASES), required=True)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--peer-rows", type=int, default=50_000, help="rows written in the peers' own formats")
+    parser.add_argument("--rounds", type=int, default=3, help="each is A B ... B A: two measurements per case")
+    parser.add_argument("--limit-s", type=float, default=15.0, help="CPU seconds after which a case is stopped")
+    parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before every run")
+    parser.add_argument("--cases", help="comma-separated; default: all of the theme")
+    parser.add_argument("--folder", default="/tmp/sparkring-bench")
+    parser.add_argument("--peers-python", help="interpreter of the peers' environment; without it they are left out")
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    theme = args.theme
+    folder = Path(args.folder) / f"{'table' if theme == 'cache' else theme}-{args.rows}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder, "table" if theme == "cache" else theme, args.rows)
+    wanted = args.cases.split(",") if args.cases else CASES[theme]
+    cases = [c for c in wanted if args.peers_python or c not in PEERS]
+    if args.peers_python and theme != "cache" and not (folder / "mds").exists():
+        prepare = [args.peers_python, str(HERE / "data_cases.py"), "prepare", str(folder), str(args.peer_rows)]
+        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
+    notes = machine("python " + " ".join(sys.argv), args.peers_python)
+    results: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
+    warm(folder)
+    if theme == "cache":
+        run("sparkring decoded cache", folder, BATCH[theme], args.limit_s, sys.executable)  # fills it
+    for turn in range(2 * args.rounds):
+        for case in cases if turn % 2 == 0 else cases[::-1]:
+            python = args.peers_python if case in PEERS else sys.executable
+            if args.cold:
+                cool(folder)
+            results[case].append(run(case, folder, BATCH[theme], args.limit_s, python))
+        now = [notes[0], notes[1].format(load=f"{os.getloadavg()[0]:.1f}"), *notes[2:]]
+        Path(args.out).write_text(report(theme, args.rows, results, now, folder))  # after every pass: it may be long
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""How long the training step waits for data when it takes as long as the reader's own floor allows.
+
+    python benchmarks/data_wait.py FOLDER [--batch 4096] [--slack 1.0] --out benchmarks/results/data_wait_2core.md
+
+FOLDER is a dataset written by benchmarks/data_readers.py. An epoch is first read as fast as it goes; that gives the
+time per step the reader needs (on this machine, with nothing else to do). Then an epoch is read by a step that sleeps
+for that time (times `slack`), as a step on an accelerator would leave the cores to the reader. Reported: the share of
+the epoch spent waiting, with and without the first batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from conf.manifest import DatasetManifest
+from conf.storage import open_storage
+from training.data.reader import ParquetReader, ReaderSettings
+
+
+def epoch(reader: ParquetReader, number: int, step_s: float) -> tuple[float, float, float, int]:
+    """(seconds in all, seconds waited, seconds to the first batch, steps)."""
+    began = time.perf_counter()
+    steps = 0
+    for _ in reader.batches(number):
+        steps += 1
+        if step_s:
+            time.sleep(step_s)
+    total = time.perf_counter() - began
+    taken = reader.meter.take()
+    return total, taken["data_stall_s"], taken["first_batch_s"], steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--slack", type=float, default=1.0)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    manifest = DatasetManifest.from_json(Path(args.folder, "_manifest.json").read_text(), args.folder)
+    reader = ParquetReader(open_storage(args.folder), manifest, "train", None, args.batch, settings=ReaderSettings())
+    reader.verify()
+    epoch(reader, 0, 0.0)
+    rows = []
+    for run in range(args.runs):
+        alone, _, first, steps = epoch(reader, run, 0.0)
+        step_s = args.slack * (alone - first) / max(1, steps - 1)
+        total, waited, first, _ = epoch(reader, run, step_s)
+        rows.append((step_s, waited / total, max(0.0, waited - first) / total, first))
+    reader.close()
+    middle = [statistics.median(column) for column in zip(*rows, strict=True)]
+    Path(args.out).write_text(
+        f"# Waiting for data: {args.folder}, batch {args.batch}, slack {args.slack}, {args.runs} runs, medians\n\n"
+        f"- load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; `python {' '.join(sys.argv)}`\n"
+        f"- step {middle[0] * 1e3:.2f} ms; waited {middle[1]:.2%} of the epoch, {middle[2]:.2%} after the first batch "
+        f"(which came after {middle[3]:.2f} s)\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

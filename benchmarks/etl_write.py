@@ -1,0 +1,193 @@
+"""What exact, shuffled, hashed shards cost over a plain `df.write.parquet` of the same rows.
+
+    python benchmarks/etl_write.py --rows 20000000 --rounds 3 --out benchmarks/results/etl_write_2core_202611.md
+
+Both read the same Parquet files (16 columns, 72 bytes a row) in the same session, in ABBA order after one warm-up of
+each at a twentieth of the rows. Wall and CPU seconds (this process, its JVM and Spark's Python workers) per write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from conf.schema_etl import ShardConfig
+from conf.storage import open_storage
+from etl.columns import manifest_column
+from etl.shard import ORDER, number_rows, plan, with_order, write_shards
+from etl.split import SPLIT
+from etl.write import SHARD
+
+FLOATS, CODES = 10, 4
+
+
+def session(memory: str, master: str) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).config("spark.driver.memory", memory)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executor.memory": memory,
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def make_source(spark: SparkSession, rows: int, folder: Path) -> None:
+    """A table as it is after the features: codes of skewed vocabularies, standardised floats, a label and an id."""
+    if (folder / "_SUCCESS").exists():
+        return
+    uniform = [f"(xxhash64(id, {i}) & 1048575) / 1048576.0" for i in range(FLOATS + CODES)]
+    floats = [f"cast(({u} + {u} * {u} - 1) * 2 as float) as f{i}" for i, u in enumerate(uniform[:FLOATS])]
+    codes = [f"cast(pow(200, {u}) as int) as c{i}" for i, u in enumerate(uniform[FLOATS:])]
+    table = spark.range(rows).selectExpr("id", *floats, *codes, "xxhash64(id, 99) % 5 = 0 as label")
+    table.write.mode("overwrite").parquet(str(folder))
+
+
+def write_plain(rows: DataFrame, target: Path) -> None:
+    rows.write.parquet(str(target))
+
+
+def write_ours(rows: DataFrame, target: Path) -> None:
+    columns = [manifest_column(f.name, f.dataType, "feature") for f in rows.schema.fields]
+    marked = rows.withColumn(SPLIT, F.lit("train"))
+    counts = {"train": marked.count()}
+    ordered = with_order(marked, ["id"], 0)
+    shards = plan(rows, counts, columns, ShardConfig())
+    numbered = number_rows(rows.sparkSession, ordered, shards.shards)
+    write_shards(numbered, columns, shards, open_storage(str(target)), "data", "snappy")
+
+
+def cpu_s() -> float:
+    """CPU seconds so far of this process and everything below it."""
+    total = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def measure(write: Callable[[DataFrame, Path], None], rows: DataFrame, target: Path) -> tuple[float, float, int]:
+    """(wall seconds, CPU seconds, bytes written)"""
+    shutil.rmtree(target, ignore_errors=True)
+    os.sync()
+    wall, cpu = time.monotonic(), cpu_s()
+    write(rows, target)
+    taken = time.monotonic() - wall, cpu_s() - cpu
+    size = sum(f.stat().st_size for f in target.rglob("*.parquet"))
+    shutil.rmtree(target)
+    return *taken, size
+
+
+def report(arguments: argparse.Namespace, results: dict[str, list[tuple[float, float, int]]]) -> str:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    memory = psutil.virtual_memory().total / 2**30
+    lines = [
+        f"# Writing {arguments.rows:,} rows: exact hashed shards against a plain write",
+        "",
+        f"{dt.date.today()}, {os.cpu_count()} cores, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f} at the end, "
+        f"{arguments.master} with {arguments.memory} of heap; Spark {pyspark.__version__}, "
+        f"pyarrow {pyarrow.__version__}, Python {platform.python_version()}; commit {commit}",
+        "",
+        f"`{' '.join(['python', *sys.argv])}`",
+        "",
+        "| | wall s (each) | wall s, median | CPU s, median | MiB |",
+        "|---|---|---|---|---|",
+    ]
+    medians = {}
+    for name, runs in results.items():
+        wall, cpu = (statistics.median(r[i] for r in runs) for i in (0, 1))
+        medians[name] = wall, cpu
+        each = ", ".join(f"{r[0]:.1f}" for r in runs)
+        lines.append(f"| {name} | {each} | {wall:.1f} | {cpu:.1f} | {runs[0][2] / 2**20:.0f} |")
+    ratio = [medians["ours"][i] / medians["plain"][i] for i in (0, 1)]
+    lines += ["", f"Ours over plain: {ratio[0]:.2f}x wall, {ratio[1]:.2f}x CPU (target 1.3x).", ""]
+    return "\n".join(lines)
+
+
+def profile(spark: SparkSession, source: Path) -> str:
+    """Where the time goes: what each step adds, on the smaller table, warm."""
+    rows = spark.read.parquet(str(source))
+    columns = [manifest_column(f.name, f.dataType, "feature") for f in rows.schema.fields]
+    count = rows.count()
+    ordered = with_order(rows.withColumn(SPLIT, F.lit("train")), ["id"], 0)
+    shards = plan(rows, {"train": count}, columns, ShardConfig())
+    numbered = number_rows(spark, ordered, shards.shards)
+    shuffled = numbered.drop(SPLIT).repartitionById(len(shards.shards), F.col(SHARD))
+    arranged = shuffled.sortWithinPartitions(ORDER, *rows.columns)
+    to_arrow = arranged.mapInArrow(lambda batches: (b.slice(0, 0).select([0]) for b in batches), "id long")
+
+    def discard(frame: DataFrame) -> Callable[[], None]:
+        return lambda: frame.write.format("noop").mode("overwrite").save()
+
+    steps: dict[str, Callable[[], object]] = {
+        "read": discard(rows),
+        "find where shards begin (two passes over the key)": lambda: number_rows(spark, ordered, shards.shards),
+        "read + number": discard(numbered),
+        "read + number + shuffle": discard(shuffled),
+        "read + number + shuffle + sort": discard(arranged),
+        "read + number + shuffle + sort + to Python": discard(to_arrow),
+    }
+    lines = [f"Steps alone, {count:,} rows, warm:", "", "| step | wall s | CPU s |", "|---|---|---|"]
+    for name, step in steps.items():
+        step()
+        wall, cpu = time.monotonic(), cpu_s()
+        step()
+        lines.append(f"| {name} | {time.monotonic() - wall:.1f} | {cpu_s() - cpu:.1f} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements, in the order AB BA AB ...")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/sparkring-etl-write"))
+    parser.add_argument("--memory", default="1g", help="heap of the driver, which in local mode does the work")
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--out", type=Path, help="result file; else printed")
+    arguments = parser.parse_args()
+    spark = session(arguments.memory, arguments.master)
+    writers = {"plain": write_plain, "ours": write_ours}
+    results: dict[str, list[tuple[float, float, int]]] = {name: [] for name in writers}
+    for rows, kept in ((arguments.rows // 20, False), (arguments.rows, True)):
+        source = arguments.folder / f"source-{rows}"
+        make_source(spark, rows, source)
+        for number in range(arguments.rounds if kept else 1):
+            for name in list(writers)[:: 1 if number % 2 == 0 else -1]:
+                found = measure(writers[name], spark.read.parquet(str(source)), arguments.folder / "target")
+                if kept:
+                    results[name].append(found)
+                print(f"{rows} rows, {name}: {found[0]:.1f} s wall, {found[1]:.1f} s CPU", file=sys.stderr)
+    text = report(arguments, results) + profile(spark, arguments.folder / f"source-{arguments.rows // 20}")
+    spark.stop()
+    if arguments.out:
+        arguments.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

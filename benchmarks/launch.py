@@ -1,0 +1,139 @@
+"""Seconds from the call to a formed ring of two ranks: ours, horovod.spark.run, PySpark's TorchDistributor.
+
+Each launcher runs in turn in one Spark session, several rounds; what is timed ends on rank 0 when its first
+all-reduce has returned. Ours is timed cold (new helpers, torch imported from nothing) and warm (a further launch of
+the same crew).
+
+    python benchmarks/launch.py [--rounds 5] [--masters local[2] local-cluster[2,1,1024]] [--write FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+TARGETS = {"horovod.spark.run": 0.4, "TorchDistributor": 0.3}
+
+
+def horovod_ring(ctx: Any = None) -> float:
+    """Time of day at which this rank's first all-reduce has returned."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+    formed = time.time()
+    hvd.shutdown()
+    return formed
+
+
+def torch_ring(ctx: Any = None) -> float:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2
+    formed = time.time()
+    dist.destroy_process_group()
+    return formed
+
+
+def measure(master: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds per launcher and round, in one session."""
+    import cloudpickle
+    import horovod.spark
+    from pyspark.ml.torch.distributor import TorchDistributor
+    from pyspark.sql import SparkSession
+
+    from pipelines.barrier import StageOptions, barrier_crew, run_barrier
+    from training.job import JobSpec
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+    for key in ("spark.driver.host", "spark.driver.bindAddress"):
+        builder = builder.config(key, "127.0.0.1")
+    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(lambda i: i).collect()  # Python workers are up
+
+    def ours(job: JobSpec) -> Callable[[], float]:
+        return lambda: run_barrier(spark, job, 2, lambda event: None).result
+
+    found: dict[str, list[float]] = {}
+
+    def clock(name: str, call: Callable[[], float]) -> None:
+        began = time.time()
+        found.setdefault(name, []).append(call() - began)
+
+    for _ in range(rounds):
+        clock("ours, Horovod ring, cold", ours(JobSpec(horovod_ring)))
+        clock("horovod.spark.run", lambda: horovod.spark.run(horovod_ring, num_proc=2, verbose=0, stdout=None)[0])
+        clock("ours, torch ring, cold", ours(JobSpec(torch_ring, preload=("torch",))))
+        clock("TorchDistributor", lambda: TorchDistributor(2, local_mode=False, use_gpu=False).run(torch_ring))
+        with barrier_crew(spark, 2, ("torch", "horovod.torch"), StageOptions()) as crew:
+            crew.run(JobSpec(horovod_ring), 2, lambda event: None)
+            for name, entry in (("Horovod", horovod_ring), ("torch", torch_ring)):
+                clock(f"ours, {name} ring, warm", lambda e=entry: crew.run(JobSpec(e), 2, lambda event: None).result)
+    spark.stop()
+    return found
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    lines = ["| master | launcher | median s | min s | max s | ours / it (medians) |", "|---|---|---|---|---|---|"]
+    for master, times in found.items():
+        middle = {name: statistics.median(values) for name, values in times.items()}
+        peers = {"horovod.spark.run": "ours, Horovod ring, cold", "TorchDistributor": "ours, torch ring, cold"}
+        for name, values in times.items():
+            ratio = f"{middle[peers[name]] / middle[name]:.2f} (target {TARGETS[name]})" if name in peers else ""
+            lines.append(
+                f"| {master} | {name} | {middle[name]:.2f} | {min(values):.2f} | {max(values):.2f} | {ratio} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--masters", nargs="+", default=["local[2]", "local-cluster[2,1,1024]"])
+    parser.add_argument("--write", type=Path, help="result file")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if args.one:
+        print("RESULT " + json.dumps(measure(args.one, args.rounds)), flush=True)
+        os._exit(0)  # what TorchDistributor and horovod leave behind must not keep us
+    found = {}
+    for master in args.masters:
+        command = [sys.executable, __file__, "--one", master, "--rounds", str(args.rounds)]
+        out = subprocess.run(command, capture_output=True, text=True)
+        line = next((x for x in out.stdout.splitlines() if x.startswith("RESULT ")), None)
+        if line is None:
+            sys.exit(f"{master}: rc {out.returncode}\n{out.stdout[-3000:]}\n{out.stderr[-6000:]}")
+        found[master] = json.loads(line.removeprefix("RESULT "))
+    load = os.getloadavg()[0]
+    text = (
+        f"# Launch: from the call to a formed ring of two ranks\n\n"
+        f"`python benchmarks/launch.py --rounds {args.rounds}` on {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, load average at the end {load:.1f} (the machine was shared).\n\n"
+        f"{table(found)}\n\nSeconds of every round:\n\n```json\n{json.dumps(found, indent=1)}\n```\n"
+    )
+    print(text)
+    if args.write:
+        args.write.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Strategies side by side: 2 and 4 ranks, on loopback and between network namespaces whose links are limited by tbf.
+
+usage (root, Linux): unshare --net python benchmarks/strategies.py [--rounds 4] [--ranks 2 4]
+[--links loopback 1gbit 200mbit]
+Writes benchmarks/results/strategies_2core_<yyyymm>.md and .json. Each rank is a process with one thread; between
+namespaces every rank has its own, joined by a bridge, each end of each link limited on the way out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PIPE = {"engine": "torch", "micro_batches": 8, "schedule": "1f1b"}
+
+
+def cases(world: int) -> dict[str, dict[str, Any]]:
+    return {
+        "horovod": {"engine": "horovod"},
+        "ddp": {"engine": "torch"},
+        "zero1 (torch)": {"engine": "torch", "zero": 1},
+        "zero1 (horovod)": {"engine": "horovod", "zero": 1},
+        "zero2": {"engine": "torch", "zero": 2},
+        "zero3": {"engine": "torch", "zero": 3},
+        "1f1b": {**PIPE, "pp": world},
+        "zero-bubble": {**PIPE, "pp": world, "schedule": "zero-bubble"},
+        "tensor": {"engine": "torch", "tp": world},
+        "context": {"engine": "torch", "cp": world},
+    }
+
+
+def sh(*words: str) -> None:
+    subprocess.run(words, check=True)
+
+
+class Namespaces:
+    """One network namespace per rank (or one for all), held by a sleeping process each; gone with `close`."""
+
+    def __init__(self, world: int, link: str) -> None:
+        self.shared = link == "loopback"
+        self.holders = [
+            subprocess.Popen(["unshare", "--net", "--uts", "sleep", "100000"])
+            for _ in range(1 if self.shared else world)
+        ]
+        time.sleep(0.5)
+        for rank, holder in enumerate(self.holders):
+            self._inside(holder, "ip", "link", "set", "lo", "up")
+            if not self.shared:
+                self._join(rank, holder, link)
+
+    @staticmethod
+    def _inside(holder: Any, *words: str) -> None:
+        sh("nsenter", "--net", "--uts", "--target", str(holder.pid), *words)
+
+    def _join(self, rank: int, holder: Any, rate: str) -> None:
+        if rank == 0:
+            sh("ip", "link", "add", "ring", "type", "bridge")
+            sh("ip", "link", "set", "ring", "up")
+        sh("ip", "link", "add", f"host{rank}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+        sh("ip", "link", "set", f"host{rank}", "master", "ring", "up")
+        self._inside(holder, "ip", "addr", "add", f"10.77.0.{rank + 1}/24", "dev", "eth0")
+        self._inside(holder, "ip", "link", "set", "eth0", "up")
+        # Horovod 0.28.1 takes the given interface for its first context only; its ring resolves the hostname
+        self._inside(holder, "hostname", f"10.77.0.{rank + 1}")
+        self._inside(
+            holder,
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            "256kb",
+            "latency",
+            "400ms",
+        )
+
+    def command(self, rank: int, words: list[str]) -> list[str]:
+        holder = self.holders[0 if self.shared else rank]
+        return ["nsenter", "--net", "--uts", "--target", str(holder.pid), *words]
+
+    def close(self) -> None:
+        for holder in self.holders:
+            holder.kill()
+            holder.wait()
+        if not self.shared:
+            subprocess.run(["ip", "link", "del", "ring"], check=False)
+
+
+def environment(rank: int, world: int, shared: bool) -> dict[str, str]:
+    first, interface = ("127.0.0.1", "lo") if shared else ("10.77.0.1", "eth0")
+    local = {"LOCAL_RANK": rank, "LOCAL_SIZE": world, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    if not shared:
+        local = {"LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": rank, "CROSS_SIZE": world}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": first,
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": interface,
+        "BENCHMARK_SHARED_INTERFACE": str(int(shared)),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": "localhost" if shared else f"host{rank}",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": first,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "29501",
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(world),
+        **{f"HOROVOD_{key}": str(value) for key, value in local.items()},
+    }
+
+
+STORE = (
+    "from horovod.runner.http.http_server import RendezvousHTTPServer, RendezvousHandler\n"
+    "RendezvousHTTPServer(('0.0.0.0', 29501), RendezvousHandler, False).serve_forever()\n"
+)
+
+
+def run(world: int, link: str, rounds: int, only: list[str]) -> list[dict[str, Any]]:
+    """Every case on one kind of link."""
+    spaces = Namespaces(world, link)
+    folder = Path(tempfile.mkdtemp())
+    chosen = {name: case for name, case in cases(world).items() if not only or name in only}
+    (folder / "cases.json").write_text(json.dumps(chosen))
+    words = [
+        sys.executable,
+        str(HERE / "strategies_rank.py"),
+        str(folder / "cases.json"),
+        str(folder / "out.json"),
+        str(rounds),
+    ]
+    store = subprocess.Popen(spaces.command(0, [sys.executable, "-c", STORE]))
+    time.sleep(3)
+    ranks = [
+        subprocess.Popen(spaces.command(rank, words), env=environment(rank, world, spaces.shared))
+        for rank in range(world)
+    ]
+    try:
+        for process in ranks:
+            process.wait(timeout=900)
+        return list(json.loads((folder / "out.json").read_text()))
+    finally:
+        for process in [*ranks, store]:
+            process.kill()
+            process.wait()
+        spaces.close()
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    lines = [
+        "| strategy | engine | step s | bare s | ours / bare (median, by round) | the same in CPU time | "
+        "MB sent per rank and step | formula MB | memory MB | hidden |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        bare = (
+            f"{r['bare_s']:.3f} | {r['ratio']:.3f} {r['ratios']} | {r['cpu_ratio']:.3f}" if r["bare_s"] else "- | - | -"
+        )
+        hidden = f"{r['hidden_share']:.0%}" if "hidden_share" in r else "-"
+        lines.append(
+            f"| {r['case']} | {r['engine']} | {r['step_s']:.3f} | {bare} | {r['sent_bytes'] / 1e6:.2f} | "
+            f"{r['planned_bytes'] / 1e6:.2f} | {r['memory_bytes'] / 1e6:.1f} | {hidden} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--links", nargs="+", default=["loopback", "1gbit", "200mbit"])
+    parser.add_argument("--cases", nargs="*", default=[], help="only these; default all")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {}
+    target = HERE / "results" / f"strategies_2core_{time.strftime('%Y%m')}"
+    for world in arguments.ranks:
+        for link in arguments.links:
+            load = os.getloadavg()[0]
+            found[f"{world} ranks, {link}"] = {
+                "load_before": load,
+                "results": run(world, link, arguments.rounds, arguments.cases),
+            }
+            target.with_suffix(".json").write_text(json.dumps(found, indent=1))
+            target.with_suffix(".md").write_text(report(found, " ".join(sys.argv[1:])))
+
+
+def report(found: dict[str, Any], arguments: str) -> str:
+    import torch
+
+    head = (
+        f"# Strategies on {os.cpu_count()} cores\n\n`python benchmarks/strategies.py {arguments}`, "
+        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, torch {torch.__version__}, one thread per rank. GPT of 2 "
+        "M parameters (vocab 1024, width 192, 4 layers), 64 tokens, 8 rows per rank, AdamW, clipping. Ours and bare "
+        "code take turns in the same processes; CPU time is of all threads of a rank and suffers less from other "
+        "load on the machine. `bare` of zero1 (horovod) is DDP + ZeroRedundancyOptimizer, of horovod its "
+        "DistributedOptimizer, of 1f1b torch's Schedule1F1B (no tied weight, no global norm). `hidden`: share of the "
+        "all-reduce's time alone that the step does not show.\n"
+    )
+    parts = [
+        f"\n## {name}\n\nLoad of the machine before: {part['load_before']:.1f}\n\n{table(part['results'])}\n"
+        for name, part in found.items()
+    ]
+    cores = os.cpu_count() or 1
+    if any(part["load_before"] > cores for part in found.values()):
+        head += (
+            f"\nOther work ran on the machine (load above its {cores} cores, see each part): step times, their ratios "
+            "and `hidden` are NOT a measurement of overhead; only bytes and memory are unaffected. Repeat on a quiet "
+            "machine.\n"
+        )
+    return head + "".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""One rank of the strategy benchmark: our strategy and bare torch or Horovod code for the same thing, taking turns in
+the same processes. Environment: RANK, WORLD_SIZE, MASTER_*, HOROVOD_*. usage: CASES.json OUT.json ROUNDS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.strategies_bare import BARE
+from training.data.batch import Batch
+from training.models.gpt import GPT, LanguageModelTask
+from training.optim import build_optimizer
+from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel.batching import part_bounds, slice_batch
+from training.parallel.ring_horovod import start_horovod
+from training.planner import make_plan
+
+ROWS_PER_RANK, TOKENS, STEPS = 8, 64, 3
+SIZE = {"vocab": 1024, "width": 192, "layers": 4, "heads": 4, "hidden": 512}
+
+
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(**SIZE)
+
+
+def sent_bytes() -> int:
+    """By every interface of this network namespace."""
+    lines = [line.partition(":")[2].split() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
+    return sum(int(fields[8]) for fields in lines)
+
+
+def timed(step: Callable[[], Any], steps: int = STEPS) -> list[float]:
+    """Seconds of each step; ranks start together."""
+    dist.barrier()
+    seconds = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def run_case(name: str, settings: dict[str, Any], rank: int, world: int, rounds: int) -> dict[str, Any]:
+    cpu, task = torch.device("cpu"), LanguageModelTask()
+    torch.manual_seed(1)
+    rows = ROWS_PER_RANK * world
+    tokens = torch.randint(0, SIZE["vocab"], (rows, TOKENS + 1))
+    whole = Batch({"tokens": tokens}, rows, rows, rows)
+    strategy = build_strategy(ParallelSettings(**settings), Place(rank, world, 0, 1), cpu, clip_norm=1.0)
+    plan = make_plan(
+        model(), strategy.settings, strategy.mesh, strategy.engine, inputs=(tokens[:1, :-1],), global_batch=rows
+    )
+    strategy.prepare(model(), task, lambda named: build_optimizer(named))
+    part = slice_batch(whole, *part_bounds(rows, strategy.data_size)[strategy.data_rank])
+
+    def ours() -> None:
+        strategy.forward_backward(part)
+        strategy.step(1e-3)
+
+    bare = BARE[name](model(), task, part, rank, world) if name in BARE else None
+    timed(ours, 2)
+    if bare:
+        timed(bare, 2)
+    ratios, cpu_ratios, our_seconds, bare_seconds, sent = [], [], [], [], []
+    for turn in range(rounds):
+        first, second = (ours, bare) if turn % 2 or bare is None else (bare, ours)
+        both, cpu = {}, {}
+        for step in (first, second):
+            if step is None:
+                continue
+            before, busy = sent_bytes(), time.process_time()
+            both[step] = statistics.median(timed(step))
+            cpu[step] = time.process_time() - busy
+            if step is ours:
+                dist.barrier()
+                sent.append((sent_bytes() - before) / STEPS)
+        our_seconds.append(both[ours])
+        if bare:
+            bare_seconds.append(both[bare])
+            ratios.append(both[ours] / both[bare])
+            cpu_ratios.append(cpu[ours] / cpu[bare])
+    result = {
+        "case": name,
+        "engine": strategy.engine,
+        "step_s": statistics.median(our_seconds),
+        "bare_s": statistics.median(bare_seconds) if bare else None,
+        "ratio": statistics.median(ratios) if bare else None,
+        "cpu_ratio": statistics.median(cpu_ratios) if bare else None,
+        "ratios": [round(r, 3) for r in ratios],
+        "sent_bytes": statistics.median(sent),
+        "planned_bytes": sum(plan.sent_bytes.values()),
+        "memory_bytes": sum(strategy.measured.values()),
+    }
+    if strategy.data_size > 1 and not strategy.settings.zero:
+        result |= hidden_share(part, task, our_seconds)
+    strategy.axis.close(failed=True)
+    return result
+
+
+def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, Any]:
+    """Share of communication behind compute: (alone compute + alone reduction - step) / alone reduction."""
+    alone = build_strategy(ParallelSettings(dp=1), Place(), torch.device("cpu"), clip_norm=1.0)
+    alone.prepare(model(), task, lambda named: build_optimizer(named))
+
+    def compute() -> None:
+        alone.forward_backward(part)
+        alone.step(1e-3)
+
+    flat = torch.zeros(sum(p.numel() for p in alone.module.parameters()))
+    compute_s = statistics.median(timed(compute, 4)[1:])
+    reduce_s = statistics.median(timed(lambda: dist.all_reduce(flat), 4)[1:])
+    step_s = statistics.median(our_seconds)
+    share = min(1.0, max(0.0, (compute_s + reduce_s - step_s) / reduce_s))
+    return {"compute_s": compute_s, "reduce_s": reduce_s, "hidden_share": share}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    cases, out, rounds = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), int(sys.argv[3])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    start_horovod(rank, world)
+    results = []
+    for name, settings in cases.items():
+        found = run_case(name, settings, rank, world, rounds)
+        everyone: list[Any] = [None] * world
+        dist.all_gather_object(everyone, found["sent_bytes"])
+        # on loopback all ranks share one interface, between namespaces each has its own
+        shared = os.environ["BENCHMARK_SHARED_INTERFACE"] == "1"
+        found["sent_bytes"] = found["sent_bytes"] / world if shared else sum(everyone) / world
+        results.append(found)
+        if rank == 0:
+            out.write_text(json.dumps(results, indent=1))
+            print(name, f"{found['step_s']:.3f} s", found["ratio"], flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What goes with what, as data: each rule is a name, when it bites, and why. Read by the configuration's checker before
+Spark starts a task, by the strategies when they are built, and by the tests, which try every refused combination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SPLIT_BACKWARD = ("zero-bubble",)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The parallel block, the resolved mesh (dp, cp, pp, tp), what carries the gradients, and the device type."""
+
+    parallel: Mapping[str, Any]
+    mesh: Mapping[str, int]
+    engine: str  # none, horovod, torch
+    device: str  # cpu, cuda
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`bites`: whether the combination is refused; `why` is formatted with the parallel block's and mesh's values."""
+
+    name: str
+    bites: Callable[[Facts], bool]
+    why: str
+
+
+def _sharded(facts: Facts) -> bool:
+    return int(facts.parallel["zero"]) > 0
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "zero3-split-backward",
+        lambda f: f.parallel["zero"] == 3 and f.mesh["pp"] > 1 and f.parallel["schedule"] in SPLIT_BACKWARD,
+        "parallel.zero=3 with parallel.schedule={schedule!r}: a backward split in two frees gathered weights before "
+        "their half is done and trains silently wrong (near pytorch#164756); use zero 1 or 2, or 1f1b or interleaved",
+    ),
+    Rule(
+        "pipeline-needs-send",
+        lambda f: f.parallel["engine"] == "horovod" and f.mesh["pp"] > 1,
+        "parallel.engine=horovod with pp({pp}): Horovod has no send and receive; use parallel.engine=torch",
+    ),
+    Rule(
+        "horovod-groups",
+        lambda f: f.parallel["engine"] == "horovod" and f.mesh["tp"] * f.mesh["cp"] > 1,
+        "parallel.engine=horovod with tp({tp}) * cp({cp}): tensor and context parallelism run on torch's process "
+        "groups; use parallel.engine=torch",
+    ),
+    Rule(
+        "horovod-zero",
+        lambda f: f.parallel["engine"] == "horovod" and f.parallel["zero"] > 1,
+        "parallel.engine=horovod with parallel.zero={zero}: Horovod's collectives carry zero 0 and 1 here; use "
+        "parallel.engine=torch",
+    ),
+    Rule(
+        "horovod-hybrid",
+        lambda f: f.engine == "horovod" and f.parallel["shard"] not in (0, f.mesh["dp"]),
+        "parallel.shard={shard} with Horovod: ZeRO-1 on Horovod shards over all ranks; use shard=0 or engine=torch",
+    ),
+    Rule(
+        "offload-needs-zero",
+        lambda f: f.parallel["offload"] and (not _sharded(f) or f.engine == "horovod"),
+        "parallel.offload=true with parallel.zero={zero} on this engine: what is offloaded is the shards of "
+        "fully_shard; use zero 1, 2 or 3 with parallel.engine=torch",
+    ),
+    Rule(
+        "shard-needs-zero",
+        lambda f: bool(f.parallel["shard"]) and not _sharded(f),
+        "parallel.shard={shard} with parallel.zero=0: nothing is sharded; set parallel.zero or leave shard at 0",
+    ),
+    Rule(
+        "shard-divides",
+        lambda f: bool(f.parallel["shard"]) and (f.mesh["dp"] % f.parallel["shard"] != 0 or f.mesh["cp"] > 1),
+        "parallel.shard={shard}: must divide dp({dp}) and needs cp(1), here cp({cp})",
+    ),
+    Rule(
+        "sequence-needs-tensor",
+        lambda f: f.parallel["sequence_parallel"] and f.mesh["tp"] == 1,
+        "parallel.sequence_parallel=true with tp(1): there is no tensor axis to cut the sequence over; set parallel.tp",
+    ),
+    Rule(
+        "sequence-and-context",
+        lambda f: f.parallel["sequence_parallel"] and f.mesh["cp"] > 1,
+        "parallel.sequence_parallel=true with cp({cp}): both cut the sequence; use one",
+    ),
+    Rule(
+        "stages-need-pipeline",
+        lambda f: f.mesh["pp"] == 1 and f.parallel["stages_per_rank"] > 1,
+        "parallel.stages_per_rank={stages_per_rank} with pp(1): there is no pipeline; set parallel.pp",
+    ),
+    Rule(
+        "micro-batches-need-pipeline",
+        lambda f: f.mesh["pp"] == 1 and f.parallel["micro_batches"] > 1,
+        "parallel.micro_batches={micro_batches} with pp(1): only pipelines have micro-batches; use parallel.accumulate",
+    ),
+    Rule(
+        "checkpoint-split-backward",
+        lambda f: (
+            f.parallel["activation_checkpointing"] and f.mesh["pp"] > 1 and f.parallel["schedule"] in SPLIT_BACKWARD
+        ),
+        "parallel.activation_checkpointing=true with parallel.schedule={schedule!r}: a backward split in two would "
+        "recompute twice; use 1f1b or interleaved",
+    ),
+    Rule(
+        "half-messages-on-cpu",
+        lambda f: f.parallel["precision"] == "fp16" and f.device == "cpu" and f.mesh["pp"] * f.mesh["tp"] > 1,
+        "parallel.precision=fp16 on CPU with pp({pp}) * tp({tp}): half-precision messages are not tested there; "
+        "use bf16",
+    ),
+    Rule(
+        "nccl-two-way-link",
+        lambda f: f.device == "cuda" and f.mesh["pp"] > 1,
+        "parallel.pp={pp} on CUDA: pipelines over NCCL have not been run by this project; use tp, zero or cpu",
+    ),
+)
+
+
+def strategy_problems(
+    parallel: Mapping[str, Any], mesh: Mapping[str, int], engine: str, device: str = "cpu"
+) -> list[str]:
+    """One line per rule that refuses the combination; empty when it can run."""
+    facts = Facts(parallel, mesh, engine, device)
+    values = {**parallel, **mesh}
+    return [rule.why.format(**values) for rule in RULES if rule.bites(facts)]
+
+
+def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accumulate: int) -> str | None:
+    """A pipeline's micro-batches are equal; elsewhere parts may be uneven, but never more than there are rows."""
+    parts = dp * accumulate * (micro_batches if pp > 1 else 1)
+    factors = f"dp({dp}) * accumulate({accumulate})" + (f" * micro_batches({micro_batches})" if pp > 1 else "")
+    if pp > 1 and global_batch % parts:
+        return f"train.global_batch = {global_batch} is not divisible by {factors} = {parts}"
+    if global_batch < parts:
+        return f"train.global_batch = {global_batch} is less than {factors} = {parts}: some parts would always be empty"
+    return None

@@ -1,0 +1,268 @@
+"""defaults < recipe.yaml < `key.path=value` overrides -> RunConfig, with where each value came from.
+
+Every problem is found before anything is raised: `ConfigError.problems` has one line per problem with the key's path,
+the value, the rule, and for a misspelt key the nearest name there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from conf.manifest import digest
+from conf.rules import combination_problems
+from conf.schema import RunConfig
+
+RECIPES: Traversable = files("conf.recipes")  # also where the code is shipped as a zip
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; `problems` lists every reason."""
+
+    def __init__(self, where: str, problems: list[str]):
+        self.problems = problems
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(f"{where}: {count}\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A checked configuration, and for every leaf key where its value came from."""
+
+    config: RunConfig
+    origins: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the resolved values; equal for any two ways of writing the same run."""
+        return digest(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.config.model_dump(mode="json")
+
+
+def recipe_names() -> list[str]:
+    return sorted(p.name.removesuffix(".yaml") for p in RECIPES.iterdir() if p.name.endswith(".yaml"))
+
+
+def load_config(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
+    """Resolve a recipe by name (`flights`) or path (`my/run.yaml`). Raises ConfigError with every problem."""
+    where, text = _find(recipe)
+    try:
+        values, lines = _parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(where, [f"not valid YAML: {error}"]) from error
+    origins = {key: f"{where.rpartition('/')[2]}:{line}" for key, line in lines.items()}
+    problems: list[str] = []
+    for override in overrides:
+        try:
+            key, value = parse_override(override)
+            _set(values, key.split("."), value)
+        except ValueError as error:
+            problems.append(f"override {override!r}: {error}")
+            continue
+        origins = {k: v for k, v in origins.items() if k != key and not k.startswith(key + ".")}
+        origins[key] = "command line"
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems += [_problem(e, values, origins) for e in error.errors(include_url=False)]
+        raise ConfigError(where, problems) from None
+    problems += combination_problems(config)
+    if problems:
+        raise ConfigError(where, problems)
+    return Resolved(config, {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))})
+
+
+def _find(recipe: str) -> tuple[str, str]:
+    """(where, text) of a recipe by name or by path."""
+    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
+        where = recipe
+        source: Traversable = Path(recipe)
+    else:
+        where, source = f"{recipe}.yaml", RECIPES / f"{recipe}.yaml"
+    try:
+        return where, source.read_text()
+    except OSError as error:
+        near = difflib.get_close_matches(recipe, recipe_names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(recipe, [f"no such recipe ({error.strerror}){hint} Built in: {recipe_names()}"]) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `1e-3` as a float (YAML 1.1 does not) and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _parse_yaml(text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}, {}
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.YAMLError("a recipe is a mapping of keys to values")
+        return loader.construct_document(node), dict(_key_lines(node, ""))
+    finally:
+        loader.dispose()
+
+
+def _key_lines(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = f"{prefix}{key.value}"
+            yield path, key.start_mark.line + 1
+            yield from _key_lines(value, path + ".")
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield f"{prefix}{index}", item.start_mark.line + 1
+            yield from _key_lines(item, f"{prefix}{index}.")
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key.path=value` with the value read as YAML: `optim.lr=1e-3`, `launch.world=4`, `train.steps=null`."""
+    key, separator, value = text.partition("=")
+    if not separator or not re.fullmatch(r"[A-Za-z_][\w]*(\.[\w]+)*", key):
+        raise ValueError("an override is key.path=value, such as optim.lr=1e-3")
+    try:
+        return key, yaml.load(value, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the value is not valid YAML: {error}") from error
+
+
+def _set(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    here: Any = values
+    for position, key in enumerate(keys):
+        above = ".".join(keys[:position])
+        if isinstance(here, list):
+            if not key.isdigit() or int(key) >= len(here):
+                raise ValueError(f"{above} is a list of {len(here)}; {key!r} is no position in it")
+        elif not isinstance(here, dict):
+            raise ValueError(f"{above} is {here!r}, not a block of keys")
+        slot: Any = int(key) if isinstance(here, list) else key
+        if position == len(keys) - 1:
+            here[slot] = value
+            return
+        if here[slot] is None if isinstance(here, list) else here.get(slot) is None:
+            here[slot] = {}
+        here = here[slot]
+
+
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key path, value) of everything that is not itself a non-empty block or list."""
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict) and value:
+        items = value.items()
+    elif isinstance(value, list) and value:
+        items = enumerate(value)
+    else:
+        yield prefix, value
+        return
+    for key, item in items:
+        yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _origin(key: str, origins: dict[str, str]) -> str:
+    """The origin of the key or of the nearest block above it that was written whole; else the default."""
+    if key in origins:
+        return origins[key]
+    while "." in key:
+        key = key.rpartition(".")[0]
+        if origins.get(key) == "command line":
+            return "command line"
+    return "default"
+
+
+def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str:
+    location = _present(error["loc"], values)
+    key = ".".join(str(part) for part in location)
+    where = f" ({origins[key]})" if key in origins else ""
+    if error["type"] == "extra_forbidden":
+        names = _field_names(RunConfig, error["loc"][:-1])
+        near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(names))}"
+        return f"{key}: unknown key{where}; {hint}"
+    if error["type"] == "missing":
+        return f"{key}: is required and missing"
+    rule = error["msg"].removeprefix("Value error, ")
+    expected = (error.get("ctx") or {}).get("expected")
+    if error["type"] == "literal_error" and isinstance(error["input"], str) and expected:
+        near = difflib.get_close_matches(error["input"], re.findall(r"'([^']+)'", expected), n=1)
+        rule += f"; did you mean {near[0]!r}?" if near else ""
+    return f"{key} = {json.dumps(error['input'], default=str)[:200]}: {rule[0].lower()}{rule[1:]}{where}"
+
+
+def _present(loc: tuple[Any, ...], values: Any) -> list[Any]:
+    """pydantic's location without the union tags it inserts, which are no keys of the user's."""
+    path: list[Any] = []
+    for position, part in enumerate(loc):
+        inside = (isinstance(values, dict) and part in values) or (
+            isinstance(values, list) and isinstance(part, int) and part < len(values)
+        )
+        if inside:
+            values = values[part]
+            path.append(part)
+        elif position == len(loc) - 1 and isinstance(values, dict):
+            path.append(part)
+    return path or list(loc)
+
+
+def _field_names(model: Any, loc: tuple[Any, ...]) -> set[str]:
+    """Names of the keys allowed at a location, through optionals, lists, dicts and unions."""
+    models = [model]
+    for part in loc:
+        found: list[Any] = []
+        for candidate in models:
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                if part in candidate.model_fields:
+                    found += _unpack(candidate.model_fields[part].annotation)
+                elif any(part == f.default for n, f in candidate.model_fields.items()):
+                    found.append(candidate)
+            elif isinstance(part, int) or not isinstance(candidate, type):
+                found.append(candidate)
+        models = found or models
+    return {n for m in models if isinstance(m, type) and issubclass(m, BaseModel) for n in m.model_fields}
+
+
+def _unpack(annotation: Any) -> list[Any]:
+    origin = typing.get_origin(annotation)
+    if origin is None:
+        return [annotation]
+    arguments = typing.get_args(annotation)
+    if origin is dict:
+        arguments = arguments[1:]
+    elif origin is typing.Annotated:
+        arguments = arguments[:1]
+    elif origin not in (typing.Union, types.UnionType, list, tuple):
+        return []
+    return [leaf for argument in arguments if argument not in (type(None), ...) for leaf in _unpack(argument)]
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a recipe, for editors (`# yaml-language-server: $schema=...`)."""
+    return RunConfig.model_json_schema()

@@ -1,0 +1,45 @@
+"""Combinations of settings that are each legal and together impossible. Pure; one line per problem, key path first."""
+
+from __future__ import annotations
+
+from conf.manifest import DatasetManifest
+from conf.schema import RunConfig
+
+
+def combination_problems(config: RunConfig) -> list[str]:
+    problems: list[str] = []
+    if (config.etl is None) == (config.dataset is None):
+        given = "neither is" if config.etl is None else "both are"
+        problems.append(f"etl, dataset: {given} given; a run has either an etl block or the URI of a finished dataset")
+    train, optim = config.train, config.optim
+    if train.epochs is None and train.steps is None:
+        problems.append("train.epochs, train.steps: both are null; training would have no end")
+    if train.steps is not None and optim.warmup_steps >= train.steps:
+        problems.append(
+            f"optim.warmup_steps = {optim.warmup_steps}: must be less than train.steps = {train.steps}, "
+            "or the learning rate never reaches optim.lr"
+        )
+    if train.valid_split == train.test_split:
+        problems.append(f"train.test_split = {train.test_split!r}: is train.valid_split too; hold out rows of its own")
+    if config.data.audit and config.data.mix is not None:
+        problems.append("data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two")
+    return problems
+
+
+def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """Settings that are right in themselves and wrong for this dataset."""
+    problems: list[str] = []
+    train = config.train
+    for key, split in (("valid_split", train.valid_split), ("test_split", train.test_split)):
+        if split is not None and split not in manifest.splits:
+            problems.append(f"train.{key} = {split!r}: the dataset has the splits {sorted(manifest.splits)}")
+    if "train" not in manifest.splits:
+        problems.append(f"the dataset has no split 'train', only {sorted(manifest.splits)}")
+    elif config.data.mix is None and config.data.tail != "pad" and not config.data.filters:
+        rows = manifest.splits["train"].rows
+        if train.global_batch > rows:
+            problems.append(
+                f"train.global_batch = {train.global_batch}: larger than the training split of {rows} rows, so an "
+                "epoch has no full batch; make it smaller, or set data.tail to pad"
+            )
+    return problems

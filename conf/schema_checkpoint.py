@@ -1,0 +1,29 @@
+"""When checkpoints are written, how, and which are kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from conf.strict import Strict
+
+
+class CheckpointConfig(Strict):
+    """Triggers add up: a checkpoint is written when any of them is due, when training ends, and on SIGTERM."""
+
+    every_steps: PositiveInt | None = None
+    every_s: PositiveFloat | None = Field(300.0, description="seconds of training between checkpoints")
+    on_improvement: bool = Field(True, description="also when train.best_metric improves at an evaluation")
+    keep_last: PositiveInt = 2
+    keep_best: Annotated[int, Field(ge=0)] = Field(1, description="by train.best_metric and train.best_mode")
+    keep_every: PositiveInt | None = Field(None, description="keep for ever those whose step is a multiple of this")
+    asynchronous: bool = Field(True, description="write behind training, which stalls only for the copy to host memory")
+    verify: bool = Field(True, description="check the hash of every file before loading")
+    resume: bool = Field(
+        True, description="continue from the newest good checkpoint of the run folder, if there is one"
+    )
+    allow_other_order: bool = Field(
+        False, description="resume although the dataset or a setting that decides the order of samples has changed"
+    )
+    timeout_s: PositiveFloat = Field(600.0, description="how long a rank waits for the others to write their parts")

@@ -1,0 +1,103 @@
+"""The `data` block of a recipe: the order of rows, what reads them, what is done about bad files and slow storage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from conf.strict import Strict
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+MIB = 1 << 20
+Condition = tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any]
+
+
+class CacheConfig(Strict):
+    """Copies of remote files on a local disk, and decoded row groups for the epochs after the first."""
+
+    files: str | None = Field(
+        default=None, description="local folder for copies of the dataset's files; None: read where they lie"
+    )
+    files_max_bytes: PositiveInt = 64 * 1024 * MIB
+    decoded: str | None = Field(
+        default=None, description="local folder for decoded row groups (Arrow IPC, memory-mapped)"
+    )
+    decoded_max_bytes: PositiveInt = 64 * 1024 * MIB
+
+
+class MixPart(Strict):
+    dataset: str = Field(description="dataset folder, any storage URI")
+    split: str = "train"
+    weight: PositiveFloat = Field(1.0, description="share of every batch, relative to the other parts")
+
+
+class MixConfig(Strict):
+    """Several datasets in every batch, by weight, instead of the job's own. All need the columns that are read."""
+
+    parts: Annotated[list[MixPart], Field(min_length=2)]
+    stop: Literal["first_exhausted", "all_exhausted", "forever"] = Field(
+        "first_exhausted",
+        description="an epoch ends when the first dataset is used up, when every one has been (small ones repeat), "
+        "or never: then `epoch_samples` is what is called one",
+    )
+    epoch_samples: PositiveInt | None = Field(
+        default=None, description="for stop: forever; None: the rows of all parts together"
+    )
+
+
+class PetastormConfig(Strict):
+    """`reader: petastorm`. Its schemas are pickles: only for datasets you trust."""
+
+    url: str | None = Field(
+        default=None, description="a Petastorm dataset, plain or Unischema (file:///...); None: the job's own"
+    )
+    pool: Literal["thread", "process", "dummy"] = "thread"
+    workers: PositiveInt = 2
+    shuffle_rows: NonNegativeInt = Field(
+        default=0, description="rows in its shuffling buffer; 0: row groups are shuffled only"
+    )
+
+
+class DataConfig(Strict):
+    reader: Literal["native", "petastorm"] = "native"
+    filters: list[Condition] = Field(
+        [], description="rows to keep, all must hold: [[distance, '>', 100]]; decided before the plan"
+    )
+    lanes: PositiveInt = Field(
+        64, description="streams a global batch is dealt from; belongs to the run, not to the world"
+    )
+    window_row_groups: PositiveInt | None = Field(
+        default=None,
+        description="row groups rows are permuted across inside a lane; None: a batch draws from about 64 in all",
+    )
+    seed: NonNegativeInt = Field(default=0, description="of the order of rows")
+    shuffle: bool = True
+    tail: Literal["drop", "pad", "error"] = Field("drop", description="the rows an epoch has beyond whole batches")
+    threads: PositiveInt = Field(2, description="decoding threads per rank")
+    max_bytes: PositiveInt = Field(2048 * MIB, description="decoded rows a rank may hold")
+    chunk_bytes: PositiveInt = Field(8 * MIB, description="rows gathered at once and cut into batches")
+    ahead: PositiveInt | None = Field(
+        default=None, description="row groups decoded ahead; None: a quarter of those in use"
+    )
+    verify: Literal["hash", "size", "off"] = Field("hash", description="check of every file before the first epoch")
+    on_corrupt: Literal["fail", "quarantine"] = Field(
+        "fail", description="quarantine: damaged files are left out by all ranks before the plan, counted and logged"
+    )
+    audit: bool = Field(False, description="record the ids every rank consumed, for `sparkring audit`")
+    decoders: dict[str, Literal["image"]] = Field({}, description="binary column -> what its bytes are")
+    cache: CacheConfig = CacheConfig()
+    mix: MixConfig | None = None
+    petastorm: PetastormConfig = PetastormConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.reader == "petastorm":
+            native = {"filters": self.filters, "mix": self.mix, "audit": self.audit, "decoders": self.decoders}
+            if given := [name for name, value in native.items() if value]:
+                raise ValueError(f"{', '.join(given)}: only reader native has this; remove it or set reader to native")
+        elif self.petastorm.url is not None:
+            raise ValueError("petastorm.url is given but reader is native; set reader to petastorm or remove it")
+        if self.verify == "off" and self.on_corrupt == "quarantine":
+            raise ValueError("on_corrupt: quarantine finds damaged files by their hash; verify may not be off")
+        return self

@@ -1,0 +1,42 @@
+"""The `launch` block: how many ranks, how they are started, and what happens when one fails. Seconds end in `_s`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from conf.strict import Strict
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class LaunchConfig(Strict):
+    world: PositiveInt = Field(2, description="ranks, one per Spark task slot")
+    min_world: PositiveInt | None = Field(None, description="smallest world to go on with; None: never shrink")
+    max_attempts: PositiveInt = Field(3, description="launches in all, the first included")
+    backoff_s: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="wait before attempt 2; doubles with each failure"
+    )
+    max_backoff_s: Seconds = 60.0
+    start_timeout_s: Seconds = Field(120.0, description="for all ranks to be started by their agents")
+    collective_timeout_s: Seconds = Field(300.0, description="Gloo, NCCL and store timeout given to the workers")
+    hang_timeout_s: Seconds | None = Field(300.0, description="no progress of a rank's step for this long is a hang")
+    silence_timeout_s: Seconds = Field(20.0, description="an agent not heard of for this long is lost")
+    grace_s: Seconds = Field(10.0, description="for a last checkpoint on SIGTERM or decommissioning")
+    interface: str | None = Field(
+        None, description="network interface of the ring; None: the one that reaches the driver"
+    )
+    log_lines_per_s: PositiveFloat = Field(200.0, description="per rank; more are counted, not sent")
+    cpus_per_rank: PositiveInt | None = Field(
+        None, description="cores each rank asks of Spark, as a stage-level profile; None: spark.task.cpus"
+    )
+    gpus_per_rank: Annotated[int, Field(ge=0)] = Field(
+        0, description="GPUs each rank asks of Spark, as a stage-level profile; 0: spark.task.resource.gpu.amount"
+    )
+
+    @model_validator(mode="after")
+    def _world_bounds(self) -> Self:
+        if self.min_world is not None and self.min_world > self.world:
+            raise ValueError(f"min_world = {self.min_world}: must not be above world = {self.world}")
+        return self

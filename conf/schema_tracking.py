@@ -1,0 +1,47 @@
+"""Where runs, metrics, checkpoints and models are recorded (MLflow)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+
+from conf.strict import Strict
+
+
+def _free_alias(alias: str) -> str:
+    if alias == "latest" or re.fullmatch(r"v\d+", alias):
+        raise ValueError("`latest` and `v<number>` are MLflow's own aliases; take another name, such as champion")
+    return alias
+
+
+def _without_credentials(uri: str) -> str:
+    if "@" in urlsplit(uri).netloc:
+        raise ValueError(
+            "credentials in the URI would reach logs, parameters and workers; give them to the driver as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or as MLFLOW_TRACKING_TOKEN"
+        )
+    return uri
+
+
+class TrackingConfig(Strict):
+    """Without `uri`, a sqlite store and an artifact folder below `root`; with it, a tracking server."""
+
+    enabled: bool = True
+    uri: Annotated[str, AfterValidator(_without_credentials)] | None = Field(
+        None, description="http://host:port, or any URI MLflow knows; None: embedded sqlite"
+    )
+    root: str = Field("data/mlflow", description="folder of the embedded store, its artifacts, and the offline buffer")
+    experiment: str | None = Field(None, description="None: the name of the recipe")
+    registered_model: str | None = Field(None, description="None: the name of the recipe")
+    alias: Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$"), AfterValidator(_free_alias)] = Field(
+        "champion", description="alias the new model version gets in the registry"
+    )
+    tags: dict[str, str] = Field({}, description="added to every run")
+    system_metrics: bool = True
+    system_metrics_every_s: PositiveFloat = 10.0
+    flush_every_s: PositiveFloat = Field(2.0, description="seconds between two batches of metrics sent to the store")
+    request_timeout_s: PositiveInt = Field(10, description="seconds until a request to the server counts as failed")
+    request_retries: Annotated[int, Field(ge=0)] = 1

@@ -1,0 +1,159 @@
+"""URI -> filesystem, and the two writes everything else is built on: whole-file put and streaming hash.
+
+Nothing here renames folders: a dataset or checkpoint becomes visible by one `put_atomic` of its manifest or marker,
+which local disks (write beside, fsync, `os.replace`) and object stores (a PUT is atomic) both give.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import pyarrow.fs as pafs
+
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder on some filesystem. `root` has no scheme; `open_storage(uri)` gives the same folder on any host."""
+
+    fs: pafs.FileSystem
+    root: str
+    uri: str
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, pafs.LocalFileSystem)
+
+    def path(self, relative: str = "") -> str:
+        return f"{self.root}/{relative}".rstrip("/") if relative else self.root
+
+    def at(self, relative: str) -> Storage:
+        """The folder `relative` below this one."""
+        base, _, query = self.uri.partition("?")
+        return Storage(self.fs, self.path(relative), f"{base.rstrip('/')}/{relative}" + (f"?{query}" if query else ""))
+
+    def exists(self, relative: str = "") -> bool:
+        return self.fs.get_file_info(self.path(relative)).type != pafs.FileType.NotFound
+
+    def size_bytes(self, relative: str) -> int | None:
+        """Size of a file, None where there is none."""
+        info = self.fs.get_file_info(self.path(relative))
+        return info.size if info.type == pafs.FileType.File else None
+
+    def read_bytes(self, relative: str) -> bytes:
+        with self.fs.open_input_stream(self.path(relative)) as stream:
+            data: bytes = stream.read()
+        return data
+
+    def put_atomic(self, relative: str, data: bytes) -> None:
+        """Write a file so that a reader sees all of it or none of it, and a crash leaves the previous one."""
+        target = self.path(relative)
+        if not self.is_local:
+            with self.fs.open_output_stream(target) as stream:
+                stream.write(data)
+            return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        part = f"{target}.{uuid.uuid4().hex}.part"
+        try:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+            fsync_folder(os.path.dirname(target))
+        except BaseException:
+            if os.path.exists(part):
+                os.unlink(part)
+            raise
+
+    def list_files(self, relative: str = "") -> list[str]:
+        """Paths of all files below `relative`, relative to this folder, sorted; empty where the folder is missing."""
+        selector = pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True)
+        prefix = len(self.root) + 1
+        return sorted(i.path[prefix:] for i in self.fs.get_file_info(selector) if i.type == pafs.FileType.File)
+
+    def list_folders(self) -> list[str]:
+        """Names of the folders directly below this one, sorted."""
+        selector = pafs.FileSelector(self.root, allow_not_found=True)
+        infos = self.fs.get_file_info(selector)
+        return sorted(i.base_name for i in infos if i.type == pafs.FileType.Directory)
+
+    def delete(self, relative: str) -> None:
+        """Delete a file or a folder; silent where it is already gone."""
+        info = self.fs.get_file_info(self.path(relative))
+        if info.type == pafs.FileType.Directory:
+            self.fs.delete_dir(info.path)
+        elif info.type == pafs.FileType.File:
+            self.fs.delete_file(info.path)
+
+    def sha256(self, relative: str) -> str:
+        with self.fs.open_input_stream(self.path(relative)) as stream:
+            return sha256_stream(iter(lambda: stream.read(CHUNK_BYTES), b""))
+
+
+def sha256_stream(chunks: Iterator[bytes]) -> str:
+    hasher = hashlib.sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def fsync_folder(path: str) -> None:
+    """Make a rename inside `path` survive a power cut (POSIX: the folder's own entry must be flushed)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_storage(uri: str) -> Storage:
+    """`/path`, `relative/path`, `file:///path`, `s3://bucket/prefix?endpoint_override=host:port&scheme=http`.
+
+    S3 credentials come from the environment or the instance, as pyarrow finds them; they may not stand in the URI.
+    Raises ValueError for a scheme pyarrow and fsspec both do not know.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        # Absolute in the URI too: it is opened again on executors, whose working directory is another.
+        path = os.path.abspath(parts.path if parts.scheme else uri)
+        return Storage(pafs.LocalFileSystem(), path, path)
+    if parts.username or parts.password:
+        raise ValueError(
+            f"{parts.scheme}://...@{parts.hostname}: credentials in a storage URI would reach logs; use the environment"
+        )
+    root = f"{parts.netloc}{parts.path}".rstrip("/")
+    if parts.scheme in ("s3", "s3a"):
+        return Storage(_s3(dict(parse_qsl(parts.query))), root, uri)
+    try:
+        fs, _ = pafs.FileSystem.from_uri(uri)
+    except Exception:  # pyarrow raises several kinds here; fsspec is the second chance
+        fs = _fsspec(parts.scheme, uri)
+    return Storage(fs, root, uri)
+
+
+def _s3(options: dict[str, str]) -> pafs.FileSystem:
+    known = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
+    if unknown := set(options) - known:
+        raise ValueError(f"s3 URI: unknown option {sorted(unknown)}; known: {sorted(known)} in ?{urlencode(options)}")
+    settings: dict[str, Any] = dict(options)
+    for key in ("request_timeout", "connect_timeout"):
+        if key in settings:
+            settings[key] = float(settings[key])
+    return pafs.S3FileSystem(retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=8), **settings)
+
+
+def _fsspec(scheme: str, uri: str) -> pafs.FileSystem:
+    import fsspec
+
+    try:
+        return pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem(scheme)))
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"{uri}: no filesystem for scheme {scheme!r}: {error}") from error

@@ -1,0 +1,11 @@
+"""The base of every configuration block."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors, values never change after loading, defaults are checked like given values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -1,0 +1,146 @@
+"""Rules about the rows, all evaluated in one pass; failing rows are quarantined, failing datasets stop the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from conf.schema_etl import CheckConfig
+from etl.errors import ChecksFailed, EtlError
+from etl.split import SPLIT
+
+RULE = "__rule"  # name of the first row-level rule the row fails; null on good rows
+FAIL = "__fail_"
+UNSPLIT = "split_column_is_null"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What one pass over the marked rows found; `report` is one JSON-able entry per rule."""
+
+    rows_in: int
+    quarantined: dict[str, int]  # by rule
+    splits: dict[str, int]  # good rows by split
+    report: list[dict[str, Any]]
+
+
+def mark(rows: DataFrame, checks: list[CheckConfig], tables: dict[str, DataFrame], key: list[str]) -> DataFrame:
+    """Add one boolean column per rule (true: the row fails it) and RULE to rows that have SPLIT. No job runs here.
+
+    Raises EtlError naming the rule whose column or SQL Spark cannot resolve.
+    """
+    marked = rows
+    for index, check in enumerate(checks):
+        try:
+            marked = _with_failure(marked, check, f"{FAIL}{index}", tables, key or rows.columns)
+        except PySparkException as error:
+            raise EtlError(f"etl.checks.{index} ({check.name}): {str(error).splitlines()[0]}") from error
+    row_rules = [F.when(F.col(f"{FAIL}{i}"), F.lit(c.name)) for i, c in enumerate(checks) if c.level == "row"]
+    return marked.withColumn(RULE, F.coalesce(*row_rules, F.when(F.col(SPLIT).isNull(), F.lit(UNSPLIT))))
+
+
+def _with_failure(
+    rows: DataFrame, check: CheckConfig, name: str, tables: dict[str, DataFrame], key: list[str]
+) -> DataFrame:
+    if check.kind == "unique":
+        missing = [c for c in check.columns if c not in rows.columns]
+        if missing:
+            raise EtlError(f"check {check.name!r}: rows have no column {missing[0]!r}; they have {rows.columns}")
+        # At row level the row of the smallest key is kept, so the choice does not depend on partitioning.
+        window = Window.partitionBy(*check.columns).orderBy(*key)
+        return rows.withColumn(name, F.row_number().over(window) > 1)
+    if check.kind == "referential":
+        assert check.to is not None and check.column is not None
+        table, column = check.to.split(".")
+        known = (
+            tables[table].select(F.col(column).alias(f"{name}_key")).distinct().withColumn(f"{name}_hit", F.lit(True))
+        )
+        joined = rows.join(known, rows[check.column] == known[f"{name}_key"], "left")
+        fails = F.col(check.column).isNotNull() & F.col(f"{name}_hit").isNull()
+        return joined.withColumn(name, fails).drop(f"{name}_key", f"{name}_hit")
+    return rows.withColumn(name, _simple_failure(check))
+
+
+def _simple_failure(check: CheckConfig) -> Column:
+    if check.kind == "expression":
+        assert check.sql is not None
+        return ~F.coalesce(F.expr(check.sql), F.lit(False))
+    column = F.col(check.column or "")
+    if check.kind == "null_share":
+        return column.isNull()
+    bounds = [column < check.min] if check.min is not None else []
+    bounds += [column > check.max] if check.max is not None else []
+    return F.coalesce(reduce(Column.__or__, bounds), F.lit(False))
+
+
+def evaluate(marked: DataFrame, checks: list[CheckConfig]) -> Checked:
+    """Count every rule in one job. Raises ChecksFailed with all failed rules, EtlError for no good row."""
+    counts = [F.count_if(F.col(f"{FAIL}{i}")).alias(f"n{i}") for i in range(len(checks))]
+    by_rule = marked.groupBy(RULE, SPLIT).agg(F.count(F.lit(1)).alias("rows"), *counts).collect()
+    rows_in = sum(row["rows"] for row in by_rule)
+    failing = [sum(row[f"n{i}"] for row in by_rule) for i in range(len(checks))]
+    report = [_entry(check, rows_in, count) for check, count in zip(checks, failing, strict=True)]
+    quarantined: dict[str, int] = {}
+    splits: dict[str, int] = {}
+    for row in sorted(by_rule, key=lambda r: (r[RULE] or "", r[SPLIT] or "")):
+        kind, name = (quarantined, row[RULE]) if row[RULE] else (splits, row[SPLIT])
+        kind[name] = kind.get(name, 0) + row["rows"]
+    if rows_in == 0:
+        raise EtlError("etl.rows: gave no row at all; look at the joins and the sources' files")
+    if broken := [entry for entry in report if not entry["passed"]]:
+        lines = "\n".join(f"  - {e['name']}: {e['detail']}" for e in broken)
+        raise ChecksFailed(
+            f"etl.checks: {len(broken)} of {len(checks)} rules failed on {rows_in} rows:\n{lines}", report
+        )
+    if sum(quarantined.values()) == rows_in:
+        raise EtlError(f"etl.checks: all {rows_in} rows were quarantined: {quarantined}; nothing is left to train on")
+    return Checked(rows_in, quarantined, splits, report)
+
+
+def _entry(check: CheckConfig, rows: int, failing: int) -> dict[str, Any]:
+    limit = check.max_share if check.max_share is not None else (0.0 if check.level == "dataset" else 1.0)
+    share = failing / rows if rows else 0.0
+    return {
+        "name": check.name,
+        "kind": check.kind,
+        "level": check.level,
+        "rows": rows,
+        "failing": failing,
+        "share": share,
+        "max_share": limit,
+        "passed": share <= limit,
+        "rule": _rule_text(check),
+        "detail": f"{_rule_text(check)}: {failing} of {rows} rows fail ({share:.4%}), allowed {limit:.4%}",
+    }
+
+
+def _rule_text(check: CheckConfig) -> str:
+    if check.kind == "range":
+        low = "" if check.min is None else f"{check.min:g} <= "
+        return f"{low}{check.column}" + ("" if check.max is None else f" <= {check.max:g}")
+    if check.kind == "null_share":
+        return f"{check.column} is not null"
+    if check.kind == "unique":
+        return f"({', '.join(check.columns)}) is unique"
+    if check.kind == "referential":
+        return f"{check.column} occurs in {check.to}"
+    return check.sql or ""
+
+
+def good(marked: DataFrame) -> DataFrame:
+    """Rows that pass every row-level rule, without the check columns."""
+    return _without_flags(marked.where(F.col(RULE).isNull())).drop(RULE)
+
+
+def bad(marked: DataFrame) -> DataFrame:
+    """Quarantined rows, with the name of their rule in a column `rule`."""
+    return _without_flags(marked.where(F.col(RULE).isNotNull())).withColumnRenamed(RULE, "rule")
+
+
+def _without_flags(marked: DataFrame) -> DataFrame:
+    return marked.drop(*[c for c in marked.columns if c.startswith(FAIL)])

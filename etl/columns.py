@@ -1,0 +1,177 @@
+"""Spark type -> what is stored and what tensor it becomes. Nothing is changed silently: what has no exact tensor type
+is refused with the column, its type and the remedy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column as Expression
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+    UserDefinedType,
+)
+
+from conf.manifest import Column, Role
+from etl.errors import EtlError
+
+NUMPY_NAME: dict[type[DataType], str] = {
+    BooleanType: "bool",
+    ByteType: "int8",
+    ShortType: "int16",
+    IntegerType: "int32",
+    LongType: "int64",
+    FloatType: "float32",
+    DoubleType: "float64",
+    DateType: "int32",
+    TimestampType: "int64",
+    TimestampNTZType: "int64",
+}
+ARROW: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float16": pa.float32(),  # Spark and most readers have no half type; the values are half-precision ones
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "binary": pa.binary(),
+}
+EXACT_DECIMAL_DIGITS = 15  # every decimal of so many digits has its own double
+
+
+def manifest_column(
+    name: str,
+    found: DataType,
+    role: Role,
+    *,
+    nulls: str = "refuse",
+    fill: Any = None,
+    shape: list[int] | None = None,
+    dtype: str | None = None,
+    cardinality: int | None = None,
+) -> Column:
+    """The manifest's entry for a Spark column. Raises EtlError with the remedy for a type that has no tensor."""
+    depth, element = _array_depth(found)
+    layout = "binary" if isinstance(element, BinaryType) else ("scalar", "ragged")[depth] if depth < 2 else "nested"
+    if isinstance(found, UserDefinedType):
+        if found.typeName() != "vector" and type(found).__name__ != "VectorUDT":
+            raise _refused(name, found, "select its fields as columns of their own")
+        if shape is None:
+            raise _refused(name, found, "declare `shape: [n]`, the vectors' fixed length")
+        layout, stored = "vector", "float64"
+    else:
+        stored = _stored_dtype(name, found, element)
+    if isinstance(element, BinaryType) and depth:
+        raise _refused(name, found, "store one binary value per row")
+    if shape is not None:
+        if depth == 0 and layout != "vector":
+            raise _refused(name, found, "`shape` is for arrays and vectors")
+        if len(shape) != max(depth, 1):
+            raise _refused(name, found, f"`shape` {shape} has {len(shape)} sizes for {max(depth, 1)} levels of arrays")
+        layout = "vector"
+    if dtype == "float16" and stored not in ("float32", "float64"):
+        raise _refused(name, found, "dtype float16 is for float and double columns")
+    return Column(
+        name=name,
+        dtype=dtype or stored,
+        layout=layout,
+        shape=tuple(shape or ()),
+        role=role,
+        logical=found.simpleString(),
+        nulls=nulls,
+        fill=fill,
+        cardinality=cardinality,
+    )
+
+
+def _array_depth(found: DataType) -> tuple[int, DataType]:
+    depth = 0
+    while isinstance(found, ArrayType):
+        depth, found = depth + 1, found.elementType
+    return depth, found
+
+
+def _stored_dtype(name: str, found: DataType, element: DataType) -> str:
+    if type(element) in NUMPY_NAME:
+        return NUMPY_NAME[type(element)]
+    if isinstance(element, BinaryType):
+        return "binary"
+    if isinstance(element, StringType):
+        raise _refused(
+            name, found, "make it a categorical feature, or bytes with encode(x, 'utf-8') in the recipe's SQL"
+        )
+    if isinstance(element, DecimalType):
+        if element.precision <= EXACT_DECIMAL_DIGITS:
+            return "float64"
+        raise _refused(
+            name,
+            found,
+            f"doubles hold {EXACT_DECIMAL_DIGITS} digits exactly: cast to double to round, or keep all of "
+            f"them as integers with cast({name} * {10**element.scale} as bigint)",
+        )
+    raise _refused(name, found, "select its fields as columns of their own, or cast it in the recipe's SQL")
+
+
+def _refused(name: str, found: DataType, remedy: str) -> EtlError:
+    return EtlError(f"column {name!r} is {found.simpleString()}, which cannot be stored: {remedy}")
+
+
+def stored_expression(value: Expression, found: DataType, column: Column) -> Expression:
+    """`value` as the stored type: decimals as doubles, dates as days, timestamps as microseconds since 1970 UTC."""
+    if isinstance(found, UserDefinedType):
+        from pyspark.ml.functions import vector_to_array  # needs numpy in Spark's Python only when used
+
+        return vector_to_array(value)
+    depth, element = _array_depth(found)
+    value = _converted(value, depth, element)
+    if column.dtype == "float16" and isinstance(element, DoubleType):
+        value = value.cast("array<" * depth + "float" + ">" * depth)
+    return value
+
+
+def _converted(value: Expression, depth: int, element: DataType) -> Expression:
+    if depth:
+        if not isinstance(element, (DecimalType, DateType, TimestampType, TimestampNTZType)):
+            return value
+        return F.transform(value, lambda x: _converted(x, depth - 1, element))
+    if isinstance(element, DecimalType):
+        return value.cast("double")
+    if isinstance(element, DateType):
+        return F.unix_date(value)
+    if isinstance(element, (TimestampType, TimestampNTZType)):
+        return F.unix_micros(value.cast("timestamp"))
+    return value
+
+
+def arrow_field(column: Column) -> pa.Field:
+    """How the column lies in Parquet: plain lists for vectors (fixed-size lists decode three times slower)."""
+    kind = ARROW[column.dtype]
+    levels = len(column.shape) if column.layout == "vector" else column.logical.count("array<")
+    for _ in range(levels):
+        kind = pa.list_(pa.field("element", kind, nullable=False))
+    return pa.field(column.name, kind, nullable=column.nulls != "refuse")
+
+
+def fixed_row_bytes(column: Column) -> int | None:
+    """Bytes of one row of the column; None where it varies from row to row."""
+    if column.layout in ("scalar", "vector"):
+        return ARROW[column.dtype].bit_width // 8 * math.prod(column.shape) or 1
+    return None

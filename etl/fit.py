@@ -1,0 +1,162 @@
+"""Features in Spark: fit on the training split (two jobs), apply to every row. The numpy half is `etl/features.py`."""
+
+from __future__ import annotations
+
+import math
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DateType,
+    IntegralType,
+    NumericType,
+    StringType,
+)
+
+from conf.schema_etl import CategoricalFeature, CyclicFeature, Feature, NumericFeature
+from etl.errors import EtlError
+from etl.features import (
+    FIRST_CODE,
+    NULL_CODE,
+    STATE_VERSION,
+    UNSEEN_CODE,
+    State,
+    categorical_state,
+    input_column,
+    numeric_state,
+    plain_state,
+)
+
+
+def check_inputs(rows: DataFrame, features: dict[str, Feature]) -> dict[str, str]:
+    """Input column -> Spark type. Raises EtlError listing every feature whose column is missing or of a wrong type."""
+    types = {f.name: f.dataType for f in rows.schema.fields}
+    problems, inputs = [], {}
+    for name, feature in features.items():
+        column = input_column(name, feature)
+        if column not in types:
+            problems.append(f"etl.features.{name}: rows have no column {column!r}; they have {sorted(types)}")
+        elif wanted := _wrong_type(feature, types[column]):
+            problems.append(f"etl.features.{name}: column {column!r} is {types[column].simpleString()}; {wanted}")
+        else:
+            inputs[column] = types[column].simpleString()
+    if problems:
+        raise EtlError("\n".join(problems))
+    return inputs
+
+
+def _wrong_type(feature: Feature, found: DataType) -> str:
+    if isinstance(feature, CategoricalFeature) and not isinstance(
+        found, (StringType, IntegralType, BooleanType, DateType)
+    ):
+        return "categorical wants a string, integer, boolean or date; cast it in the recipe's SQL"
+    if isinstance(feature, (NumericFeature, CyclicFeature)) and not isinstance(found, (NumericType, BooleanType)):
+        return f"{feature.kind} wants a number; derive one in the recipe's SQL"
+    return ""
+
+
+def fit(train: DataFrame, features: dict[str, Feature]) -> State:
+    """The state of every feature, from the training rows alone."""
+    inputs = check_inputs(train, features)
+    numeric = {n: f for n, f in features.items() if isinstance(f, NumericFeature)}
+    categorical = {n: f for n, f in features.items() if isinstance(f, CategoricalFeature)}
+    states = _fit_numeric(train, numeric) | _fit_categorical(train, categorical)
+    for name, feature in features.items():
+        if not isinstance(feature, (NumericFeature, CategoricalFeature)):
+            states[name] = plain_state(name, feature)
+    return {"version": STATE_VERSION, "inputs": inputs, "features": [states[name] for name in features]}
+
+
+def _double(column: str) -> Column:
+    value = F.col(column).cast("double")
+    return F.when(~F.isnan(value), value)
+
+
+def _transformed(value: Column, transform: str) -> Column:
+    return F.log1p(F.greatest(value, F.lit(0.0))) if transform == "log1p" else value
+
+
+def _fit_numeric(train: DataFrame, features: dict[str, NumericFeature]) -> dict[str, State]:
+    if not features:
+        return {}
+    aggregates = [F.count(F.lit(1)).alias("rows")]
+    for index, (name, feature) in enumerate(features.items()):
+        raw = _double(input_column(name, feature))
+        # greatest() skips nulls, so the null must be put back before it would become log1p(0).
+        value = F.when(raw.isNotNull(), _transformed(raw, feature.transform))
+        aggregates += [
+            F.count(value).alias(f"n{index}"),
+            F.avg(value).alias(f"m{index}"),
+            F.stddev_pop(value).alias(f"s{index}"),
+        ]
+    row = train.agg(*aggregates).collect()[0]
+    return {
+        name: numeric_state(name, f, row[f"n{i}"], row["rows"] - row[f"n{i}"], row[f"m{i}"], row[f"s{i}"])
+        for i, (name, f) in enumerate(features.items())
+    }
+
+
+def _fit_categorical(train: DataFrame, features: dict[str, CategoricalFeature]) -> dict[str, State]:
+    """One job counts every value of every feature; only those kept come to the driver."""
+    if not features:
+        return {}
+    names = list(features)
+    pairs = [
+        F.struct(F.lit(i).alias("feature"), F.col(input_column(n, features[n])).cast("string").alias("value"))
+        for i, n in enumerate(names)
+    ]
+    pair = train.select(F.explode(F.array(*pairs)).alias("pair")).select("pair.*").where("value is not null")
+    limits = [(i, f.min_count, f.max_size) for i, f in enumerate(features.values())]
+    limit = F.create_map(*[F.lit(x) for i, least, _ in limits for x in (i, least)])
+    size = F.create_map(*[F.lit(x) for i, _, most in limits for x in (i, most)])
+    counts = pair.groupBy("feature", "value").count().where(F.col("count") >= limit[F.col("feature")])
+    rank = F.row_number().over(Window.partitionBy("feature").orderBy(F.desc("count"), "value"))
+    kept = counts.withColumn("rank", rank).where(F.col("rank") <= size[F.col("feature")]).collect()
+    values: dict[str, list[str]] = {name: [] for name in names}
+    for row in sorted(kept, key=lambda r: (r["feature"], r["rank"])):
+        values[names[row["feature"]]].append(row["value"])
+    return {name: categorical_state(name, features[name], values[name]) for name in names}
+
+
+def apply(spark: SparkSession, rows: DataFrame, state: State) -> tuple[DataFrame, dict[str, list[Column]]]:
+    """`rows` joined with the vocabularies, and for every feature the expressions of its output columns over them."""
+    expressions: dict[str, list[Column]] = {}
+    for index, feature in enumerate(state["features"]):
+        if feature["kind"] == "categorical":
+            code = f"__code_{index}"
+            rows = _join_codes(spark, rows, feature, code)
+            expressions[feature["name"]] = [F.col(code)]
+        elif feature["kind"] == "numeric":
+            expressions[feature["name"]] = _numeric(feature)
+        elif feature["kind"] == "cyclic":
+            expressions[feature["name"]] = _cyclic(feature)
+        else:
+            expressions[feature["name"]] = [F.col(feature["column"])]
+    return rows, expressions
+
+
+def _join_codes(spark: SparkSession, rows: DataFrame, feature: State, code: str) -> DataFrame:
+    """A broadcast join: unlike a map literal it costs the same for ten values and for a million."""
+    pairs = [(value, FIRST_CODE + i) for i, value in enumerate(feature["values"])]
+    vocabulary = F.broadcast(spark.createDataFrame(pairs, f"{code}_value string, {code}_known int"))
+    joined = rows.join(vocabulary, F.col(feature["column"]).cast("string") == F.col(f"{code}_value"), "left")
+    unseen_or_known = F.coalesce(F.col(f"{code}_known"), F.lit(UNSEEN_CODE))
+    null = F.col(feature["column"]).isNull()
+    return joined.withColumn(code, F.when(null, F.lit(NULL_CODE)).otherwise(unseen_or_known)).drop(
+        f"{code}_value", f"{code}_known"
+    )
+
+
+def _numeric(feature: State) -> list[Column]:
+    raw = _double(feature["column"])
+    value = F.when(raw.isNull(), F.lit(feature["fill"])).otherwise(_transformed(raw, feature["transform"]))
+    out = [((value - F.lit(feature["mean"])) / F.lit(feature["std"])).cast("float")]
+    return [*out, raw.isNull().cast("float")] if feature["indicator"] else out
+
+
+def _cyclic(feature: State) -> list[Column]:
+    raw = _double(feature["column"])
+    angle = raw * F.lit(2.0 * math.pi / feature["period"])
+    return [F.when(raw.isNull(), F.lit(0.0)).otherwise(f(angle)).cast("float") for f in (F.sin, F.cos)]

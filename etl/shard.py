@@ -1,0 +1,200 @@
+"""Rows -> equal shards in a stored order that is a seeded hash of each row's key, whatever partitions they come in.
+
+Two cheap passes over the key find, exactly, the hash at which every shard begins; then one shuffle brings each shard
+to one task, which sorts and writes it. No row ever reaches the driver: it sees counts per hash bucket (at most 2^18),
+about 2^17 hashes of the buckets a shard begins in, and one record per file.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from conf.manifest import Column, DataFile
+from conf.schema_etl import ShardConfig
+from conf.storage import Storage
+from etl.columns import fixed_row_bytes
+from etl.errors import EtlError
+from etl.layout import (
+    Cut,
+    Shard,
+    bucket_bits,
+    buckets_to_open,
+    cuts,
+    plan_shards,
+    row_group_rows,
+    shard_count,
+    shard_sql,
+)
+from etl.split import SPLIT
+from etl.write import SHARD, WriteTask, result_schema, worker_uri, write_shard
+
+log = logging.getLogger(__name__)
+
+ORDER = "__order"
+RANK = "__rank"
+BUCKET = "__bucket"
+
+
+@dataclass(frozen=True)
+class Plan:
+    shards: list[Shard]
+    row_group: int
+
+
+def with_order(rows: DataFrame, key: list[str], seed: int) -> DataFrame:
+    """Add ORDER, the hash that decides a row's place. `rows` are final: the same key gives the same place for ever."""
+    try:
+        return rows.withColumn(ORDER, F.xxhash64(F.lit(seed), *[F.col(c) for c in key]))
+    except Exception as error:
+        raise EtlError(f"etl.key = {key}: {str(error).splitlines()[0]}") from error
+
+
+def plan(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> Plan:
+    """Sizes from the number of rows and the width of a row; one job where the width varies."""
+    row_bytes = float(sum(fixed_row_bytes(c) or 0 for c in columns)) + _varying_bytes(rows, columns)
+    row_group = config.row_group or row_group_rows(max(rows_by_split.values()), row_bytes)
+    given = config.shards or {}
+    if unknown := sorted(given.keys() - rows_by_split.keys()):
+        raise EtlError(f"etl.shard.shards: {unknown} are no splits; there are {list(rows_by_split)}")
+    counts = {
+        split: given.get(split) or shard_count(n, row_bytes, config.target_bytes) for split, n in rows_by_split.items()
+    }
+    return Plan(plan_shards(rows_by_split, counts), row_group)
+
+
+def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
+    """Mean bytes per row of ragged, nested and binary columns."""
+    varying = [c for c in columns if fixed_row_bytes(c) is None]
+    if not varying:
+        return 0.0
+    sizes = []
+    for column in varying:
+        value = F.col(column.name)
+        if column.layout == "binary":
+            sizes.append(F.octet_length(value).cast("long"))
+            continue
+        for _ in range(column.logical.count("array<") - 1):
+            value = F.flatten(value)
+        sizes.append(F.size(value).cast("long") * 8)
+    row = rows.agg(F.count(F.lit(1)).alias("n"), *[F.sum(s).alias(f"s{i}") for i, s in enumerate(sizes)]).collect()[0]
+    return sum(row[f"s{i}"] or 0 for i in range(len(sizes))) / max(row["n"], 1)
+
+
+def write_shards(
+    rows: DataFrame,
+    columns: list[Column],
+    shards: Plan,
+    storage: Storage,
+    folder: str,
+    compression: str,
+) -> list[DataFile]:
+    """Write `rows` (the stored columns, ORDER and SHARD) below `folder` and return what lies there, in order.
+
+    Raises EtlError for values a column cannot hold, or when rows changed between the passes.
+    """
+    stored = [c.name for c in columns]
+    arranged = (
+        rows.select(*stored, SHARD, ORDER)
+        .repartitionById(len(shards.shards), F.col(SHARD))
+        # Equal hashes are told apart by the rows themselves; rows equal in everything may stand in any order.
+        .sortWithinPartitions(ORDER, *stored)
+        .drop(ORDER)
+    )
+    paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in shards.shards)
+    task = WriteTask(worker_uri(storage), paths, tuple(columns), shards.row_group, compression)
+    records = arranged.mapInArrow(lambda batches: write_shard(task, batches), result_schema()).collect()
+    if problems := sorted({r["problem"] for r in records if r["problem"]}):
+        raise EtlError("\n".join(problems))
+    by_shard = {r["shard"]: r for r in records}
+    files = []
+    for number, (shard, path) in enumerate(zip(shards.shards, paths, strict=True)):
+        record = by_shard.get(number)
+        if record is None or record["rows"] != shard.rows:
+            got = 0 if record is None else record["rows"]
+            raise EtlError(
+                f"{path}: {got} rows were written, {shard.rows} were planned; the rows changed between two passes over "
+                "them: a source changed while it was read, or a view is not deterministic"
+            )
+        groups = tuple(record["row_groups"])
+        files.append(
+            DataFile(
+                path=path,
+                split=shard.split,
+                rows=shard.rows,
+                bytes=record["bytes"],
+                sha256=record["sha256"],
+                row_groups=groups,
+            )
+        )
+    _verify_footers(storage, files, shards.row_group)
+    return files
+
+
+def number_rows(spark: SparkSession, rows: DataFrame, shards: list[Shard]) -> DataFrame:
+    """Add SHARD, the position of the row's shard in `shards`, to rows that have SPLIT and ORDER; two passes."""
+    starts: dict[str, list[int]] = {}
+    for shard in shards:
+        starts.setdefault(shard.split, []).append(shard.first)
+    places = _find_cuts(spark, rows, shards, {split: s[1:] for split, s in starts.items() if len(s) > 1})
+    split_at = {cut.value for found in places.values() for cut in found if cut.below}
+    ranked = _ranked(rows, sorted(split_at))
+    sql, first = "NULL", {s: i for i, s in reversed(list(enumerate(s.split for s in shards)))}
+    for split in starts:
+        tree = shard_sql(places.get(split, []), first[split], ORDER, RANK)
+        sql = f"CASE WHEN {SPLIT} = '{split}' THEN {tree} ELSE {sql} END"
+    return ranked.withColumn(SHARD, F.expr(sql))
+
+
+def _find_cuts(
+    spark: SparkSession, rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]]
+) -> dict[str, list[Cut]]:
+    if not starts:
+        return {}
+    bits = bucket_bits(sum(s.rows for s in shards), max(len(s) for s in starts.values()))
+    keyed = rows.select(SPLIT, ORDER, F.shiftright(ORDER, 64 - bits).cast("int").alias(BUCKET))
+    keyed = keyed.where(F.col(SPLIT).isin(list(starts)))
+    histogram = keyed.groupBy(SPLIT, BUCKET).count().toArrow().sort_by(BUCKET)
+    opened = {s: buckets_to_open(_of_split(histogram, s, [BUCKET, "count"]), starts[s]) for s in starts}
+    wanted = spark.createDataFrame(
+        [(s, b) for s, found in opened.items() for b in found], f"{SPLIT} string, {BUCKET} int"
+    )
+    inside = (
+        keyed.join(F.broadcast(wanted), [SPLIT, BUCKET]).groupBy(SPLIT, BUCKET, ORDER).count().toArrow().sort_by(ORDER)
+    )
+    return {s: cuts(opened[s], _of_split(inside, s, [BUCKET, ORDER, "count"]), starts[s]) for s in starts}
+
+
+def _of_split(table: pa.Table, split: str, names: list[str]) -> list[Any]:
+    mine = table.filter(pa.compute.equal(table[SPLIT], split)).select(names)
+    return list(zip(*[column.to_pylist() for column in mine.columns], strict=True))
+
+
+def _ranked(rows: DataFrame, split_at: list[int]) -> DataFrame:
+    """Add RANK: where a shard begins among rows of one hash, each such row's place among them, else 0."""
+    if not split_at:
+        return rows.withColumn(RANK, F.lit(0))
+    tied = F.col(ORDER).isin(split_at)
+    everything = [c for c in rows.columns if c not in (SPLIT, ORDER)]
+    place = F.row_number().over(Window.partitionBy(SPLIT, ORDER).orderBy(*everything))
+    return rows.where(~tied).withColumn(RANK, F.lit(0)).unionByName(rows.where(tied).withColumn(RANK, place))
+
+
+def _verify_footers(storage: Storage, files: list[DataFile], row_group: int) -> None:
+    """Read every footer back: its rows and row groups must be the planned ones."""
+    with ThreadPoolExecutor(16) as pool:
+        footers = list(pool.map(lambda f: pq.read_metadata(storage.path(f.path), filesystem=storage.fs), files))
+    for file, footer in zip(files, footers, strict=True):
+        groups = tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+        exact = all(g == row_group for g in groups[:-1])
+        if footer.num_rows != file.rows or groups != file.row_groups or not exact:
+            raise EtlError(
+                f"{file.path}: its footer has row groups {groups}, {file.rows} rows were written in {file.row_groups}"
+            )

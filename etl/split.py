@@ -1,0 +1,81 @@
+"""Which split a row belongs to: a function of the row alone, so it never depends on order or partitioning."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import pairwise
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.schema_etl import SplitConfig
+from etl.errors import EtlError
+
+SPLIT = "__split"
+BUCKETS = 1_000_000
+# Keeps the hash of the split apart from the hash of the stored order, else a split's rows would be one range of it.
+SALT = "sparkring.split"
+
+
+def split_names(config: SplitConfig) -> list[str]:
+    """Splits in the order they are stored; for kind `column` they are known only from the data."""
+    return ["train", *config.boundaries] if config.kind == "time" else list(config.shares)
+
+
+def split_column(config: SplitConfig, key: list[str]) -> Column:
+    """The split's name; null where the deciding column is null. Raises EtlError for boundaries that do not rise."""
+    if config.kind == "column":
+        return F.col(config.column or "").cast("string")
+    if config.kind == "time":
+        return _by_time(config)
+    hashed = F.pmod(F.xxhash64(F.lit(SALT), F.lit(config.seed), *[F.col(c) for c in config.key or key]), F.lit(BUCKETS))
+    edges = share_edges(list(config.shares.values()))
+    chosen = F.lit(list(config.shares)[-1])
+    for name, edge in reversed(list(zip(config.shares, edges, strict=True))[:-1]):
+        chosen = F.when(hashed < edge, name).otherwise(chosen)
+    return chosen
+
+
+def share_edges(shares: list[float]) -> list[int]:
+    """Upper bucket of every share: [0.8, 0.1, 0.1] -> [800000, 900000, 1000000]."""
+    total, edges = 0.0, []
+    for share in shares:
+        total += share
+        edges.append(round(total * BUCKETS))
+    return edges
+
+
+def _by_time(config: SplitConfig) -> Column:
+    instants = []
+    for name, text in config.boundaries.items():
+        try:
+            instants.append(datetime.fromisoformat(text))
+        except ValueError as error:
+            raise EtlError(f"etl.split.boundaries.{name} = {text!r}: not an ISO date or timestamp ({error})") from error
+    if any(a.replace(tzinfo=None) >= b.replace(tzinfo=None) for a, b in pairwise(instants)):
+        raise EtlError(f"etl.split.boundaries: must rise: {config.boundaries}")
+    column = F.col(config.column or "").cast("timestamp")
+    chosen = F.when(column.isNotNull(), F.lit("train"))
+    for name, text in config.boundaries.items():
+        chosen = F.when(column >= F.lit(text).cast("timestamp"), F.lit(name)).otherwise(chosen)
+    return chosen
+
+
+def add_split(rows: DataFrame, config: SplitConfig, key: list[str]) -> DataFrame:
+    """Rows with SPLIT. Raises EtlError where the deciding columns do not exist."""
+    try:
+        return rows.withColumn(SPLIT, split_column(config, key or rows.columns))
+    except PySparkException as error:
+        raise EtlError(f"etl.split: {str(error).splitlines()[0]}") from error
+
+
+def check_splits(counts: dict[str, int], config: SplitConfig) -> dict[str, int]:
+    """Counts in stored order. Raises EtlError for an empty split, or one without rows to fit features on."""
+    names = split_names(config) if config.kind != "column" else sorted(counts, key=lambda n: (n != "train", n))
+    full = {name: counts.get(name, 0) for name in names}
+    if "train" not in full:
+        raise EtlError(f"etl.split.column = {config.column!r}: no row says `train`; it has {sorted(counts)}")
+    if empty := [name for name, rows in full.items() if rows == 0]:
+        raise EtlError(f"etl.split: {', '.join(empty)} got no rows; rows by split: {full}")
+    return full

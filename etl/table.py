@@ -1,0 +1,78 @@
+"""A table's rows -> the stored columns: features, then label and what is kept."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, FloatType, IntegerType
+
+from conf.manifest import Column, Role
+from conf.schema_etl import EtlConfig
+from etl import fit
+from etl.columns import manifest_column, stored_expression
+from etl.errors import EtlError
+from etl.features import State, cardinality, output_names
+
+Types = dict[str, DataType]
+
+
+def stored_columns(rows: DataFrame, config: EtlConfig, features: State) -> list[Column]:
+    """The manifest's columns, in stored order. Raises EtlError for one that is missing, twice or cannot be stored."""
+    types = _types(rows)
+    columns = [c for state in features["features"] for c in _feature_columns(state, types)]
+    columns += [manifest_column(name, types[name], role) for name, role in plain_roles(config, types).items()]
+    names = [c.name for c in columns]
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise EtlError(f"etl.features: two columns would be stored as {twice[0]!r}; rename one feature")
+    return columns
+
+
+def plain_roles(config: EtlConfig, types: Types) -> dict[str, Role]:
+    """Roles of the columns stored as they are. Raises EtlError for a missing column or a second role."""
+    roles: dict[str, Role] = {}
+    named: list[tuple[str, str | None, Role]] = [("label", config.label, "label")]
+    named += [("keep", name, "meta") for name in config.keep]
+    for where, name, role in named:
+        if name is None:
+            continue
+        if name not in types:
+            raise EtlError(f"etl.{where} = {name!r}: rows have no such column; they have {sorted(types)}")
+        if name in roles:
+            raise EtlError(f"etl.{where}: {name!r} is {roles[name]} already; a column has one role")
+        roles[name] = role
+    return roles
+
+
+def to_stored(
+    spark: SparkSession, rows: DataFrame, config: EtlConfig, features: State, columns: list[Column], carry: list[str]
+) -> DataFrame:
+    """Apply the features; the result has the stored columns and those of `carry`."""
+    types = _types(rows)
+    joined, expressions = fit.apply(spark, rows, features)
+    values = [_with_type(e, s, types) for s in features["features"] for e in expressions[s["name"]]]
+    values += [(F.col(name), types[name]) for name in plain_roles(config, types)]
+    stored = [stored_expression(e, t, c).alias(c.name) for (e, t), c in zip(values, columns, strict=True)]
+    return joined.select(*stored, *carry)
+
+
+def _types(rows: DataFrame) -> Types:
+    return {f.name: f.dataType for f in rows.schema.fields}
+
+
+def _feature_columns(state: State, types: Types) -> list[Column]:
+    found = types[state["column"]]
+    if state["kind"] == "passthrough":
+        options = {key: state[key] for key in ("nulls", "fill", "shape", "dtype")}
+        return [manifest_column(state["name"], found, "feature", **options)]
+    logical = found.simpleString()
+    if state["kind"] == "categorical":
+        return [Column(name=state["name"], dtype="int32", logical=logical, cardinality=cardinality(state))]
+    return [Column(name=name, dtype="float32", logical=logical) for name in output_names(state)]
+
+
+def _with_type(expression: Expression, state: State, types: Types) -> tuple[Expression, DataType]:
+    """An output with the Spark type it has before storing."""
+    if state["kind"] == "passthrough":
+        return expression, types[state["column"]]
+    return expression, IntegerType() if state["kind"] == "categorical" else FloatType()

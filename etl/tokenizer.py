@@ -1,0 +1,71 @@
+"""Text <-> token ids: byte-level BPE trained with the `tokenizers` library, or plain bytes. Lossless for any string.
+
+The end-of-document and padding ids lie above the tokenizer's own, so no text can spell them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+BYTES = 256
+SPECIALS = 2
+
+
+@dataclass(frozen=True)
+class Codec:
+    """`json` is the tokenizer's own serialised form; empty for bytes. `size` counts its ids without end and padding."""
+
+    json: str
+    size: int
+
+    @property
+    def end_id(self) -> int:
+        return self.size
+
+    @property
+    def pad_id(self) -> int:
+        return self.size + 1
+
+    @property
+    def vocab_size(self) -> int:
+        return self.size + SPECIALS
+
+    def encode(self, texts: Sequence[str]) -> Iterator[NDArray[np.int32]]:
+        """Token ids of every text, with end_id after each."""
+        end = np.array([self.end_id], np.int32)
+        if not self.json:
+            for text in texts:
+                yield np.concatenate([np.frombuffer(text.encode(), np.uint8).astype(np.int32), end])
+            return
+        for found in Tokenizer.from_str(self.json).encode_batch(list(texts), add_special_tokens=False):
+            yield np.concatenate([np.array(found.ids, np.int32), end])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids; end and padding are left out, bytes that are no UTF-8 become U+FFFD."""
+        own = [int(i) for i in ids if i < self.size]
+        if not self.json:
+            return bytes(own).decode(errors="replace")
+        return str(Tokenizer.from_str(self.json).decode(own, skip_special_tokens=False))
+
+
+def byte_codec() -> Codec:
+    return Codec("", BYTES)
+
+
+def train_bpe(texts: Iterator[str], vocab_size: int) -> Codec:
+    """Byte-level BPE (https://arxiv.org/abs/1508.07909 over bytes); fewer ids than asked for where texts are few."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return Codec(tokenizer.to_str(), tokenizer.get_vocab_size())

@@ -1,0 +1,228 @@
+"""The write task: Arrow batches of one shard -> one Parquet file with exact row groups, hashed while it is written.
+
+Runs in Spark's Python workers; knows pyarrow and the storage, nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conf.manifest import Column
+from conf.storage import Storage, fsync_folder, open_storage
+from etl.columns import arrow_field
+
+SHARD = "__shard"
+
+
+class BadRows(ValueError):
+    """A value that the declared column cannot hold; reported to the driver instead of failing, retrying, failing."""
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """All a worker needs. `paths` are relative to `root_uri`, one per shard number."""
+
+    root_uri: str
+    paths: tuple[str, ...]
+    columns: tuple[Column, ...]
+    row_group: int
+    compression: str
+
+
+def result_schema() -> str:
+    return "shard int, rows long, bytes long, sha256 string, row_groups array<int>, problem string"
+
+
+def write_shard(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the partition's rows to their shard's file; one result record, or none for an empty partition.
+
+    Raises ValueError when the partition holds rows of two shards: the shuffle did not do what was planned.
+    """
+    first = next((b for b in batches if b.num_rows), None)
+    if first is None:
+        return
+    shard = first.column(SHARD)[0].as_py()
+    record: dict[str, Any] = {"shard": shard, "problem": None}
+    try:
+        record |= _write(task, task.paths[shard], _tables(task, shard, first, batches))
+    except BadRows as error:
+        record |= {"rows": 0, "bytes": 0, "sha256": "", "row_groups": [], "problem": str(error)}
+        for _ in batches:  # Spark waits until its side of the pipe has been read
+            pass
+    yield pa.RecordBatch.from_pylist([record], schema=_result_arrow())
+
+
+def _result_arrow() -> pa.Schema:
+    return pa.schema(
+        {
+            "shard": pa.int32(),
+            "rows": pa.int64(),
+            "bytes": pa.int64(),
+            "sha256": pa.string(),
+            "row_groups": pa.list_(pa.int32()),
+            "problem": pa.string(),
+        }
+    )
+
+
+def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of exactly `row_group` rows in the stored schema, the last one smaller."""
+    schema = pa.schema([arrow_field(column) for column in task.columns])
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in _chain(first, rest):
+        if batch.num_rows and (batch.column(SHARD)[0].as_py() != shard or batch.column(SHARD)[-1].as_py() != shard):
+            raise ValueError(f"rows of shard {batch.column(SHARD)[-1].as_py()} arrived with those of shard {shard}")
+        waiting.append(batch)
+        rows += batch.num_rows
+        while rows >= task.row_group:
+            table = pa.Table.from_batches(waiting)
+            yield _stored(table.slice(0, task.row_group), task.columns, schema)
+            waiting = table.slice(task.row_group).to_batches()
+            rows -= task.row_group
+    if rows:
+        yield _stored(pa.Table.from_batches(waiting), task.columns, schema)
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _stored(table: pa.Table, columns: tuple[Column, ...], schema: pa.Schema) -> pa.Table:
+    arrays = []
+    for column, field in zip(columns, schema, strict=True):
+        array = table.column(column.name)
+        array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
+        arrays.append(_checked(array, column).cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _checked(array: pa.Array, column: Column) -> pa.Array:
+    """The array, with float16 values rounded. Raises BadRows for nulls, wrong lengths and half-precision overflow."""
+    if column.nulls == "refuse" and array.null_count:
+        raise BadRows(
+            f"column {column.name!r} has nulls (at least {array.null_count}); declare `nulls: mask` or `nulls: fill`, "
+            "or quarantine those rows with a row-level check"
+        )
+    inner, sizes = array, list(column.shape)
+    while pa.types.is_list(inner.type):
+        lengths = np.diff(inner.offsets.to_numpy()) if len(inner) else np.zeros(0, np.int64)
+        if column.layout == "vector":
+            wanted = sizes.pop(0)
+            wrong = (lengths != wanted) & inner.is_valid().to_numpy(zero_copy_only=False)
+            if wrong.any():
+                got = int(lengths[wrong][0])
+                raise BadRows(f"column {column.name!r} has shape {list(column.shape)}: found {got} values for {wanted}")
+        inner = inner.flatten()
+        if inner.null_count:
+            raise BadRows(f"column {column.name!r} has nulls inside its arrays; remove them with filter() in SQL")
+    return _as_half(array, inner, column.name) if column.dtype == "float16" else array
+
+
+def _as_half(array: pa.Array, inner: pa.Array, name: str) -> pa.Array:
+    values = inner.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16).astype(np.float32)
+    if (np.isinf(half) & np.isfinite(values)).any():
+        worst = float(np.nanmax(np.abs(values[np.isfinite(values)])))
+        raise BadRows(
+            f"column {name!r} does not fit float16: it holds {worst:g}, the largest half is 65504; keep float32"
+        )
+    if inner is array:
+        return pa.array(half, pa.float32(), mask=array.is_null().to_numpy(zero_copy_only=False))
+    return _with_values(array, pa.array(half, pa.float32()))
+
+
+def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
+    """A list array of the same lengths and nulls over other innermost values."""
+    if not pa.types.is_list(array.type):
+        return values
+    lengths = np.diff(array.offsets.to_numpy())
+    lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    inner = _with_values(array.flatten(), values)
+    return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=array.is_null())
+
+
+class _HashingSink(io.RawIOBase):
+    """Write-only file that hashes and counts what passes through."""
+
+    def __init__(self, under: Any):
+        self._under, self._hasher, self.bytes = under, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = len(memoryview(data).cast("B"))
+        self._hasher.update(data)
+        self._under.write(data)
+        self.bytes += size
+        return size
+
+    @property
+    def sha256(self) -> str:
+        return self._hasher.hexdigest()
+
+
+def _write(task: WriteTask, path: str, tables: Iterator[pa.Table]) -> dict[str, Any]:
+    schema = pa.schema([arrow_field(column) for column in task.columns])
+    groups: list[int] = []
+    with destination(task.root_uri, path) as under:
+        sink = _HashingSink(under)
+        # Dictionary pages help codes and repeated values; continuous floats only pay for them, twice.
+        coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout in ("scalar", "binary")]
+        with pq.ParquetWriter(
+            pa.PythonFile(sink, mode="w"),
+            schema,
+            compression=task.compression,
+            use_dictionary=coded,
+            store_schema=False,
+        ) as writer:
+            for table in tables:
+                writer.write_table(table, row_group_size=task.row_group)
+                groups.append(table.num_rows)
+    return {"rows": sum(groups), "bytes": sink.bytes, "sha256": sink.sha256, "row_groups": groups}
+
+
+def worker_uri(storage: Storage) -> str:
+    """The storage's address as a worker must be given it: a relative path means another folder in its process."""
+    return storage.root if storage.is_local else storage.uri
+
+
+@contextlib.contextmanager
+def destination(root_uri: str, path: str) -> Iterator[Any]:
+    """A stream whose file appears whole when the block ends; on a local disk not at all when it raises."""
+    storage = open_storage(root_uri)
+    target = storage.path(path)
+    if not storage.is_local:
+        # An object appears when its stream is closed. One left by a failed task is in no manifest and is written over
+        # by the task's next attempt.
+        stream = storage.fs.open_output_stream(target)
+        yield stream
+        stream.close()
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    part = f"{target}.{uuid.uuid4().hex}.part"
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+        fsync_folder(os.path.dirname(target))
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)

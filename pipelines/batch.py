@@ -1,0 +1,261 @@
+"""One job from end to end, attended or not: dataset, training, evaluation, model, report. What `sparkring run` calls.
+
+Every job is one parent run in MLflow with a child for each part. A job that is told to stop leaves a checkpoint and
+the exit code of the signal; the same command goes on from there, in the same MLflow run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from conf.load import ConfigError, Resolved
+from conf.manifest import DatasetManifest, digest
+from conf.rules import dataset_problems
+from conf.schema import RunConfig
+from conf.storage import Storage
+from pipelines import etl_job, evaluate, report_job, serving, train_job
+from pipelines.barrier import check_slots
+from pipelines.etl_job import Dataset
+from pipelines.evaluate import Evaluation
+from pipelines.exits import Exit
+from pipelines.plan import layout_problems_of, plan_and_measured
+from pipelines.runs import RunRecord, Runs
+from pipelines.spark import spark_session
+from pipelines.train_job import Trained
+from training.planner import format_rows
+from training.tracker import JOB, Tracker, TrackerSettings, git_commit
+
+log = logging.getLogger("sparkring")
+
+
+@dataclass
+class Timings:
+    """Seconds by stage of the job, in order; the report and `summary.json` show them."""
+
+    seconds: dict[str, float]
+
+    def since(self, stage: str, began: float) -> None:
+        self.seconds[stage] = time.monotonic() - began
+
+
+def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
+    """Run the parts asked for; the exit code. Raises what the parts raise, with MLflow's status already right."""
+    config, began = resolved.config, time.monotonic()
+    timings = Timings({})
+    if train and (problems := layout_problems_of(config)):
+        raise ConfigError(config.name, problems)
+    fingerprint = etl_job.wanted_fingerprint(config)
+    found = etl_job.find(config, fingerprint) if etl else etl_job.require(config, fingerprint)
+    if found is not None and train:
+        check_against(config, found)
+    runs = Runs(config.storage.runs, config.name)
+    record, continued = runs.begin(config, fingerprint) if train else (None, False)
+    job = f"{config.name}/{record.folder}" if record else digest([resolved.digest, fingerprint])[:16]
+    commit = git_commit(Path(__file__).parent) or ""
+    try:
+        with (
+            Tracker(tracker_settings(config), job, config.name, {"sparkring.commit": commit}, continued) as tracker,
+            spark_session(config) as spark,
+        ):
+            timings.since("spark_s", began)
+            describe_job(tracker, resolved, spark, fingerprint)
+            if train:
+                check_slots(spark, config.launch.world)
+            dataset = found or build_dataset(spark, resolved, tracker, commit, timings)
+            if record is None:
+                return Exit.OK
+            check_against(config, dataset)
+            record = runs.write(replace(record, mlflow_run_id=tracker.run_id(timeout_s=1.0)))
+            return train_and_report(spark, resolved, dataset, runs, record, tracker, timings, began)
+    except BaseException as error:
+        if record is not None:
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            runs.write(replace(record, status="interrupted" if stopped else "failed"))
+        raise
+
+
+def check_against(config: RunConfig, dataset: Dataset) -> None:
+    """ConfigError for settings this dataset or model cannot meet, before a process is started for them."""
+    problems = dataset_problems(config, dataset.manifest)
+    problems = problems or layout_problems_of(config, dataset.manifest)
+    if problems:
+        raise ConfigError(dataset.folder.uri, problems)
+
+
+def train_and_report(
+    spark: SparkSession,
+    resolved: Resolved,
+    dataset: Dataset,
+    runs: Runs,
+    record: RunRecord,
+    tracker: Tracker,
+    timings: Timings,
+    began: float,
+) -> int:
+    """Everything after the dataset; writes summary.json and report.html into the run folder."""
+    config, folder = resolved.config, runs.at(record)
+
+    def count_attempt(number: int) -> None:
+        nonlocal record
+        record = runs.write(replace(record, attempts=number))
+
+    with tracker.part(train_job.TRAIN):
+        log_dataset(tracker, train_job.TRAIN, dataset, "training")
+        tracker.params(train_job.TRAIN, {k: v for k, v in resolved.as_dict().items() if k not in ("etl", "spark")})
+        launched = time.monotonic()
+        trained = train_job.train(spark, resolved, dataset, folder, tracker, record.attempts + 1, count_attempt)
+        timings.seconds["launch_s"] = trained.start_s
+        timings.seconds["train_s"] = time.monotonic() - launched - trained.start_s
+        planned = plan_and_measured(config, dataset.manifest, trained.summary["measured"])
+        tracker.artifact(train_job.TRAIN, format_rows(planned) + "\n", "plan.txt")
+        known = {f"plan/{r['quantity']}": (r["predicted"], r["measured"]) for r in planned if r["measured"] is not None}
+        tracker.metrics(train_job.TRAIN, 0, {name: float(p) for name, (p, _) in known.items()})
+        tracker.metrics(train_job.TRAIN, 0, {f"{name}_measured": float(m) for name, (_, m) in known.items()})
+    with tracker.part(evaluate.EVALUATE):
+        evaluating = time.monotonic()
+        evaluation = evaluate.evaluate(spark, config, dataset, folder, trained)
+        tracker.metrics(evaluate.EVALUATE, trained.summary["steps"], evaluation.flat())
+        timings.since("evaluate_s", evaluating)
+        publish_model(tracker, config, dataset.manifest, folder, trained, evaluation)
+    timings.seconds["total_s"] = time.monotonic() - began
+    summary = {
+        "name": config.name,
+        "run": folder.uri,
+        "dataset": dataset.folder.uri,
+        "fingerprint": dataset.manifest.fingerprint,
+        "config_digest": resolved.digest,
+        "attempts": record.attempts,
+        "failed_attempts": trained.failed_attempts,
+        "timings": timings.seconds,
+        "etl": dataset.seconds,
+        "train": trained.summary,
+        "scores": evaluation.scores,
+        "predictions": trained.predictions,
+        "sample": evaluation.sample,
+        "per_step_s": trained.per_step_s,
+        "history": trained.history,
+    }
+    folder.put_atomic("summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    report_job.write_report(tracker, resolved, dataset, folder, trained, evaluation, timings.seconds)
+    tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.seconds.items()} | evaluation.flat())
+    runs.write(replace(record, status="finished"))
+    say(config, folder, trained, evaluation, timings, tracker)
+    return Exit.OK
+
+
+def build_dataset(spark: SparkSession, resolved: Resolved, tracker: Tracker, commit: str, timings: Timings) -> Dataset:
+    """The etl part: build, and record what was built, or why not (the checks report too)."""
+    began = time.monotonic()
+    with tracker.part("etl"):
+        dataset = etl_job.build(spark, resolved, commit)
+        accounting = dataset.manifest.accounting
+        counts = {f"rows/quarantined_{rule}": float(n) for rule, n in accounting.quarantined.items()}
+        counts |= {"rows/in": float(accounting.rows_in), "rows/out": float(accounting.rows_out)}
+        counts |= {f"rows/{split}": float(info.rows) for split, info in dataset.manifest.splits.items()}
+        tracker.metrics("etl", 0, counts | {f"time/{name}": value for name, value in dataset.seconds.items()})
+        log_dataset(tracker, "etl", dataset, "output")
+        tracker.artifact("etl", json.dumps(dataset.manifest.checks, indent=1), "checks.json")
+        tracker.artifact("etl", dataset.manifest.to_json(), "manifest.json")
+    timings.since("etl_s", began)
+    log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
+    return dataset
+
+
+def tracker_settings(config: RunConfig) -> TrackerSettings:
+    tracking = config.tracking
+    return TrackerSettings(
+        experiment=tracking.experiment or config.name,
+        uri=tracking.uri,
+        root=tracking.root,
+        enabled=tracking.enabled,
+        tags=tracking.tags,
+        system_metrics_every_s=tracking.system_metrics_every_s if tracking.system_metrics else None,
+        flush_every_s=tracking.flush_every_s,
+        request_timeout_s=tracking.request_timeout_s,
+        request_retries=tracking.request_retries,
+    )
+
+
+def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fingerprint: str) -> None:
+    config = resolved.config
+    tracker.tags(
+        JOB,
+        {
+            "sparkring.config_digest": resolved.digest,
+            "sparkring.fingerprint": fingerprint,
+            "sparkring.application_id": spark.sparkContext.applicationId,
+            "sparkring.world": config.launch.world,
+            "sparkring.code_path": str(Path(__file__).parent.parent),
+        },
+    )
+    tracker.params(JOB, resolved.as_dict())
+    tracker.artifact(JOB, json.dumps(resolved.as_dict(), indent=1), "config.json")
+
+
+def log_dataset(tracker: Tracker, key: str, dataset: Dataset, context: str) -> None:
+    manifest = dataset.manifest
+    profile = {f"rows_{split}": info.rows for split, info in manifest.splits.items()} | {"files": len(manifest.files)}
+    schema = [{"name": c.name, "type": mlflow_type(c.dtype)} for c in manifest.columns]
+    tracker.dataset(key, manifest.name, dataset.folder.uri, manifest.fingerprint, context, profile, schema)
+
+
+def mlflow_type(dtype: str) -> str:
+    """MLflow's name for a stored element type."""
+    if dtype in ("int8", "int16", "int32"):
+        return "integer"
+    return {"bool": "boolean", "int64": "long", "float64": "double", "binary": "binary"}.get(dtype, "float")
+
+
+def publish_model(
+    tracker: Tracker,
+    config: RunConfig,
+    manifest: DatasetManifest,
+    folder: Storage,
+    trained: Trained,
+    evaluation: Evaluation,
+) -> None:
+    """The final model with its signature, features and scores, registered under the recipe's alias."""
+    tracking, summary = config.tracking, trained.summary
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "model"
+        serving.write_model_folder(target, config, manifest, folder.read_bytes(summary["weights"]))
+        tracker.model(
+            evaluate.EVALUATE,
+            target,
+            "pipelines.serving",
+            f"{config.name}-model",
+            summary.get("exported_step", summary["steps"]),
+            inputs=serving.signature_inputs(manifest),
+            outputs=serving.signature_outputs(config.model.task),
+            registered_model=tracking.registered_model or config.name,
+            alias=tracking.alias,
+            tags={"sparkring.fingerprint": manifest.fingerprint, "sparkring.engine": summary["engine"]},
+            params=evaluation.flat(),
+        )
+
+
+def say(
+    config: RunConfig,
+    folder: Storage,
+    trained: Trained,
+    evaluation: Evaluation,
+    timings: Timings,
+    tracker: Tracker,
+) -> None:
+    """The last lines of a job: what came out, and where to look."""
+    for name, scores in evaluation.scores.items():
+        log.info("%-36s %s", name, "  ".join(f"{k} {v:.4f}" for k, v in scores.items()))
+    spent = "  ".join(f"{name.removesuffix('_s')} {value:.0f} s" for name, value in timings.seconds.items())
+    log.info("%s steps by %s; %s", trained.summary["steps"], trained.summary["engine"], spent)
+    log.info("report: %s/report.html", folder.uri)
+    log.info(
+        "browse: sparkring ui   (%s)",
+        tracker.url() or f"MLflow experiment {config.tracking.experiment or config.name!r}",
+    )

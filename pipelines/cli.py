@@ -1,0 +1,230 @@
+"""`sparkring`: the command line. Thin: parses, calls one function, turns errors into one message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
+from conf.manifest import ManifestError
+from etl.errors import EtlError
+from pipelines.exits import Exit
+from training.failure import Cancelled, LaunchError, WorkerFailed
+
+EXITS: list[tuple[type[BaseException], Exit]] = [
+    (ConfigError, Exit.USAGE),
+    (ManifestError, Exit.DATA),
+    (EtlError, Exit.DATA),
+    (WorkerFailed, Exit.TRAINING),
+    (LaunchError, Exit.RESOURCES),
+    (Cancelled, Exit.TERMINATED),
+    (KeyboardInterrupt, Exit.INTERRUPTED),
+]
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code (pipelines/exits.py)."""
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    for noisy in ("py4j", "mlflow", "alembic", "matplotlib", "fsspec", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # JSON twins of errors we report ourselves
+        logging.getLogger(twin).setLevel(logging.CRITICAL)
+    try:
+        command: Command = arguments.command
+        return int(command(arguments))
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code(error)
+        if arguments.verbose or code is Exit.BUG:
+            traceback.print_exc()
+        print(f"sparkring: {error or 'interrupted'}", file=sys.stderr)
+        return code
+
+
+def exit_code(error: BaseException) -> Exit:
+    """The code for an error, by its type."""
+    if isinstance(error, SystemExit):
+        return Exit(error.code) if error.code in set(Exit) else Exit.BUG
+    for kinds, code in EXITS:
+        if isinstance(error, kinds):
+            return code
+    return Exit.BUG
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="sparkring", description="One Spark application from raw tables to a tracked model."
+    )
+    top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, command: Command, text: str, recipe: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        if recipe:
+            sub.add_argument("recipe", help=f"a name ({', '.join(recipe_names())}) or the path of a YAML file")
+            sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
+        return sub
+
+    add("run", _run, "etl, train and report in one Spark application")
+    add("etl", _etl, "build the dataset, or find that it exists")
+    add("train", _train, "train on the dataset (which must exist) and report")
+    add("report", _report, "draw the report of the recipe's last run again")
+    add("replay", _replay, "send to the tracking server what earlier jobs could not")
+    _add_config(commands)
+    plan = commands.add_parser("plan", help="what a parallel block costs").add_subparsers(required=True, metavar="WHAT")
+    show = plan.add_parser("show", help="mesh, memory per rank, bytes per step, bubble; starts nothing")
+    show.set_defaults(command=_plan)
+    show.add_argument("recipe")
+    show.add_argument("overrides", nargs="*", metavar="key.path=value")
+    audit = add(
+        "audit", _audit, "prove from a run's audit log that every row was consumed once per epoch", recipe=False
+    )
+    audit.add_argument("run_folder")
+    add("netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
+    package = add("package", _package, "write the code archive and main file for spark-submit", recipe=False)
+    package.add_argument("--out", default="dist/sparkring.zip", help="file (default: dist/sparkring.zip)")
+    ui = commands.add_parser("ui", help="serve the MLflow UI on the recipe's store, on this machine only")
+    ui.set_defaults(command=_ui)
+    ui.add_argument("recipe", nargs="?", default="flights")
+    ui.add_argument("overrides", nargs="*", metavar="key.path=value")
+    ui.add_argument("--port", type=int, default=5000)
+    return top
+
+
+def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    config = commands.add_parser("config", help="show, validate or describe a configuration")
+    what = config.add_subparsers(required=True, metavar="WHAT")
+    for name, command, text in (
+        ("show", _config_show, "resolved values, each with where it came from"),
+        ("validate", _config_validate, "check a recipe; exit code 2 and every problem where it is wrong"),
+    ):
+        sub = what.add_parser(name, help=text)
+        sub.set_defaults(command=command)
+        sub.add_argument("recipe")
+        sub.add_argument("overrides", nargs="*", metavar="key.path=value")
+    schema = what.add_parser("schema", help="JSON schema of a recipe, for editors")
+    schema.set_defaults(command=_config_schema)
+
+
+def _load(arguments: argparse.Namespace) -> Resolved:
+    return load_config(arguments.recipe, arguments.overrides)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pipelines.batch import run_job
+
+    return run_job(_load(arguments), etl=True, train=True)
+
+
+def _etl(arguments: argparse.Namespace) -> int:
+    from pipelines.batch import run_job
+
+    return run_job(_load(arguments), etl=True, train=False)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from pipelines.batch import run_job
+
+    return run_job(_load(arguments), etl=False, train=True)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from pipelines.report_job import redraw
+
+    print(redraw(_load(arguments)))
+    return Exit.OK
+
+
+def _config_show(arguments: argparse.Namespace) -> int:
+    resolved = _load(arguments)
+    rows = [(key, json.dumps(value), resolved.origins[key]) for key, value in leaves(resolved.as_dict())]
+    widths = [min(max(len(row[i]) for row in rows), 60) for i in range(2)]
+    for key, value, origin in rows:
+        print(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    print(f"digest {resolved.digest}")
+    return Exit.OK
+
+
+def _config_validate(arguments: argparse.Namespace) -> int:
+    resolved = _load(arguments)
+    print(f"{arguments.recipe}: valid, digest {resolved.digest}")
+    return Exit.OK
+
+
+def _config_schema(_: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=1))
+    return Exit.OK
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from pipelines.plan import layout_problems_of, show_plan
+
+    config = _load(arguments).config
+    if problems := layout_problems_of(config):
+        raise ConfigError(arguments.recipe, problems)
+    print(show_plan(config))
+    return Exit.OK
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from training.data.audit import audit_run
+
+    report = audit_run(f"{arguments.run_folder.rstrip('/')}/audit")
+    print("\n".join(report.lines()))
+    return Exit.OK if report.ok else Exit.DATA
+
+
+def _netcheck(arguments: argparse.Namespace) -> int:
+    from pipelines.netcheck import netcheck
+    from pipelines.spark import spark_session
+    from pipelines.train_job import stage_options
+
+    config = _load(arguments).config
+    with spark_session(config) as spark:
+        print(netcheck(spark, config.launch.world, options=stage_options(config.launch)).text())
+    return Exit.OK
+
+
+def _package(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from pipelines.package import write_archive
+
+    archive = write_archive(Path(arguments.out))
+    main = archive.with_name("sparkring_job.py")
+    main.write_text("import sys\n\nfrom pipelines.cli import main\n\nsys.exit(main())\n")
+    print(f"spark-submit --py-files {archive} {main} run RECIPE")
+    return Exit.OK
+
+
+def _ui(arguments: argparse.Namespace) -> int:
+    from training.tracking import serve_ui
+
+    return serve_ui(_load(arguments).config.tracking, arguments.port)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from pipelines.batch import tracker_settings
+    from training.tracking import replay
+    from training.tracking_rules import client_limits
+
+    settings = tracker_settings(_load(arguments).config)
+    with client_limits(settings):
+        journals, operations = replay(settings)
+    print(f"sent {operations} operations that {journals} jobs had left in {settings.root}")
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

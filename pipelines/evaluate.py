@@ -1,0 +1,115 @@
+"""What the trained model is worth on the held-out split, beside the baselines; everything the report draws from."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from conf.manifest import DatasetManifest
+from conf.schema import RunConfig
+from conf.storage import Storage
+from pipelines import serving
+from pipelines.baseline import baseline_scores
+from pipelines.etl_job import Dataset
+from pipelines.train_job import Trained
+from training.metrics import binary_scores
+from training.models.gpt import perplexity
+
+log = logging.getLogger(__name__)
+EVALUATE = "evaluate"
+MODEL = "this model"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`scores`: name -> metric -> value, the model first. `labels`, `predictions`: one entry per test row, in the
+    dataset's order; empty where the task has none. `groups`: column -> value of each test row, as text."""
+
+    scores: dict[str, dict[str, float]]
+    labels: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    predictions: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    groups: dict[str, np.ndarray] = field(default_factory=dict)
+    sample: str = ""
+
+    def flat(self) -> dict[str, float]:
+        """`test/auc` for the model, `test/<baseline>/auc` beside it."""
+        flat: dict[str, float] = {}
+        for name, scores in self.scores.items():
+            prefix = "test" if name == MODEL else f"test/{name.split(' (')[0].replace(' ', '_')}"
+            flat |= {f"{prefix}/{metric}": value for metric, value in scores.items()}
+        return flat
+
+
+def evaluate(spark: SparkSession, config: RunConfig, dataset: Dataset, run: Storage, trained: Trained) -> Evaluation:
+    """Exact metrics over all test rows, gathered from the ranks' prediction files, and the baselines'."""
+    scores: dict[str, dict[str, float]] = {MODEL: dict(trained.summary.get("test", {}))}
+    split = config.train.test_split
+    if split is None:
+        return Evaluation({MODEL: dict(trained.summary["valid"])})
+    if config.model.task == "language_model":
+        return evaluate_text(config, dataset, run, trained, split)
+    if not trained.predictions:
+        return Evaluation(scores)
+    labels, predictions = read_predictions(run, trained.predictions, dataset.manifest.splits[split].rows)
+    if config.model.task == "binary":
+        scores[MODEL] |= binary_scores(labels, predictions)
+        label = config.model.label or next(c.name for c in dataset.manifest.columns if c.role == "label")
+        if config.report.baselines:
+            scores |= baseline_scores(spark, dataset.folder, dataset.manifest, label, "train", split)
+    return Evaluation(scores, labels, predictions, share_groups(config, dataset, split))
+
+
+def evaluate_text(config: RunConfig, dataset: Dataset, run: Storage, trained: Trained, split: str) -> Evaluation:
+    """Loss and perplexity per token beside a model that knows only how often tokens occur, and a sample of text."""
+    loss = trained.summary["test"]["loss"]
+    scores = {MODEL: trained.summary["test"] | {"perplexity": perplexity(loss)}}
+    if config.report.baselines:
+        entropy = dataset.manifest.text["splits"][split]["unigram_entropy_nats"]
+        scores["unigram frequencies"] = {"loss": entropy, "perplexity": perplexity(entropy)}
+    writer = serving.Writer(config, dataset.manifest, serving.read_weights(run.read_bytes(trained.summary["weights"])))
+    row = {"prompt": config.report.sample_prompt, "tokens": config.report.sample_tokens}
+    (written,) = writer.predict([row])["text"]
+    return Evaluation(scores, sample=config.report.sample_prompt + written)
+
+
+def share_groups(config: RunConfig, dataset: Dataset, split: str) -> dict[str, np.ndarray]:
+    """Column -> text value of every row of the split, for the columns of `report.share_by`."""
+    return {name: group_values(dataset.folder, dataset.manifest, split, name) for name in config.report.share_by}
+
+
+def read_predictions(run: Storage, files: list[str], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """(labels, predictions) in the dataset's order. RuntimeError unless every test row was scored exactly once."""
+    table = pa.concat_tables([pq.read_table(run.path(file), filesystem=run.fs) for file in files])
+    ids = table["id"].to_numpy()
+    if len(ids) != rows or not np.array_equal(np.sort(ids), np.arange(rows)):
+        raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {rows} test rows")
+    order = np.argsort(ids)
+    predictions: Any = table["prediction"].combine_chunks()
+    values = (
+        np.stack(predictions.to_numpy(zero_copy_only=False))
+        if pa.types.is_fixed_size_list(predictions.type)
+        else predictions.to_numpy(zero_copy_only=False)
+    )
+    return table["label"].to_numpy()[order].astype(np.float64), values[order]
+
+
+def group_values(folder: Storage, manifest: DatasetManifest, split: str, column: str) -> np.ndarray:
+    """The column's values over the split in stored order, dictionary codes turned back into what they stand for."""
+    parts = [
+        pq.read_table(folder.path(file.path), columns=[column], filesystem=folder.fs)[column]
+        for file in manifest.files_of(split)
+    ]
+    values = pa.chunked_array(parts).to_numpy()
+    vocabulary = next(
+        (s["values"] for s in manifest.features.get("features", []) if s["name"] == column and "values" in s), None
+    )
+    if vocabulary is None:
+        return values.astype(str)
+    names = np.array(["null", "unseen", *vocabulary])
+    return names[values]

@@ -1,0 +1,16 @@
+"""Exit codes, in one place. A scheduler can tell what to do from the number alone; README lists the same table."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    OK = 0
+    BUG = 1  # an error nobody foresaw; its traceback is printed
+    USAGE = 2  # the command line or the configuration is wrong; nothing was started
+    DATA = 3  # source tables, checks or the dataset; nothing was trained
+    TRAINING = 4  # a training process failed, and no attempt was left
+    RESOURCES = 5  # the cluster cannot give what was asked
+    INTERRUPTED = 130  # Ctrl-C
+    TERMINATED = 143  # SIGTERM; a checkpoint was written first where training had begun

@@ -1,0 +1,83 @@
+"""Before anything waits: room for every rank, settings a barrier stage can live with, hosts alike and in reach.
+
+Slots are checked before the stage exists. The hosts are checked when their agents have reported, in the same stage,
+while the helpers are importing torch anyway: it costs no time of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from training.crew import Crew
+from training.facts import collect_facts, problems, unreachable
+from training.failure import LaunchError, PreflightError
+from training.worker_env import Seat
+
+
+def slots(sc: SparkContext) -> int:
+    """Tasks this application could run at the same time now, GPUs counted too. Executors on their way are not
+    counted."""
+    jvm = sc._jsc.sc()
+    return int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
+
+
+def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
+    """The most tasks the settings can ever allow at a time; None where only the cluster's manager knows."""
+    cpus = int(conf.get("spark.task.cpus", "1"))
+    if found := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
+        return int(found[1]) * (int(found[2]) // cpus)
+    if found := re.fullmatch(r"local\[(\d+)(,\d+)?]", master):
+        return int(found[1]) // cpus
+    if master == "local":
+        return 1 // cpus
+    cores, instances = conf.get("spark.executor.cores"), conf.get("spark.executor.instances")
+    limits = [int(conf["spark.cores.max"]) // cpus] if "spark.cores.max" in conf else []
+    if cores and instances:
+        limits.append(int(instances) * (int(cores) // cpus))
+    return min(limits, default=None)
+
+
+def check_slots(spark: SparkSession, world: int, wait_s: float = 20.0) -> None:
+    """LaunchError at once where the application can never run `world` tasks together; else waits for executors to
+    come."""
+    sc = spark.sparkContext
+    master = str(sc.master)
+    conf = dict(sc.getConf().getAll())
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        raise LaunchError(
+            "spark.dynamicAllocation.enabled = true: a barrier stage needs its executors from the start "
+            "(SPARK-24942); set --conf spark.dynamicAllocation.enabled=false --conf spark.executor.instances=<n>"
+        )
+    ceiling = slots_ceiling(master, conf)
+    if ceiling is not None and world > ceiling:
+        raise LaunchError(too_few_slots(world, ceiling, master))
+    deadline = time.monotonic() + wait_s
+    while (free := slots(sc)) < world:
+        if time.monotonic() > deadline:
+            raise LaunchError(too_few_slots(world, free, master))
+        time.sleep(0.1)
+
+
+def too_few_slots(world: int, count: int, master: str) -> str:
+    return (
+        f"launch.world = {world}: {master} has {count} task slot{'' if count == 1 else 's'}, and each rank needs one; "
+        f"set launch.world to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
+    )
+
+
+def check_hosts(crew: Crew, seats: list[Seat], code: str | None) -> None:
+    """PreflightError with every reason why ranks would fail later; `code` is the digest they should have, if any."""
+    first = {seat.host: seat for seat in reversed(seats)}  # one agent speaks for its host
+    facts = {crew.name_of(seat): crew.facts_of(seat) for seat in seats}
+    found = problems({**collect_facts(), "code": code}, facts)
+    if len(first) > 1:
+        names = {seat.agent: crew.name_of(seat) for seat in first.values()}
+        found += unreachable(names, crew.reach(list(first.values())))
+    if found:
+        raise PreflightError(
+            f"preflight: {len(found)} problem{'s' if len(found) > 1 else ''}\n" + "\n".join(f"  - {p}" for p in found)
+        )

@@ -1,0 +1,252 @@
+"""Attempt after attempt, in one Spark application, until the job has ended or nothing is left to try.
+
+Within a stage the next attempt is forked from warm helpers. A stage that lost an executor is over as a whole (that is
+what a barrier means), and the next attempt gets a new one, on whatever slots are left. training/elastic.py decides,
+this file acts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pipelines.barrier import StageOptions, barrier_crew
+from pipelines.preflight import check_slots, slots
+from training.attempt import Control, Limits, OnEvent
+from training.crew import Crew, log_event
+from training.elastic import PLANNED, Decision, Ended, Policy, best_world, decide, should_grow, steps_lost
+from training.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
+from training.job import PRELOAD, JobResult, JobSpec
+from training.launch import local_crew
+
+log = logging.getLogger(__name__)
+WATCH_S = 0.5
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Where attempts run: room for how many ranks, agents for a world, and whether a host is about to leave."""
+
+    slots: Callable[[], int]
+    open_crew: Callable[[int], AbstractContextManager[Crew]]
+    leaving: Callable[[], bool] = lambda: False
+
+
+def spark_platform(spark: SparkSession, preload: tuple[str, ...], options: StageOptions) -> Platform:
+    sc = spark.sparkContext
+    return Platform(
+        slots=lambda: slots(sc),
+        open_crew=lambda world: barrier_crew(spark, world, preload, options),
+        leaving=lambda: decommissioning(sc),
+    )
+
+
+def local_platform(world: int, preload: tuple[str, ...]) -> Platform:
+    """This machine without Spark; always room for `world`."""
+    return Platform(slots=lambda: world, open_crew=lambda count: local_crew(count, preload))
+
+
+def decommissioning(sc: Any) -> bool:
+    """Whether Spark has begun to take an executor of this application away (spot instance, node drain)."""
+    scala = sc._jsc.sc()
+    ids = scala.getExecutorIds()
+    scheduler = scala.taskScheduler()
+    return any(scheduler.getExecutorDecommissionState(ids.apply(i)).isDefined() for i in range(ids.size()))
+
+
+def run_with_recovery(
+    spark: SparkSession,
+    make_job: Callable[[int, int], JobSpec],
+    policy: Policy,
+    on_event: OnEvent = log_event,
+    *,
+    latest_step: Callable[[], int | None] = lambda: None,
+    is_finished: Callable[[JobResult], bool] = lambda result: True,
+    control: Control | None = None,
+    limits: Limits | None = None,
+    options: StageOptions | None = None,
+    first_attempt: int = 1,
+    preload: tuple[str, ...] = PRELOAD,
+) -> JobResult:
+    """Run `make_job(attempt, world)` until it returns a result that is finished; see Recovery for the rest."""
+    check_slots(spark, policy.world if policy.min_world is None else policy.min_world)
+    platform = spark_platform(spark, preload, options or StageOptions())
+    recovery = Recovery(platform, make_job, policy, on_event, latest_step, is_finished, control, limits)
+    return recovery.run(first_attempt)
+
+
+class Recovery:
+    """The loop over attempts.
+
+    Raises what the last attempt raised when the decision is to stop: WorkerFailed, LaunchError or Cancelled. Besides
+    the attempts' own events it emits `attempt_ended` (attempt, world, cause, words, step, steps_lost, decision,
+    next_world, why) and `recovered` (attempt, recover_s: from the failure to the first step made after it).
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        make_job: Callable[[int, int], JobSpec],
+        policy: Policy,
+        on_event: OnEvent,
+        latest_step: Callable[[], int | None] = lambda: None,
+        is_finished: Callable[[JobResult], bool] = lambda result: True,
+        control: Control | None = None,
+        limits: Limits | None = None,
+        slots_wait_s: float = 15.0,
+    ):
+        self._platform, self._make_job, self._policy = platform, make_job, policy
+        self._on_event, self._latest_step, self._is_finished = on_event, latest_step, is_finished
+        self._control, self._limits, self._slots_wait_s = control or Control(), limits or Limits(), slots_wait_s
+        self._history: list[Ended] = []
+        self._crew: Crew | None = None
+        self._world = 0  # of the running attempt
+        self._stack = ExitStack()
+        self._failed_at: float | None = None
+        self._planned: str | None = None  # why we have asked the running attempt to end
+
+    def run(self, first_attempt: int = 1) -> JobResult:
+        attempt, world = first_attempt, best_world(self._platform.slots(), self._policy) or self._policy.world
+        with self._stack:
+            while True:
+                from_step = self._latest_step() or 0
+                problem: WorkerFailed | LaunchError | None = None
+                try:
+                    result = self._attempt(attempt, world)
+                except (WorkerFailed, LaunchError) as error:
+                    self._failed_at = time.monotonic()
+                    if self._control.stopping:
+                        raise  # the user wants an end, not another attempt
+                    ended, problem = describe(error, attempt, world, from_step), error
+                else:
+                    if self._planned is None or self._is_finished(result):
+                        return result
+                    ended = Ended(attempt, world, self._planned, from_step)
+                decision = self._decide(ended)
+                self._tell(ended, decision, problem)
+                if decision.action == "stop":
+                    raise problem or LaunchError(decision.why)
+                self._wait(decision.wait_s)
+                attempt, world = attempt + 1, decision.world
+
+    def _attempt(self, attempt: int, world: int) -> JobResult:
+        crew = self._usable_crew(world)
+        self._planned, self._world = None, world
+        with self._watching():
+            return crew.run(
+                self._make_job(attempt, world), world, self._listen, attempt, self._control, limits=self._limits
+            )
+
+    def _usable_crew(self, world: int) -> Crew:
+        """The crew of the attempt before while it stands and has a seat for every rank, else a new one."""
+        if self._crew is not None and self._crew.why_over() is None and len(self._crew.seats) >= world:
+            return self._crew
+        self._close_crew()
+        self._crew = self._stack.enter_context(self._platform.open_crew(world))
+        return self._crew
+
+    def _close_crew(self) -> None:
+        self._crew = None
+        self._stack.close()
+
+    def _decide(self, ended: Ended) -> Decision:
+        """Waits a little for slots to return before settling for fewer; a decision to stop needs no slots."""
+        self._history.append(ended)
+        if self._crew is not None and self._crew.why_over() is not None:
+            self._close_crew()
+        deadline = time.monotonic() + self._slots_wait_s
+        while True:
+            decision = decide(self._history, self._platform.slots(), self._policy)
+            hopeless = decide(self._history, self._policy.world, self._policy).action == "stop"
+            if hopeless or decision.world == self._policy.world or time.monotonic() > deadline:
+                return decision
+            if ended.cause in PLANNED and decision.action != "stop":
+                return decision
+            self._wait(0.2)
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep, but not through a cancel."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._control.cancelled:
+                raise Cancelled("cancelled between attempts")
+            time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Beside a running attempt: hosts that are about to leave, slots that have come back."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(over,), name="sparkring-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(timeout=5)
+
+    def _watch(self, over: threading.Event) -> None:
+        while not over.wait(WATCH_S) and self._planned is None:
+            with contextlib.suppress(Exception):  # the JVM is ending; the attempt hears of it too
+                if self._platform.leaving():
+                    self._end_for("decommission")
+
+    def _end_for(self, reason: str) -> None:
+        log.warning("%s: asking the ranks for a checkpoint and their end", reason)
+        self._planned = reason
+        self._control.ask("stop")
+
+    def _listen(self, event: dict[str, Any]) -> None:
+        if self._failed_at is not None and event["kind"] == "heartbeat" and event["step"] > self._history[-1].from_step:
+            taken, self._failed_at = time.monotonic() - self._failed_at, None
+            self._on_event({"kind": "recovered", "attempt": event["attempt"], "recover_s": taken})
+        at_boundary = event["kind"] == "event" and event["event"] == "checkpoint"
+        wanting = self._world < self._policy.world and self._planned is None
+        if at_boundary and wanting and should_grow(self._world, self._platform.slots(), self._policy):
+            self._end_for("grow")
+        self._on_event(event)
+
+    def _tell(self, ended: Ended, decision: Decision, problem: Exception | None) -> None:
+        words = problem.failure.words if isinstance(problem, WorkerFailed) else str(problem or ended.cause)
+        log.warning("attempt %d ended: %s; %s: %s", ended.attempt, words, decision.action, decision.why)
+        event = {
+            "kind": "attempt_ended",
+            "attempt": ended.attempt,
+            "world": ended.world,
+            "cause": ended.cause,
+            "words": words,
+            "step": ended.step,
+            "steps_lost": 0 if ended.cause in PLANNED else steps_lost(ended.step, self._latest_step() or 0),
+            "decision": decision.action,
+            "next_world": decision.world,
+            "why": decision.why,
+        }
+        try:
+            self._on_event(event)
+        except Exception:
+            log.exception("on_event failed for an event of kind 'attempt_ended'")
+
+
+def describe(error: WorkerFailed | LaunchError, attempt: int, world: int, from_step: int) -> Ended:
+    """An attempt's end for the policy."""
+    if isinstance(error, LaunchError):
+        cause = "preflight" if isinstance(error, PreflightError) else "start"
+        return Ended(attempt, world, cause, from_step, message=str(error))
+    failure = error.failure
+    return Ended(
+        attempt,
+        world,
+        failure.cause,
+        from_step,
+        step=failure.step,
+        error_type=failure.error_type,
+        message=failure.message or failure.words,
+        is_value_error=failure.is_value_error,
+    )

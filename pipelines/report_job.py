@@ -1,0 +1,114 @@
+"""What a finished job tells the report: facts, curves, scores, timings, attempts. Written into the run folder."""
+
+from __future__ import annotations
+
+import json
+
+from conf.load import Resolved, leaves
+from conf.manifest import ManifestError, read_manifest
+from conf.storage import Storage, open_storage
+from pipelines.etl_job import Dataset
+from pipelines.evaluate import EVALUATE, MODEL, Evaluation, read_predictions, share_groups
+from pipelines.report import HeldOut, ReportInputs, build_report, publish
+from pipelines.runs import Runs
+from pipelines.train_job import Trained
+from training.tracker import Tracker
+
+
+def write_report(
+    tracker: Tracker,
+    resolved: Resolved,
+    dataset: Dataset,
+    folder: Storage,
+    trained: Trained,
+    evaluation: Evaluation,
+    timings_s: dict[str, float],
+) -> None:
+    """report.html in the run folder and with the MLflow run."""
+    inputs = report_inputs(resolved, dataset, folder, trained, evaluation, timings_s, tracker.url())
+    folder.put_atomic("report.html", publish(inputs, tracker, EVALUATE).encode())
+
+
+def redraw(resolved: Resolved) -> str:
+    """Draw the report of the recipe's newest finished run again, from what its folder holds; the file's URI.
+
+    ManifestError where no run has finished.
+    """
+    config = resolved.config
+    runs = Runs(config.storage.runs, config.name)
+    finished = [record for record in runs.records() if record.status == "finished"]
+    if not finished:
+        raise ManifestError(f"{runs.storage.uri}: no finished run of {config.name!r}; run `sparkring run` first")
+    folder = runs.at(finished[-1])
+    summary = json.loads(folder.read_bytes("summary.json"))
+    where = open_storage(summary["dataset"])
+    dataset = Dataset(read_manifest(where), where)
+    split, evaluation = config.train.test_split, Evaluation(summary["scores"], sample=summary["sample"])
+    if split is not None and summary["predictions"]:
+        rows = dataset.manifest.splits[split].rows
+        labels, predictions = read_predictions(folder, summary["predictions"], rows)
+        evaluation = Evaluation(summary["scores"], labels, predictions, share_groups(config, dataset, split))
+    trained = Trained(
+        summary["train"],
+        summary["predictions"],
+        summary["timings"]["launch_s"],
+        summary["attempts"],
+        summary["history"],
+        summary["failed_attempts"],
+        summary["per_step_s"],
+    )
+    inputs = report_inputs(resolved, dataset, folder, trained, evaluation, summary["timings"], None)
+    folder.put_atomic("report.html", build_report(inputs).encode())
+    return f"{folder.uri}/report.html"
+
+
+def report_inputs(
+    resolved: Resolved,
+    dataset: Dataset,
+    folder: Storage,
+    trained: Trained,
+    evaluation: Evaluation,
+    timings_s: dict[str, float],
+    tracking_url: str | None,
+) -> ReportInputs:
+    config, summary, manifest = resolved.config, trained.summary, dataset.manifest
+    label = next((c.name for c in manifest.columns if c.role == "label"), "positive")
+    facts = {
+        "run": folder.uri,
+        "dataset": dataset.folder.uri,
+        "fingerprint": manifest.fingerprint,
+        "code": manifest.lineage.code_commit or "not a git checkout",
+        "configuration": resolved.digest,
+        "engine": f"{summary['engine']}, {config.launch.world} ranks",
+        "model": f"models:/{config.tracking.registered_model or config.name}@{config.tracking.alias}",
+        "steps": f"{summary['steps']:,} ({summary['samples']:,} samples), best at step {summary['best_step']}",
+    }
+    if tracking_url:
+        facts["MLflow"] = tracking_url
+    binary = config.model.task == "binary" and len(evaluation.labels) > 0
+    return ReportInputs(
+        name=config.name,
+        status="finished",
+        description=config.description,
+        task=config.model.task,
+        positive=config.model.label or label,
+        facts=facts,
+        history={name: points for name, points in trained.history.items() if name.endswith("/loss")},
+        model_name=MODEL,
+        model_scores={k: v for k, v in evaluation.scores[MODEL].items() if k != "positive_share"},
+        baselines={name: scores for name, scores in evaluation.scores.items() if name != MODEL},
+        held_out=HeldOut(evaluation.labels, evaluation.predictions, evaluation.groups) if binary else None,
+        manifest=manifest,
+        timings_s=timings_s,
+        rates={
+            "training": f"{summary['rows_per_s']:,.0f} rows/s",
+            "launch": f"{trained.start_s:.1f} s",
+        }
+        | {
+            f"{name.removesuffix('_s').replace('_', ' ')}, a step": f"{s * 1000:.1f} ms"
+            for name, s in trained.per_step_s.items()
+        },
+        attempts=trained.failed_attempts,
+        config=[(key, str(value), resolved.origins[key]) for key, value in leaves(resolved.as_dict())],
+        sample=evaluation.sample,
+    )

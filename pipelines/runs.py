@@ -1,0 +1,114 @@
+"""Run folders: where one training keeps its checkpoints, predictions and weights; the same command finds it again.
+
+    <runs>/<name>/<UTC time>-<digest>/run.json      what the run is and how far it came
+                                      checkpoints/ predictions/ model/ report.html summary.json
+
+A run that did not finish is continued by the next command that asks for the same training on the same dataset, whatever
+its world; one that finished never is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from conf.manifest import digest
+from conf.schema import RunConfig
+from conf.storage import Storage, open_storage
+from training.failure import LaunchError
+
+Status = Literal["running", "finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    folder: str  # below storage.runs
+    status: Status
+    training_digest: str
+    fingerprint: str
+    mlflow_run_id: str | None
+    host: str
+    pid: int
+    attempts: int = 0  # launches so far, over all commands
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+
+def training_digest(config: RunConfig) -> str:
+    """What makes two commands the same training: everything that decides the model, nothing that decides where or how
+    fast it is computed (world, strategy, Spark, tracking)."""
+    train = config.train.model_dump(mode="json", exclude={"threads_per_rank", "device", "log_every_steps"})
+    blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
+    for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
+        blocks["data"].pop(cosmetic, None)
+    return digest({"name": config.name, "train": train} | blocks)
+
+
+class Runs:
+    """The run folders of one recipe."""
+
+    def __init__(self, uri: str, name: str) -> None:
+        self.storage: Storage = open_storage(uri).at(name)
+
+    def records(self) -> list[RunRecord]:
+        """Oldest first."""
+        found = []
+        for folder in self.storage.list_folders():
+            if self.storage.exists(f"{folder}/run.json"):
+                found.append(RunRecord(**json.loads(self.storage.read_bytes(f"{folder}/run.json"))))
+        return found
+
+    def begin(self, config: RunConfig, fingerprint: str) -> tuple[RunRecord, bool]:
+        """(record, continued): the newest unfinished run of the same training on the same dataset, else a new one.
+
+        A run whose process still lives on this host is not taken: RunTaken names it.
+        """
+        wanted = training_digest(config)
+        me: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+        if config.checkpoint.resume:
+            for record in reversed(self.records()):
+                if (record.training_digest, record.fingerprint) != (wanted, fingerprint):
+                    continue
+                if record.status == "finished":
+                    break
+                if record.status == "running" and _alive(record):
+                    raise RunTaken(
+                        f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
+                        "wait for it, or set checkpoint.resume=false to train another beside it"
+                    )
+                return self.write(replace(record, status="running", **me)), True
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        folder = f"{stamp}-{wanted[:8]}"
+        taken = {record.folder for record in self.records()}
+        while folder in taken:
+            folder += "x"
+        return self.write(RunRecord(folder, "running", wanted, fingerprint, None, **me)), False
+
+    def write(self, record: RunRecord) -> RunRecord:
+        self.storage.put_atomic(f"{record.folder}/run.json", record.to_json())
+        return record
+
+    def at(self, record: RunRecord) -> Storage:
+        return self.storage.at(record.folder)
+
+
+class RunTaken(LaunchError):
+    """Another live process is training this very run."""
+
+
+def _alive(record: RunRecord) -> bool:
+    """Whether the recorded process runs on this host and is not this one. Other hosts cannot be asked: not alive."""
+    if record.host != socket.gethostname() or record.pid == os.getpid():
+        return False
+    try:
+        os.kill(record.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,157 @@
+"""The finished model as a folder that predicts from raw rows, wherever sparkring is installed.
+
+    <folder>/config.json    the resolved configuration: which module, with which arguments, for which task
+             manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
+             weights.pt     `torch.load(..., weights_only=True)`: parameter name -> tensor
+
+MLflow calls `_load_pyfunc`; nothing in the folder is code or an unrestricted pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from conf.manifest import DatasetManifest
+from conf.schema import RunConfig
+from etl.features import apply_numpy
+from etl.tokenizer import Codec
+from training.models.gpt import generate
+from training.tasks import build_task
+from training.worker import build_model, pick_columns
+
+BATCH_ROWS = 8192
+MLFLOW_TYPES = {"numeric": "double", "cyclic": "double"}
+
+
+def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifest, weights: bytes) -> None:
+    """`weights`: the bytes of `model/weights.pt` in the run folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config.model_dump(mode="json"), indent=1))
+    (folder / "manifest.json").write_text(manifest.to_json())
+    (folder / "weights.pt").write_bytes(weights)
+
+
+class Predictor:
+    """`predict(rows)`: raw columns, as the feature fit saw them -> a frame with `prediction` (binary: probability of
+    the positive class; regression: the value) or one `class_<i>` column per class.
+    """
+
+    def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
+        self.manifest = manifest
+        self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
+        self.task: Any = build_task(config.model.task, self.columns.features, self.columns.label, config.model.inputs)
+        self.model = build_model(config, manifest)
+        self.model.load_state_dict(weights)
+        self.model.eval()
+
+    def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
+        """`model_input`: a DataFrame, or a dict of equally long columns. KeyError names a column that is missing."""
+        rows = pd.DataFrame(model_input)
+        parts = [
+            self._scores(rows.iloc[start : start + BATCH_ROWS]) for start in range(0, max(len(rows), 1), BATCH_ROWS)
+        ]
+        scores = np.concatenate(parts)
+        if scores.ndim == 1:
+            return pd.DataFrame({"prediction": scores}, index=rows.index)
+        return pd.DataFrame({f"class_{i}": scores[:, i] for i in range(scores.shape[1])}, index=rows.index)
+
+    def _scores(self, rows: pd.DataFrame) -> np.ndarray:
+        columns = self._columns(rows)
+        with torch.inference_mode():
+            outputs = self.model(*self.task.inputs(columns))
+            probabilities: np.ndarray = self.task.probabilities(outputs).numpy()
+        return probabilities
+
+    def _columns(self, rows: pd.DataFrame) -> dict[str, torch.Tensor]:
+        """What a batch of the dataset would hold: raw rows through the fitted features, the rest as it is."""
+        made: dict[str, Any] = {}
+        if self.manifest.features:
+            made = dict(apply_numpy(self.manifest.features, {name: rows[name].tolist() for name in rows}))
+        columns = {}
+        for name in self.columns.features:
+            if name not in made and name not in rows:
+                raise KeyError(f"column {name!r} is needed; given: {sorted(map(str, rows))}")
+            values = made[name] if name in made else np.stack([np.asarray(v) for v in rows[name]])
+            columns[name] = torch.from_numpy(np.ascontiguousarray(values).astype(self.manifest.column(name).dtype))
+        return columns
+
+
+class Writer:
+    """`predict(rows)`: a column `prompt`, optionally `tokens` (how many more, 100) and `temperature` (0.8; 0 is greedy)
+    -> a frame with `text`, what the language model writes after each prompt. The same row gives the same text.
+    """
+
+    def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
+        self.codec = Codec(manifest.text["tokenizer_json"], manifest.text["size"])
+        self.context: int = manifest.text["seq_len"] - 1
+        self.model = build_model(config, manifest)
+        self.model.load_state_dict(weights)
+        self.model.eval()
+
+    def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
+        rows = pd.DataFrame(model_input)
+        if "prompt" not in rows:
+            raise KeyError(f"column 'prompt' is needed; given: {sorted(map(str, rows))}")
+        texts = [self._continue(row) for row in rows.to_dict("records")]
+        return pd.DataFrame({"text": texts}, index=rows.index, dtype=object)
+
+    def _continue(self, row: Mapping[Any, Any]) -> str:
+        (encoded,) = self.codec.encode([row["prompt"]])
+        prompt = [self.codec.end_id, *encoded[:-1].tolist()]  # as a document begins: after the end of another
+        count, temperature = _given(row, "tokens", 100), _given(row, "temperature", 0.8)
+        return self.codec.decode(
+            generate(self.model, prompt, int(count), context=self.context, temperature=float(temperature))
+        )
+
+
+def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
+    value = row.get(name)
+    return default if value is None or value != value else value
+
+
+def _load_pyfunc(path: str) -> Predictor | Writer:
+    """What MLflow calls with the folder of `write_model_folder`."""
+    folder = Path(path)
+    config = RunConfig.model_validate(json.loads((folder / "config.json").read_text()))
+    manifest = DatasetManifest.from_json((folder / "manifest.json").read_text(), str(folder / "manifest.json"))
+    kind = Writer if config.model.task == "language_model" else Predictor
+    return kind(config, manifest, read_weights((folder / "weights.pt").read_bytes()))
+
+
+def read_weights(data: bytes) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    return weights
+
+
+def signature_inputs(manifest: DatasetManifest) -> list[dict[str, Any]]:
+    """The raw columns the features are made of, as MLflow columns; none is required where nulls were learnt.
+
+    Categories may be text, numbers or dates in the source, so their type is `any`.
+    """
+    if manifest.text:
+        optional = {"tokens": "long", "temperature": "double"}
+        prompt = {"name": "prompt", "type": "string", "required": True}
+        return [prompt, *({"name": name, "type": kind, "required": False} for name, kind in optional.items())]
+    columns: dict[str, dict[str, Any]] = {}
+    for state in manifest.features.get("features", []):
+        kind = MLFLOW_TYPES.get(state["kind"], "any")
+        known = columns.get(state["column"])
+        if known is None or known["type"] == "any":
+            columns[state["column"]] = {"name": state["column"], "type": kind, "required": False}
+    return list(columns.values())
+
+
+def signature_outputs(task: str) -> list[dict[str, Any]]:
+    if task == "language_model":
+        return [{"name": "text", "type": "string", "required": True}]
+    if task not in ("binary", "regression"):
+        return []
+    return [{"name": "prediction", "type": "double", "required": True}]

@@ -1,0 +1,252 @@
+"""The training step of a job: ranks in a barrier stage, their events to the terminal and to MLflow."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from conf.load import Resolved
+from conf.schema import RunConfig
+from conf.schema_launch import LaunchConfig
+from conf.storage import Storage
+from pipelines.barrier import StageOptions, training_profile
+from pipelines.etl_job import Dataset
+from pipelines.figures import History, curves, to_png
+from pipelines.progress import Progress
+from pipelines.recover import run_with_recovery
+from training.attempt import Control, Limits
+from training.checkpoint_catalog import committed
+from training.elastic import Policy
+from training.failure import Cancelled
+from training.job import JobResult, JobSpec
+from training.tracker import Tracker
+
+log = logging.getLogger(__name__)
+TRAIN = "train"
+ENTRY = "training.worker:train"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """rank 0's summary, every rank's predictions file, launch seconds, the curves over all attempts of this command,
+    and the attempts that failed."""
+
+    summary: dict[str, Any]
+    predictions: list[str]
+    start_s: float
+    attempt: int
+    history: dict[str, list[tuple[int, float]]]
+    failed_attempts: list[dict[str, Any]] = field(default_factory=list)
+    per_step_s: dict[str, float] = field(default_factory=dict)  # rank 0's mean seconds per step by cause
+
+
+def train(
+    spark: SparkSession,
+    resolved: Resolved,
+    dataset: Dataset,
+    run: Storage,
+    tracker: Tracker,
+    first_attempt: int,
+    on_attempt: Callable[[int], None],
+) -> Trained:
+    """Train to the end, over as many attempts as the policy allows. Raises WorkerFailed, LaunchError; leaves as
+    KeyboardInterrupt or SystemExit(143) when told to stop, a checkpoint written first.
+
+    `on_attempt(number)` hears of every launch, so that the number is never used again.
+    """
+    launch = resolved.config.launch
+    control, progress = Control(), Progress()
+    events = Events(tracker, progress)
+
+    def make_job(attempt: int, world: int) -> JobSpec:
+        on_attempt(attempt)
+        return job_spec(resolved, dataset, run)
+
+    with stopping_by_signal(control, launch.grace_s):
+        try:
+            result = run_with_recovery(
+                spark,
+                make_job,
+                policy(resolved.config),
+                events.on_event,
+                latest_step=lambda: latest_step(run),
+                is_finished=lambda result: bool(result.result["finished"]),
+                control=control,
+                limits=Limits(launch.start_timeout_s, launch.hang_timeout_s),
+                options=stage_options(launch),
+                first_attempt=first_attempt,
+            )
+        finally:
+            progress.close()
+            for name, text in sorted(events.stacks.items()):
+                tracker.artifact(TRAIN, text, name, "stacks")
+    if by_rank := busy_by_rank(result.timings):
+        tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
+    files = [r["predictions"] for r in result.results if r.get("predictions")]
+    history = {name: sorted(points.items()) for name, points in events.history.items()}
+    return Trained(
+        result.result, files, result.start_s, result.attempt, history, events.failed_attempts, per_step_s(result)
+    )
+
+
+def per_step_s(result: JobResult) -> dict[str, float]:
+    """Mean seconds per step of rank 0 by cause, over the logging windows of the last attempt."""
+    windows = [m["values"] for m in result.metrics if "perf/step_s" in m["values"]]
+    names = {
+        name for values in windows for name in values if name.startswith(("perf/", "data/")) and name.endswith("_s")
+    }
+    names -= {"perf/rows_per_s"}
+    return {n.split("/")[1]: sum(v.get(n, 0.0) for v in windows) / len(windows) for n in sorted(names)}
+
+
+def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
+    """Busy seconds per step over steps, of the `most` slowest ranks. timings: JobResult's columns."""
+    series: dict[int, list[tuple[int, float]]] = {}
+    for step, rank, busy_s in zip(*(timings.get(name, []) for name in ("step", "rank", "busy_s")), strict=True):
+        series.setdefault(rank, []).append((step, busy_s))
+    slowest = sorted(series, key=lambda rank: -sum(busy for _, busy in series[rank]))[:most]
+    return {f"rank {rank}": series[rank] for rank in sorted(slowest)}
+
+
+def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
+    payload = {
+        "config": resolved.as_dict(),
+        "config_digest": resolved.digest,
+        "dataset": dataset.folder.uri,
+        "run": run.uri,
+    }
+    return JobSpec(ENTRY, payload, collective_timeout_s=resolved.config.launch.collective_timeout_s)
+
+
+def policy(config: RunConfig) -> Policy:
+    launch, parallel = config.launch, config.parallel
+    fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
+    return Policy(
+        launch.world,
+        launch.min_world,
+        launch.max_attempts,
+        launch.backoff_s,
+        launch.max_backoff_s,
+        multiple_of=math.prod(fixed),
+    )
+
+
+def stage_options(launch: LaunchConfig) -> StageOptions:
+    asks = launch.cpus_per_rank is not None or launch.gpus_per_rank > 0
+    return StageOptions(
+        interface=launch.interface,
+        lines_per_s=launch.log_lines_per_s,
+        silence_timeout_s=launch.silence_timeout_s,
+        profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if asks else None,
+    )
+
+
+def latest_step(run: Storage) -> int | None:
+    """Step of the newest committed checkpoint."""
+    good, _ = committed(run.at("checkpoints"))
+    return good[-1].step if good else None
+
+
+class Events:
+    """The launcher's events, told to whoever shows or records them. Only rank 0's metrics are the run's."""
+
+    def __init__(self, tracker: Tracker, progress: Progress) -> None:
+        self.tracker, self.progress = tracker, progress
+        self.failed_attempts: list[dict[str, Any]] = []
+        self.stacks: dict[str, str] = {}
+        self.history: dict[
+            str, dict[int, float]
+        ] = {}  # losses and validation metrics; a replayed step replaces its own
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        self.progress.on_event(event)
+        kind = event["kind"]
+        if kind == "metrics" and event["rank"] == 0:
+            self.tracker.metrics(TRAIN, event["step"], event["values"])
+            for name, value in event["values"].items():
+                if name == "train/loss" or name.startswith("valid/"):
+                    self.history.setdefault(name, {})[event["step"]] = value
+        elif kind == "event" and event["rank"] == 0:
+            self._about(event["event"], event["data"])
+        elif kind == "started":
+            self.tracker.metrics(
+                TRAIN, event["attempt"], {"launch/start_s": event["start_s"], "launch/world": event["world"]}
+            )
+        elif kind == "stacks":
+            self.stacks[f"attempt-{event['attempt']}-rank-{event['rank']}.txt"] = event["text"]
+        elif kind == "straggler":
+            self.tracker.tags(TRAIN, {"sparkring.straggler": f"rank {event['rank']} on {event['host']}"})
+        elif kind == "attempt_ended":
+            self._attempt_ended(event)
+        elif kind == "recovered":
+            self.failed_attempts[-1]["recover_s"] = event["recover_s"]
+            self.tracker.metrics(TRAIN, event["attempt"], {"launch/recover_s": event["recover_s"]})
+
+    def _attempt_ended(self, event: dict[str, Any]) -> None:
+        names = ("attempt", "world", "cause", "words", "step", "steps_lost", "decision", "next_world")
+        self.failed_attempts.append({name: event[name] for name in names})
+        number = event["attempt"]
+        self.tracker.metrics(TRAIN, number, {"launch/steps_lost": float(event["steps_lost"])})
+        self.tracker.tags(
+            TRAIN,
+            {
+                f"sparkring.attempt.{number}": f"{event['cause']} on {event['world']} ranks: {event['words']}; "
+                f"{event['decision']}: {event['why']}"
+            },
+        )
+
+    def _about(self, what: str, data: dict[str, Any]) -> None:
+        if what == "ring":
+            self.tracker.tags(TRAIN, {"sparkring.engine": data["engine"], "sparkring.world": data["world"]})
+        elif what == "checkpoint":
+            pointer = {key: data[key] for key in ("step", "uri", "bytes", "world", "metric")}
+            self.tracker.checkpoint(TRAIN, **pointer)
+        elif what == "resumed":
+            self.tracker.tags(TRAIN, {"sparkring.resumed_from_step": data["step"]})
+
+
+@contextmanager
+def stopping_by_signal(control: Control, grace_s: float) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask the ranks for a last checkpoint; a second one, or `grace_s` passing, kills them.
+
+    Leaves as KeyboardInterrupt or SystemExit(143) once the ranks are gone, so callers see what happened.
+    """
+    if threading.current_thread() is not threading.main_thread():  # a notebook's worker thread: signals are not ours
+        yield
+        return
+    received: list[int] = []
+    timer: threading.Timer | None = None
+
+    def on_signal(number: int, _: Any) -> None:
+        nonlocal timer
+        received.append(number)
+        if len(received) > 1:
+            control.cancel()
+            return
+        log.warning("%s: stopping after a last checkpoint, %.0f s at most", signal.Signals(number).name, grace_s)
+        control.stop()
+        timer = threading.Timer(grace_s, control.cancel)
+        timer.daemon = True
+        timer.start()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except Cancelled:
+        if not received:
+            raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if timer is not None:
+            timer.cancel()
+    if received:
+        raise KeyboardInterrupt if received[0] == signal.SIGINT else SystemExit(128 + signal.SIGTERM)

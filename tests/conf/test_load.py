@@ -1,0 +1,128 @@
+"""Every way a recipe can be wrong gives one line with key, value and rule; every right one resolves as written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from conf.load import ConfigError, json_schema, load_config, parse_override, recipe_names
+from conf.manifest import ManifestError, read_manifest
+from conf.storage import open_storage
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def recipe(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+SMALL = "name: mine\ndataset: /data/x\n"
+
+
+def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe(tmp_path, text), overrides)
+    return caught.value.problems
+
+
+def test_three_layers_and_where_each_value_came_from(tmp_path: Path) -> None:
+    resolved = load_config(
+        recipe(tmp_path, SMALL + "optim:\n  lr: 0.5\n  eps: 1e-6\n"), ["optim.lr=2e-3", "launch.world=4"]
+    )
+    assert resolved.config.optim.lr == 2e-3
+    assert resolved.config.optim.eps == 1e-6
+    assert resolved.config.launch.world == 4
+    assert resolved.origins["optim.lr"] == "command line"
+    assert resolved.origins["optim.eps"] == "mine.yaml:5"
+    assert resolved.origins["optim.weight_decay"] == "default"
+
+
+def test_the_digest_is_of_values_not_of_how_they_were_written(tmp_path: Path) -> None:
+    as_file = load_config(recipe(tmp_path, SMALL + "optim: {lr: 0.5}\n")).digest
+    as_override = load_config(recipe(tmp_path, SMALL), ["optim.lr=0.5"]).digest
+    other = load_config(recipe(tmp_path, SMALL), ["optim.lr=0.25"]).digest
+    assert as_file == as_override != other
+
+
+def test_every_problem_at_once(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path, SMALL + "optim:\n  lr: -0.1\n  warmup_stps: 3\ntrain:\n  global_batch: many\n", "nonsense"
+    )
+    text = "\n".join(found)
+    assert len(found) == 4, text
+    assert re.search(r"optim\.lr = -0\.1: .*greater than 0 \(mine\.yaml:4\)", text)
+    assert "optim.warmup_stps: unknown key (mine.yaml:5); did you mean 'warmup_steps'?" in text
+    assert re.search(r'train\.global_batch = "many": .*integer', text)
+    assert "override 'nonsense'" in text
+
+
+def test_a_misspelt_block_names_the_nearest(tmp_path: Path) -> None:
+    assert problems(tmp_path, SMALL + "optimm: {lr: 1}\n") == [
+        "optimm: unknown key (mine.yaml:3); did you mean 'optim'?"
+    ]
+
+
+def test_a_misspelt_choice_names_the_nearest(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, SMALL, "optim.name=adam")
+    assert found.startswith('optim.name = "adam"') and "did you mean 'adamw'?" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: mine\n", "etl, dataset: neither is given"),
+        (SMALL + "train: {epochs: null}\n", "training would have no end"),
+        (SMALL + "train: {steps: 10}\noptim: {warmup_steps: 10}\n", "optim.warmup_steps = 10"),
+        (SMALL + "train: {valid_split: test}\n", "train.test_split = 'test'"),
+    ],
+)
+def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
+    assert any(expected in p for p in problems(tmp_path, text))
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    assert "given twice" in problems(tmp_path, SMALL + "name: again\n")[0]
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'flights'"):
+        load_config("flight")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("a.b=1e-3", 1e-3), ("a.b=null", None), ("a.b=[1, 2]", [1, 2]), ("a.b=x", "x")]
+)
+def test_override_values_are_yaml(text: str, value: object) -> None:
+    assert parse_override(text) == ("a.b", value)
+
+
+def test_json_schema_lists_the_keys() -> None:
+    schema = json_schema()
+    assert "optim" in schema["properties"] and schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_golden_resolved_recipes(name: str, request: pytest.FixtureRequest) -> None:
+    """A changed default shows in review. `pytest tests/conf --rewrite-golden` accepts it."""
+    resolved = json.dumps(load_config(name).as_dict(), indent=1, sort_keys=True) + "\n"
+    path = GOLDEN / f"{name}.json"
+    if request.config.getoption("--rewrite-golden"):
+        path.write_text(resolved)
+    assert path.read_text() == resolved, f"{name} resolves differently; see CONTRIBUTING.md"
+
+
+def test_a_folder_without_a_manifest_is_not_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "part-0.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ManifestError, match=r"not a dataset: the folder has no _manifest\.json"):
+        read_manifest(open_storage(str(tmp_path)))
+
+
+def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "_manifest.json").write_text('{"format_version": 99}')
+    with pytest.raises(ManifestError, match=r"format_version is 99.*upgrade sparkring"):
+        read_manifest(open_storage(str(tmp_path)))

@@ -1,0 +1,57 @@
+"""Whole-file writes: a reader sees all of a file or none of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.storage import open_storage
+
+
+def test_put_atomic_leaves_the_previous_file_when_the_write_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_storage(str(tmp_path))
+    folder.put_atomic("a/x.json", b"old")
+
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        folder.put_atomic("a/x.json", b"new")
+    monkeypatch.undo()
+    assert folder.read_bytes("a/x.json") == b"old"
+    assert folder.list_files() == ["a/x.json"], "the unfinished part was left behind"
+
+
+def test_listing_hash_size_and_delete(tmp_path: Path) -> None:
+    folder = open_storage(f"file://{tmp_path}").at("sub")
+    assert not folder.exists() and folder.list_files() == []
+    folder.put_atomic("b", b"12345")
+    assert folder.size_bytes("b") == 5 and folder.size_bytes("c") is None
+    assert folder.sha256("b") == "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5"
+    folder.delete("b")
+    folder.delete("b")
+    assert folder.list_files() == []
+
+
+def test_credentials_in_a_uri_are_refused() -> None:
+    with pytest.raises(ValueError, match="credentials in a storage URI"):
+        open_storage("s3://key:secret@bucket/x")
+
+
+@pytest.mark.parametrize("uri", ["nosuch://bucket/x", "s3://bucket/x?nonsense=1"])
+def test_unknown_schemes_and_options_say_so(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"no filesystem for scheme|unknown option"):
+        open_storage(uri)
+
+
+def test_a_relative_uri_means_the_same_folder_from_any_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = open_storage("data").at("x")
+    monkeypatch.chdir("/")
+    assert open_storage(folder.uri).root == folder.root == f"{tmp_path}/data/x"

@@ -1,0 +1,89 @@
+"""Shared fixtures, and the suite's guard over itself: what a test starts or sets must be gone when it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-golden", action="store_true", help="write tests/golden anew from the recipes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped where there is none, and say so."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="torch sees no GPU on this machine"))
+
+
+def _descendants() -> set[tuple[int, float]]:
+    """Live (pid, create time) of every process below this one, JVMs of the shared session excepted."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            spark_daemon = any("pyspark.daemon" in word or "pyspark/daemon" in word for word in process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and "java" not in process.name() and not spark_daemon:
+                found.add((process.pid, process.create_time()))
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """A test that leaks environment variables or processes fails, named, instead of poisoning the next one."""
+    environment, processes = dict(os.environ), _descendants()
+    yield
+    changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
+    changed -= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"} | {
+        k for k in changed if k.startswith(("SPARK_", "PYSPARK_"))
+    }
+    deadline = time.monotonic() + 10
+    while (left := _descendants() - processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    names = []
+    for pid, _ in left:
+        try:
+            names.append(f"{pid}: {' '.join(psutil.Process(pid).cmdline())[:200]}")
+            psutil.Process(pid).kill()
+        except psutil.NoSuchProcess:
+            continue
+    assert not names, f"the test left processes behind: {names}"
+    assert not changed, f"the test changed environment variables: {sorted(changed)}"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One local[2] session in UTC for the whole suite."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("sparkring-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

@@ -1,0 +1,278 @@
+"""`sparkring` as a user runs it: processes, exit codes, MLflow, a user's own table and model (examples/own_table)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from etl.raw import unpack_flights
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLE = ROOT / "examples" / "own_table"
+LIMIT_S = 400
+
+
+class Workplace:
+    """A folder with raw tables where commands are run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = os.environ | {"PYTHONPATH": f"{ROOT}:{EXAMPLE}", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "pipelines.cli", *words]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT_S
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        log = (self.folder / "started.log").open("w")
+        return subprocess.Popen(self.command(*words), cwd=self.folder, env=self.env, stdout=log, stderr=log, text=True)
+
+    def mlflow_runs(self) -> list[Any]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{self.folder}/data/mlflow/mlflow.db")
+        experiment = client.get_experiment_by_name("weather")
+        assert experiment is not None
+        return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
+
+    def record(self) -> dict[str, Any]:
+        (newest,) = sorted((self.folder / "data/runs/weather").glob("*/run.json"))[-1:]
+        found: dict[str, Any] = json.loads(newest.read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    folder = tmp_path_factory.mktemp("workplace")
+    unpack_flights(folder / "data/raw/flights")
+    yield Workplace(folder)
+
+
+RECIPE = str(EXAMPLE / "weather.yaml")
+
+
+@pytest.fixture(scope="module")
+def finished(workplace: Workplace) -> subprocess.CompletedProcess[str]:
+    """One whole job, which the tests below look at from all sides."""
+    return workplace.run("run", RECIPE, "data.audit=true", "train.epochs=2")
+
+
+def test_one_command_from_raw_table_to_registered_model(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0, finished.stderr
+    runs = workplace.mlflow_runs()
+    parent = next(r for r in runs if r.data.tags["sparkring.key"] == "job")
+    children = {
+        r.data.tags["sparkring.key"]: r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    }
+    assert set(children) == {"etl", "train", "evaluate"}
+    assert {r.info.status for r in runs} == {"FINISHED"}
+    for tag in ("sparkring.fingerprint", "sparkring.application_id", "sparkring.world", "sparkring.config_digest"):
+        assert parent.data.tags[tag]
+    assert children["train"].data.tags["sparkring.engine"] in ("horovod", "torch-gloo")
+    assert children["train"].data.metrics["train/loss"] > 0
+    scores = children["evaluate"].data.metrics
+    assert scores["test/loss"] < scores["test/majority_rate/loss"]
+    assert scores["test/auc"] > 0.6
+
+
+def test_the_report_links_and_shows_everything(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0
+    folder = workplace.folder / "data/runs/weather" / workplace.record()["folder"]
+    html = (folder / "report.html").read_text()
+    for needed in ("majority rate", "logistic regression", "visibility_known", "ROC"):
+        assert needed in html, needed
+
+
+def test_the_registered_model_predicts_raw_rows(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    """In a fresh process, from the registry, as a service would."""
+    assert finished.returncode == 0
+    program = """
+import mlflow, pandas as pd, json
+mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")
+model = mlflow.pyfunc.load_model("models:/weather@champion")
+rows = pd.DataFrame({"origin": ["JFK", None], "hour": [6.0, 18.0], "humid": [99.0, None]})
+rows["temp"], rows["wind_speed"] = [40.0, 70.0], [3.0, 12.0]
+print(json.dumps(model.predict(rows)["prediction"].tolist()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=workplace.folder,
+        env=workplace.env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    foggy, clear = json.loads(done.stdout.strip().splitlines()[-1])
+    assert 0 <= clear < foggy <= 1
+
+
+def test_every_row_was_consumed_once(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0
+    folder = f"data/runs/weather/{workplace.record()['folder']}"
+    proof = workplace.run("audit", folder)
+    assert proof.returncode == 0 and proof.stdout.count("every row exactly once") == 2, proof.stdout + proof.stderr
+    victim = sorted((workplace.folder / folder / "audit").rglob("*.ids"))[0]
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-8] + (7).to_bytes(8, "little"))  # one row twice, another never
+    spoiled = workplace.run("audit", folder)
+    victim.write_bytes(content)
+    assert spoiled.returncode == 3 and "more than once" in spoiled.stdout
+
+
+def test_the_dataset_is_not_built_twice(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0
+    before = sorted(p.stat().st_mtime_ns for p in (workplace.folder / "data/datasets").rglob("*.parquet"))
+    again = workplace.run("etl", RECIPE)
+    assert again.returncode == 0, again.stderr
+    assert sorted(p.stat().st_mtime_ns for p in (workplace.folder / "data/datasets").rglob("*.parquet")) == before
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], what: str, log: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert process.poll() is None, f"ended before {what}:\n{log.read_text()[-3000:]}"
+        assert time.monotonic() < deadline, f"never {what}:\n{log.read_text()[-3000:]}"
+        time.sleep(0.05)
+
+
+LONG = ("train.epochs=4000", "checkpoint.every_steps=50", "train.log_every_steps=5", "train.eval_every_steps=200")
+
+
+def begin_training(workplace: Workplace) -> subprocess.Popen[str]:
+    """A job that would train for hours, some checkpoints in."""
+    process = workplace.start("train", RECIPE, *LONG)
+    runs = workplace.folder / "data/runs/weather"
+
+    def has_checkpoint() -> bool:
+        return workplace.record()["pid"] == process.pid and any(
+            (runs / workplace.record()["folder"]).glob("checkpoints/step-*/COMMIT.json")
+        )
+
+    wait_for(has_checkpoint, process, "a checkpoint", workplace.folder / "started.log")
+    return process
+
+
+def test_sigterm_leaves_a_checkpoint_and_the_same_command_goes_on(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0
+    process = begin_training(workplace)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 143
+    stopped = workplace.record()
+    assert stopped["status"] == "interrupted"
+    parent = next(r for r in reversed(workplace.mlflow_runs()) if r.data.tags["sparkring.key"] == "job")
+    assert parent.info.status == "KILLED"
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, "ranks or the JVM outlived the job"
+
+    process = begin_training(workplace)
+    assert workplace.record()["folder"] == stopped["folder"], "another run was begun"
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    killed = workplace.record()
+    assert killed["status"] == "running"
+    wait_until_gone(process.pid)
+
+    done = workplace.run("train", RECIPE, *LONG[:1], "train.steps=1")  # other steps: another training, of its own
+    assert done.returncode == 0, done.stderr
+    assert workplace.record()["folder"] != killed["folder"]
+    left = [r for r in workplace.mlflow_runs() if r.info.status == "RUNNING"]
+    assert not left, "the run of the killed driver was not closed"
+
+
+def wait_until_gone(pid: int) -> None:
+    """Ranks and the JVM of a driver killed by SIGKILL must end by themselves."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        left = [
+            p for p in psutil.process_iter(["cmdline"]) if any("training.zygote" in w for w in p.info["cmdline"] or [])
+        ]
+        if not left:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"processes of the killed driver {pid} are left: {left}")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["optim.lr=-1"], 2, "optim.lr = -1: input should be greater than 0"),
+        (["optimm.lr=1"], 2, "did you mean 'optim'?"),
+        (["train.global_batch=1000000"], 2, "train.global_batch = 1000000: larger than the training split"),
+        (["train.test_split=nonsense"], 2, "train.test_split = 'nonsense': the dataset has the splits"),
+        (["etl.sources.weather.path=data/raw/flights/nothing.parquet"], 3, "nothing.parquet"),
+        (["launch.world=3", "spark.master=local[2]"], 5, "launch.world = 3: local[2] has 2 task slots"),
+        (["model.factory=my_model:Nothing"], 2, "model.factory = 'my_model:Nothing'"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    workplace: Workplace,
+    finished: subprocess.CompletedProcess[str],
+    words: list[str],
+    code: int,
+    expected: str,
+) -> None:
+    assert finished.returncode == 0
+    done = workplace.run("train", RECIPE, *words)
+    assert done.returncode == code, done.stderr
+    assert expected in done.stderr, done.stderr
+
+
+def test_a_truncated_shard_is_named_before_the_epoch(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0
+    shard = sorted((workplace.folder / "data/datasets").rglob("train-*.parquet"))[0]
+    content = shard.read_bytes()
+    try:
+        shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # same size: only the hash can tell
+        done = workplace.run("train", RECIPE, "train.steps=3")
+        assert done.returncode == 4 and shard.name in done.stderr, done.stderr
+        shard.write_bytes(content[:-1])
+        done = workplace.run("train", RECIPE, "train.steps=3")
+        assert done.returncode == 3, done.stderr  # not whole, so no dataset at all
+    finally:
+        shard.write_bytes(content)
+
+
+def test_training_goes_on_without_the_tracking_server(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0
+    done = workplace.run("train", RECIPE, "train.steps=5", "tracking.uri=http://127.0.0.1:9", "report.baselines=false")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be reached" in done.stderr
+    assert list((workplace.folder / "data/mlflow").rglob("*.jsonl")), "nothing was kept for later"
+
+
+def test_predictions_are_of_every_test_row(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0
+    folders = sorted((workplace.folder / "data/runs/weather").glob("*/predictions"))
+    parts = pd.concat(pq.read_table(p).to_pandas() for p in folders[0].rglob("*.parquet"))
+    assert sorted(parts["id"]) == list(range(len(parts)))

@@ -1,0 +1,118 @@
+"""The same job through spark-submit, its code shipped by `sparkring package`: local, local-cluster, standalone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from mlflow import MlflowClient
+
+from etl.raw import unpack_flights
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLE = ROOT / "examples" / "own_table"
+SPARK_HOME = Path(pyspark.__file__).parent
+LIMIT_S = 500
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw tables and the shipped code, far from the checkout."""
+    folder = tmp_path_factory.mktemp("submit")
+    unpack_flights(folder / "data/raw/flights")
+    packed = subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", "package", "--out", str(folder / "sparkring.zip")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert packed.returncode == 0 and "spark-submit --py-files" in packed.stdout, packed.stderr
+    return folder
+
+
+def submit(folder: Path, master: str, *words: str, conf: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(SPARK_HOME), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    settings = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.ui.enabled=false", *conf]
+    command = [str(SPARK_HOME / "bin/spark-submit"), "--master", master]
+    command += [word for setting in settings for word in ("--conf", setting)]
+    command += ["--py-files", f"sparkring.zip,{EXAMPLE / 'my_model.py'}", "sparkring_job.py", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+QUICK = ("train.steps=20", "report.baselines=false", "tracking.system_metrics=false")
+
+
+def check_run(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """It finished, and it ran from the shipped archive, not from the checkout this test lies in."""
+    assert done.returncode == 0, done.stderr[-1500:] + done.stdout[-4000:]
+    client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name("weather")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], "tags.`sparkring.key` = 'job'", order_by=["start_time DESC"])
+    assert runs[0].info.status == "FINISHED"
+    assert "sparkring.zip" in runs[0].data.tags["sparkring.code_path"]
+    assert runs[0].data.metrics["test/loss"] > 0
+
+
+def test_local(folder: Path) -> None:
+    check_run(folder, submit(folder, "local[*]", "run", str(EXAMPLE / "weather.yaml"), *QUICK))
+
+
+def test_the_exit_code_is_the_jobs(folder: Path) -> None:
+    done = submit(folder, "local[2]", "train", str(EXAMPLE / "weather.yaml"), "optim.lr=-1")
+    assert done.returncode == 2 and "optim.lr" in done.stdout  # PythonRunner merges both streams
+
+
+def test_local_cluster(folder: Path) -> None:
+    done = submit(folder, "local-cluster[2,1,1024]", "run", str(EXAMPLE / "weather.yaml"), *QUICK)
+    check_run(folder, done)
+
+
+@contextlib.contextmanager
+def standalone(folder: Path) -> Iterator[str]:
+    """A real master and two real workers of one core each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    spark_class = str(SPARK_HOME / "bin/spark-class")
+    environment = os.environ | {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+    log = (folder / "standalone.log").open("w")
+    deploy = "org.apache.spark.deploy"
+    commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]]
+    worker = [f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
+    commands += [[*worker, "--work-dir", str(folder / f"worker-{i}"), url] for i in range(2)]
+    processes = []
+    try:
+        for command in commands:
+            processes.append(subprocess.Popen([spark_class, *command], env=environment, stdout=log, stderr=log))
+            time.sleep(3 if len(processes) == 1 else 0)
+        deadline = time.monotonic() + 120
+        while (folder / "standalone.log").read_text().count("Successfully registered with master") < 2:
+            assert time.monotonic() < deadline, (folder / "standalone.log").read_text()[-3000:]
+            time.sleep(0.2)
+        yield url
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=30)
+        log.close()
+
+
+def test_standalone_master_and_two_workers(folder: Path) -> None:
+    with standalone(folder) as url:
+        memory = ("spark.executor.memory=700m", "spark.executor.cores=1")
+        check_run(folder, submit(folder, url, "run", str(EXAMPLE / "weather.yaml"), *QUICK, conf=memory))

@@ -1,0 +1,81 @@
+"""Where shards begin: exact for any histogram of hashes, against the naive answer."""
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.errors import EtlError
+from etl.layout import Cut, buckets_to_open, cuts, plan_shards, row_group_rows, shard_count, shard_sql
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), st.integers(1, 500))
+def test_shards_cover_the_split_and_differ_by_one_row_at_most(rows, count):
+    if count > rows:
+        with pytest.raises(EtlError, match=r"etl\.shard\.shards\.train"):
+            plan_shards({"train": rows}, {"train": count})
+        return
+    plan = plan_shards({"train": rows}, {"train": count})
+    sizes = [s.rows for s in plan]
+    assert sum(sizes) == rows and max(sizes) - min(sizes) <= 1 and len(plan) == count
+    assert [s.first for s in plan] == [sum(sizes[:i]) for i in range(count)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(-64, 63), min_size=1, max_size=200), st.integers(1, 20))
+def test_cuts_put_every_row_into_the_shard_of_its_global_index(hashes, count):
+    """Few distinct hashes, so that shards begin inside ties most of the time."""
+    count = min(count, len(hashes))
+    shards = plan_shards({"train": len(hashes)}, {"train": count})
+    starts = [s.first for s in shards][1:]
+    buckets = Counter(h >> 3 for h in hashes)
+    opened = buckets_to_open(sorted(buckets.items()), starts)
+    values = sorted((h >> 3, h, n) for h, n in Counter(hashes).items() if h >> 3 in opened)
+    places = cuts(opened, values, starts)
+    seen: Counter[int] = Counter()
+    for index, value in enumerate(sorted(hashes)):
+        seen[value] += 1
+        expected = next(i for i, s in enumerate(shards) if s.first <= index < s.first + s.rows)
+        assert sum((c.value, c.below) < (value, seen[value]) for c in places) == expected
+
+
+def evaluate(sql: str, value: int, rank: int) -> int:
+    """What the SQL says, read word by word."""
+
+    def parse(tokens):
+        token = tokens.pop(0)
+        if token != "CASE":
+            return int(token)
+        tokens.pop(0)
+        condition = []
+        while tokens[0] != "THEN":
+            condition.append(tokens.pop(0))
+        tokens.pop(0)
+        yes = parse(tokens)
+        tokens.pop(0)
+        no = parse(tokens)
+        tokens.pop(0)
+        text = " ".join(condition).replace("OR", "or").replace("AND", "and").replace(" = ", " == ")
+        return yes if eval(re.sub(r"(\d)L", r"\1", text), {"h": value, "r": rank}) else no
+
+    return parse(re.findall(r"CASE|WHEN|THEN|ELSE|END|[^\s]+", sql))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 3)), max_size=9), st.integers(-6, 6), st.integers(1, 4))
+def test_the_tree_of_cases_is_the_number_of_cuts_before_the_row(raw, value, rank):
+    places = [Cut(v, b) for v, b in sorted(set(raw))]
+    expected = 7 + sum((c.value, c.below) < (value, rank) for c in places)
+    assert evaluate(shard_sql(places, 7, "h", "r"), value, rank) == expected
+
+
+def test_sizes_depend_on_the_data_only_and_stay_sane():
+    assert row_group_rows(20_000_000, 100) == 16384
+    assert row_group_rows(1000, 8) == 1024
+    assert row_group_rows(10_000_000, 3 * 224 * 224) == 32  # images: about 5 MB a group
+    assert shard_count(20_000_000, 100, 64 << 20) == 30
+    assert shard_count(10_000, 8, 64 << 20) == 1
+    assert shard_count(300_000, 8, 64 << 20) == 8

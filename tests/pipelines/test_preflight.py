@@ -1,0 +1,114 @@
+"""What preflight says before anything waits; the checks that need Spark run in every launch of test_barrier.py."""
+
+from __future__ import annotations
+
+import socket
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import training.facts
+from pipelines.package import write_archive
+from pipelines.preflight import check_hosts
+from training.facts import code_digest, collect_facts, problems, unreachable
+from training.failure import LaunchError
+from training.job import JobSpec
+from training.launch import local_crew
+
+HERE = {
+    "python": "3.11",
+    "executable": "/p",
+    "packages": {"torch": "2.13.0", "horovod": "0.28.1", "petastorm": None},
+    "code": "abc",
+    "disk_folder": "/tmp",
+    "disk_bytes": 1 << 40,
+    "shm_bytes": 1 << 30,
+    "time": 1000.0,
+    "received": 1000.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, None),
+        ({"python": "3.12"}, "h: Python 3.12 (/p), the driver has 3.11; set PYSPARK_PYTHON"),
+        ({"packages": {"torch": "2.9.0", "horovod": "0.28.1"}}, "h: torch 2.9.0, the driver has 2.13.0"),
+        ({"packages": {"torch": "2.13.0"}}, "h: horovod is missing, the driver has 0.28.1"),
+        ({"code": "def"}, "h: imports other code of ours than the driver (def against abc)"),
+        ({"disk_bytes": 5 << 20}, "h: 5 MiB free in /tmp"),
+        ({"shm_bytes": 0}, "h: 0 MiB free in /dev/shm"),
+        ({"shm_bytes": None}, None),
+        ({"time": 950.0}, "h: its clock is -50 s off the driver's"),
+    ],
+)
+def test_each_difference_is_one_line(changed: dict[str, Any], words: str | None) -> None:
+    found = problems(HERE, {"h": {**HERE, **changed}})
+    assert len(found) == (words is not None)
+    if words is not None:
+        assert found[0].startswith(words)
+
+
+def test_code_is_compared_only_where_it_is_shipped() -> None:
+    assert problems({**HERE, "code": None}, {"h": {**HERE, "code": "def"}}) == []
+
+
+def test_unreachable_hosts_are_named() -> None:
+    (line,) = unreachable({"a": "host-a"}, {"a": [["10.0.0.2", 4000, "timed out"]], "b": []})
+    assert line.startswith("host-a: cannot reach 10.0.0.2:4000 (timed out)")
+
+
+def test_the_digest_is_the_same_from_a_folder_and_from_an_archive(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    path = write_archive(tmp_path / "sparkring.zip")
+    code = (
+        f"import sys; sys.path.insert(0, {str(path)!r}); import training.facts as f; print(f.__file__, f.code_digest())"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    where, digest = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout.split()
+    assert str(path) in where and digest == code_digest()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("training/extra.py", "x = 1\n")
+    other = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout.split()[1]
+    assert other != digest
+
+
+def quiet(event: dict[str, Any]) -> None:
+    """Nothing is asked of the events."""
+
+
+@pytest.mark.ranks
+def test_a_crew_of_unlike_hosts_is_refused_with_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.agent.collect_facts", lambda: {**collect_facts(), "python": "2.7", "shm_bytes": 1})
+    with local_crew(2, ()) as crew:
+        crew.check = partial(check_hosts, code=code_digest())
+        with pytest.raises(LaunchError, match=r"preflight: 2 problems\n  - .*Python 2\.7[^\n]*\n  - .*/dev/shm"):
+            crew.run(JobSpec("os:getpid", preload=()), 2, quiet)
+
+
+@pytest.mark.ranks
+def test_agents_reach_each_other_or_say_what_they_cannot_reach() -> None:
+    with local_crew(2, ()) as crew:
+        crew.gather(2, 30)
+        seats = crew.seats
+        assert crew.reach(seats) == {seat.agent: [] for seat in seats}
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        from dataclasses import replace
+
+        failed = crew.reach([seats[0], replace(seats[1], store_port=port)])
+        assert failed[seats[1].agent] == []
+        assert failed[seats[0].agent][0][:2] == ["127.0.0.1", port]
+
+
+def test_facts_are_json() -> None:
+    import json
+
+    facts = training.facts.collect_facts()
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["packages"]["torch"]

@@ -1,0 +1,246 @@
+"""The loop over attempts with real ranks: on this machine, and on Spark when an executor is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.barrier import StageOptions
+from pipelines.recover import Platform, Recovery, local_platform, spark_platform
+from training.attempt import Control, Limits
+from training.crew import Crew
+from training.elastic import Policy
+from training.failure import Cancelled, WorkerFailed
+from training.job import JobSpec
+from training.launch import local_crew
+
+pytestmark = pytest.mark.ranks
+STEPS = 12
+
+
+def counting(ctx: Any) -> dict[str, Any]:
+    """A job in small: steps with a Gloo all-reduce, a checkpoint every 4, faults as its payload says."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    path = Path(ctx.payload["folder"]) / "checkpoint.json"
+    state = json.loads(path.read_text()) if path.exists() else {"step": 0, "total": 0.0}
+    while state["step"] < STEPS:
+        ctx.heartbeat(state["step"] + 1, "step")
+        for at, attempt, rank, fault in ctx.payload["faults"]:
+            if (at, attempt, rank) == (state["step"] + 1, ctx.attempt, ctx.rank):
+                if fault == "raise":
+                    raise RuntimeError("injected")
+                os.kill(os.getpid(), getattr(signal, fault))
+        x = torch.ones(1, dtype=torch.float64) / ctx.world_size
+        dist.all_reduce(x)
+        state = {"step": state["step"] + 1, "total": state["total"] + float(x) * (state["step"] + 1)}
+        stop = torch.tensor(float(ctx.should_stop()))
+        dist.all_reduce(stop)
+        if state["step"] % 4 == 0 or stop:
+            if ctx.rank == 0:
+                path.with_suffix(".new").write_text(json.dumps(state))
+                path.with_suffix(".new").replace(path)
+                ctx.event("checkpoint", {"step": state["step"]})
+            dist.barrier()
+        time.sleep(ctx.payload.get("sleep_s", 0))
+        if stop:
+            break
+    dist.destroy_process_group()
+    return {"finished": state["step"] >= STEPS, "total": state["total"], "world": ctx.world_size}
+
+
+EXPECTED = sum(range(1, STEPS + 1))
+
+
+def recovery(
+    folder: Path,
+    faults: list[list[Any]],
+    policy: Policy,
+    platform: Platform | None = None,
+    events: list[dict[str, Any]] | None = None,
+    **payload: Any,
+) -> Recovery:
+    job = JobSpec(counting, {"folder": str(folder), "faults": faults, **payload}, preload=("torch",))
+
+    def latest_step() -> int | None:
+        path = folder / "checkpoint.json"
+        return json.loads(path.read_text())["step"] if path.exists() else None
+
+    return Recovery(
+        platform or local_platform(policy.world, ("torch",)),
+        lambda attempt, world: job,
+        policy,
+        (events if events is not None else []).append,
+        latest_step,
+        lambda result: result.result["finished"],
+        limits=Limits(60, 2.0),
+        slots_wait_s=0.5,
+    )
+
+
+def ends(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(e["attempt"], e["cause"], e["decision"]) for e in events if e["kind"] == "attempt_ended"]
+
+
+def test_a_killed_a_stopped_and_a_raising_rank_in_one_run(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    faults = [[3, 1, 1, "SIGKILL"], [6, 2, 0, "SIGSTOP"], [11, 3, 1, "raise"]]
+    result = recovery(tmp_path, faults, Policy(2, max_attempts=4, backoff_s=0.1), events=events).run()
+    assert result.result == {"finished": True, "total": EXPECTED, "world": 2}
+    assert ends(events) == [(1, "signal", "retry"), (2, "hang", "retry"), (3, "exception", "retry")]
+    lost = [e["steps_lost"] for e in events if e["kind"] == "attempt_ended"]
+    assert lost == [3, 2, 3]
+    recovered = [e for e in events if e["kind"] == "recovered"]
+    assert [e["attempt"] for e in recovered] == [2, 3, 4]
+    assert all(0 < e["recover_s"] < 30 for e in recovered)
+
+
+def test_the_same_error_at_the_same_step_twice_is_the_users(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    faults = [[3, attempt, 0, "raise"] for attempt in range(1, 9)]
+    with pytest.raises(WorkerFailed, match="injected"):
+        recovery(tmp_path, faults, Policy(2, max_attempts=9, backoff_s=0.1), events=events).run()
+    assert ends(events) == [(1, "exception", "retry"), (2, "exception", "stop")]
+
+
+class Shrinking:
+    """A cluster that loses a slot with its first failure and has it back once two ranks have made a checkpoint."""
+
+    def __init__(self) -> None:
+        self.room = 3
+        self.opened: list[int] = []
+
+    def open_crew(self, world: int) -> AbstractContextManager[Crew]:
+        self.opened.append(world)
+        return local_crew(world, ("torch",))
+
+
+def test_fewer_ranks_while_a_slot_is_missing_and_more_when_it_returns(tmp_path: Path) -> None:
+    cluster, events = Shrinking(), []
+
+    def on_event(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["kind"] == "failure":
+            cluster.room = 2
+        if event["kind"] == "heartbeat" and event["attempt"] == 2:
+            cluster.room = 3
+
+    job = recovery(
+        tmp_path,
+        [[6, 1, 2, "SIGKILL"]],
+        Policy(3, min_world=1, max_attempts=3, backoff_s=0.1),
+        Platform(lambda: cluster.room, cluster.open_crew),
+        sleep_s=0.05,
+    )
+    job._on_event = on_event
+    result = job.run()
+    assert result.result["finished"] and result.result["total"] == pytest.approx(EXPECTED, abs=1e-12)
+    assert ends(events) == [(1, "signal", "shrink"), (2, "grow", "grow")]
+    assert result.world == 3
+
+
+def test_a_host_that_is_about_to_leave_is_left_with_a_checkpoint(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    crews = local_platform(2, ("torch",))
+
+    def leaving() -> bool:
+        return any(e["kind"] == "heartbeat" for e in events) and not ends(events)
+
+    platform = Platform(crews.slots, crews.open_crew, leaving)
+    result = recovery(tmp_path, [], Policy(2), platform, events, sleep_s=0.15).run()
+    assert result.result["total"] == EXPECTED
+    assert ends(events) == [(1, "decommission", "retry")]
+    assert [e["steps_lost"] for e in events if e["kind"] == "attempt_ended"] == [0]
+
+
+def test_a_stop_by_the_user_is_not_followed_by_an_attempt(tmp_path: Path) -> None:
+    control = Control()
+    job = recovery(tmp_path, [], Policy(2), sleep_s=0.1)
+    job._control = control
+    job._on_event = lambda e: control.stop() if e["kind"] == "heartbeat" and e["step"] == 2 else None
+    result = job.run()
+    assert not result.result["finished"]
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["step"] < STEPS
+
+
+def test_a_cancel_between_attempts_is_heard(tmp_path: Path) -> None:
+    control = Control()
+    job = recovery(tmp_path, [[1, 1, 0, "SIGKILL"]], Policy(2, backoff_s=60.0))
+    job._control = control
+    job._on_event = lambda e: control.cancel() if e["kind"] == "attempt_ended" else None
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        job.run()
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.spark
+def test_spark_says_how_much_room_there_is_and_that_nobody_leaves(spark: Any) -> None:
+    platform = spark_platform(spark, (), StageOptions())
+    assert platform.slots() == 2
+    assert platform.leaving() is False
+
+
+CLUSTER = """
+import json, sys, threading, time
+from pathlib import Path
+import psutil
+from pyspark.sql import SparkSession
+sys.path.insert(0, sys.argv[2])
+from test_recover import counting
+from pipelines.barrier import StageOptions
+from pipelines.recover import run_with_recovery
+from training.attempt import Limits
+from training.elastic import Policy
+from training.job import JobSpec
+folder = Path(sys.argv[1])
+builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
+for key in ("spark.driver.host", "spark.driver.bindAddress"):
+    builder = builder.config(key, "127.0.0.1")
+spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+events, killed = [], []
+def on_event(event):
+    if event["kind"] != "log":
+        events.append(event)
+    if event["kind"] == "heartbeat" and event["step"] == 6 and event["attempt"] == 1 and not killed:
+        killed.append(1)
+        below = psutil.Process().children(recursive=True)
+        next(p for p in below if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())).kill()
+def latest_step():
+    path = folder / "checkpoint.json"
+    return json.loads(path.read_text())["step"] if path.exists() else None
+job = JobSpec(counting, {"folder": str(folder), "faults": [], "sleep_s": 0.1}, preload=("torch",))
+result = run_with_recovery(spark, lambda attempt, world: job, Policy(2, max_attempts=4, backoff_s=0.5), on_event,
+    latest_step=latest_step, is_finished=lambda r: r.result["finished"], limits=Limits(90, 10.0))
+ends = [e for e in events if e["kind"] in ("attempt_ended", "recovered")]
+print("RESULT", json.dumps({"result": result.result, "ends": ends}))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_an_executor_killed_on_a_cluster_is_a_new_stage_of_the_same_application(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", CLUSTER, str(tmp_path), str(Path(__file__).parent)]
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=env, timeout=400)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, done.stderr[-4000:]
+    found = json.loads(lines[0].removeprefix("RESULT "))
+    assert found["result"] == {"finished": True, "total": EXPECTED, "world": 2}
+    first = found["ends"][0]
+    assert (first["cause"], first["decision"]) == ("lost", "retry")
+    assert first["steps_lost"] <= 3
+    assert any(e["kind"] == "recovered" for e in found["ends"])

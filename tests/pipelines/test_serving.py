@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from conf.schema import RunConfig
+from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
+from training.tracker import Tracker
+from training.tracking import TrackerSettings
+from training.worker import build_model
+
+ROOT = Path(__file__).parents[2]
+FEATURES: dict[str, Any] = {
+    "version": 1,
+    "features": [
+        {"name": "carrier", "kind": "categorical", "column": "carrier", "values": ["UA", "B6"]},
+        {"name": "month", "kind": "categorical", "column": "month", "values": ["1", "2"]},
+        {"name": "wind", "kind": "numeric", "column": "wind", "transform": "none", "mean": 10.0, "std": 5.0,
+         "fill": 10.0, "indicator": True, "train_nulls": 1},
+        {"name": "hour", "kind": "cyclic", "column": "hour", "period": 24.0},
+    ],
+}  # fmt: skip
+RAW = pd.DataFrame(
+    {"carrier": ["UA", "ZZ", None], "month": [1, 2, 7], "wind": [10.0, np.nan, 30.0], "hour": [0.0, 6.0, 23.0]}
+)
+
+
+def manifest() -> DatasetManifest:
+    columns = [
+        Column(name="carrier", dtype="int32", cardinality=4),
+        Column(name="month", dtype="int32", cardinality=4),
+        *(Column(name=n, dtype="float32") for n in ("wind", "wind__null", "hour_sin", "hour_cos")),
+        Column(name="late", dtype="int8", role="label"),
+    ]
+    return DatasetManifest(
+        name="flights", fingerprint="a" * 64, created_at="", columns=tuple(columns), files=(), splits={},
+        accounting=Accounting(rows_in=0, rows_out=0), features=FEATURES, lineage=Lineage(sources={}),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
+    torch.manual_seed(3)
+    weights = io.BytesIO()
+    torch.save(build_model(config, manifest()).state_dict(), weights)
+    write_model_folder(tmp_path / "model", config, manifest(), weights.getvalue())
+    return tmp_path / "model"
+
+
+def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) -> None:
+    predictor = _load_pyfunc(str(folder))
+    columns = {
+        "carrier": torch.tensor([2, 1, 0]),
+        "month": torch.tensor([2, 3, 1]),
+        "wind": torch.tensor([0.0, 0.0, 4.0]),
+        "wind__null": torch.tensor([0.0, 1.0, 0.0]),
+        "hour_sin": torch.sin(torch.tensor([0.0, 6.0, 23.0]) * 2 * torch.pi / 24),
+        "hour_cos": torch.cos(torch.tensor([0.0, 6.0, 23.0]) * 2 * torch.pi / 24),
+    }
+    with torch.no_grad():
+        expected = torch.sigmoid(predictor.model(columns).double()).numpy()
+    assert predictor.predict(RAW)["prediction"].to_numpy() == pytest.approx(expected, rel=1e-6)
+    assert len(set(expected.round(6))) == 3
+    assert len(predictor.predict(RAW.iloc[:0])) == 0
+    with pytest.raises(KeyError, match=r"'wind' needs the column 'wind'"):
+        predictor.predict(RAW.drop(columns="wind"))
+
+
+def test_a_language_model_continues_prompts(tmp_path: Path) -> None:
+    text = {"tokenizer_json": "", "size": 256, "vocab_size": 258, "end_id": 256, "pad_id": 257, "seq_len": 16}
+    tokens = Column(name="tokens", dtype="int32", layout="vector", shape=(16,), cardinality=258)
+    described = manifest().model_copy(update={"columns": (tokens,), "features": {}, "text": text})
+    model = {"factory": "training.models.gpt:GPT", "task": "language_model"}
+    small = {"width": 16, "layers": 1, "heads": 2}
+    config = RunConfig.model_validate({"name": "text", "model": model | {"args": small}})
+    weights = io.BytesIO()
+    torch.manual_seed(0)
+    torch.save(build_model(config, described).state_dict(), weights)
+    write_model_folder(tmp_path, config, described, weights.getvalue())
+    writer = _load_pyfunc(str(tmp_path))
+    rows = pd.DataFrame({"prompt": ["def f(", "def f(", "\u00e9", ""], "tokens": [5, 9, 40, None]})
+    texts = writer.predict(rows)["text"].tolist()
+    assert texts == writer.predict(rows)["text"].tolist()  # nothing random from call to call
+    assert len({*texts}) > 1 and all(isinstance(t, str) for t in texts) and len(texts[1].encode()) >= 5
+    greedy = writer.predict(rows.iloc[:2].assign(temperature=0.0))["text"].tolist()
+    assert greedy[1].startswith(greedy[0].rstrip("\ufffd"))  # greedy: more tokens only lengthen it
+    with pytest.raises(KeyError, match="'prompt'"):
+        writer.predict(pd.DataFrame({"text": ["x"]}))
+    assert [c["name"] for c in signature_inputs(described)] == ["prompt", "tokens", "temperature"]
+    assert signature_outputs("language_model")[0]["name"] == "text"
+
+
+def test_signature_says_what_raw_columns_are_needed() -> None:
+    kinds = {column["name"]: column["type"] for column in signature_inputs(manifest())}
+    assert kinds == {"carrier": "any", "month": "any", "wind": "double", "hour": "double"}
+    assert signature_outputs("binary")[0]["name"] == "prediction" and signature_outputs("multiclass") == []
+
+
+def test_the_registered_model_predicts_from_raw_rows_in_a_fresh_process(folder: Path, tmp_path: Path) -> None:
+    settings = TrackerSettings(
+        "serving", root=str(tmp_path / "mlflow"), flush_every_s=0.05, system_metrics_every_s=None
+    )
+    with Tracker(settings, job="j", name="flights") as tracker:
+        tracker.model(
+            "job", folder, "pipelines.serving", "final", 10, signature_inputs(manifest()), signature_outputs("binary"),
+            registered_model="flights",
+        )  # fmt: skip
+        assert tracker.flush(180)
+    expected = _load_pyfunc(str(folder)).predict(RAW)["prediction"].tolist()
+    RAW.to_parquet(tmp_path / "raw.parquet")
+    code = (
+        "import json, mlflow, pandas, sys; mlflow.set_tracking_uri(sys.argv[1]);"
+        "model = mlflow.pyfunc.load_model('models:/flights@champion');"
+        "print(json.dumps(model.predict(pandas.read_parquet(sys.argv[2]))['prediction'].tolist()))"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "MLFLOW_DISABLE_TELEMETRY": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, settings.store_uri, str(tmp_path / "raw.parquet")],
+        capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, rel=1e-6)

@@ -1,0 +1,99 @@
+"""Bytes on the wire and memory of a strategy, measured, beside what the planner says."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from problem import make_strategy, rank_part
+from torch import nn
+
+from training.data.batch import Batch
+from training.models.gpt import GPT, LanguageModelTask
+from training.optim import build_optimizer
+from training.planner import make_plan
+
+STEPS = 3
+
+
+class Wide(nn.Module):
+    """2.1 M parameters in eight equal blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(512, 512, bias=False), nn.Tanh()) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class MeanSquare:
+    def inputs(self, columns: dict[str, Any]) -> tuple[Any, ...]:
+        return (columns["x"],)
+
+    def loss(self, outputs: torch.Tensor, columns: dict[str, Any]) -> torch.Tensor:
+        return outputs.square().mean(dim=1)
+
+
+def wide_problem() -> tuple[nn.Module, Any, Batch, tuple[torch.Tensor]]:
+    x = torch.randn(16, 512)
+    return Wide(), MeanSquare(), Batch({"x": x}, 16, 16, 16), (x[:1],)
+
+
+def gpt_problem() -> tuple[nn.Module, Any, Batch, tuple[torch.Tensor]]:
+    model = GPT(vocab=512, width=128, layers=4, heads=4, hidden=256)
+    tokens = torch.randint(0, 512, (32, 129))
+    return model, LanguageModelTask(), Batch({"tokens": tokens}, 32, 32, 32), (tokens[:1, :-1],)
+
+
+def loopback_bytes() -> int:
+    """Sent over `lo` of this network namespace since it was made."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[8])
+    raise RuntimeError("no loopback interface")
+
+
+def settled_bytes() -> int:
+    """After every rank is here and the wire is quiet."""
+    dist.barrier()
+    time.sleep(0.2)
+    count = loopback_bytes()
+    dist.barrier()
+    return count
+
+
+def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Case -> predicted plan, measured bytes per rank and step, measured memory."""
+    results = {}
+    for name, (kind, settings) in payload["cases"].items():
+        torch.manual_seed(0)
+        model, task, batch, inputs = gpt_problem() if kind == "gpt" else wide_problem()
+        strategy = make_strategy(rank, world, settings)
+        plan = make_plan(
+            model, strategy.settings, strategy.mesh, strategy.engine, inputs=inputs, global_batch=batch.rows
+        )
+        strategy.prepare(model, task, lambda named: build_optimizer(named))
+        part = rank_part(batch, strategy)
+        for step in range(1 + STEPS):
+            if step == 1:
+                before = settled_bytes()
+            strategy.forward_backward(part)
+            strategy.step(1e-3)
+        after = settled_bytes()
+        results[name] = {
+            "sent": (after - before) / world / STEPS,
+            "predicted": plan.sent_bytes,
+            "measured": strategy.measured,
+            "stage": asdict(plan.stages[strategy.mesh.coordinates(rank).pp]),
+        }
+        strategy.axis.close(failed=True)
+    dist.destroy_process_group()
+    return results

@@ -1,0 +1,120 @@
+"""Checkpoints across layouts, and steps that must be skipped or refused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from cases_mesh import small_gpt, token_batch
+from problem import Net, SquaredError, make_strategy, rank_part, table_batch
+from torch import nn
+
+from training.models.gpt import LanguageModelTask
+from training.optim import build_optimizer
+from training.parallel.core import MeshStrategy
+
+HALF = 4
+
+
+def prepared(rank: int, world: int, settings: dict[str, Any]) -> MeshStrategy:
+    strategy = make_strategy(rank, world, settings)
+    strategy.prepare(small_gpt().double(), LanguageModelTask(), lambda named: build_optimizer(named, weight_decay=0.1))
+    return strategy
+
+
+def run_steps(strategy: MeshStrategy, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        batch = token_batch(step)
+        value = strategy.forward_backward(rank_part(batch, strategy))
+        strategy.step(1e-3)
+        losses.append(float(strategy.sum_over_data(value.reshape(1).double()).sum()) / batch.global_rows)
+    return losses
+
+
+def save_half(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Train half of the steps under each layout and save."""
+    for name, settings in payload["cases"].items():
+        strategy = prepared(rank, world, settings)
+        run_steps(strategy, range(HALF))
+        dcp.save(strategy.state_dict(), checkpoint_id=f"{payload['tmp']}/{name}")
+        strategy.axis.close(failed=True)
+    dist.destroy_process_group()
+    return {}
+
+
+def load_half(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Load every checkpoint under each layout and train on."""
+    losses: dict[str, list[float]] = {}
+    for name, settings in payload["cases"].items():
+        for saved in payload["saved"]:
+            strategy = prepared(rank, world, settings)
+            state = strategy.state_dict()
+            dcp.load(state, checkpoint_id=f"{payload['tmp']}/{saved}")
+            strategy.load_state_dict(state)
+            losses[f"{saved} -> {name}"] = run_steps(strategy, range(HALF, 2 * HALF))
+            strategy.axis.close(failed=True)
+    dist.destroy_process_group()
+    return losses
+
+
+def not_a_number(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Step 1 has a NaN in the rows of the last data rank."""
+    results = {}
+    for name, settings in payload["cases"].items():
+        strategy = make_strategy(rank, world, settings)
+        strategy.prepare(Net().double(), SquaredError(), lambda named: build_optimizer(named))
+        infos = []
+        for step in range(3):
+            batch = table_batch(step, 24)
+            if step == 1:
+                batch.columns["x"][-2] = float("nan")
+            before = strategy.full_model_state()
+            strategy.forward_backward(rank_part(batch, strategy))
+            infos.append(asdict(strategy.step(1e-2)))
+            after = strategy.full_model_state()
+            infos[-1]["moved"] = before is None or any(not torch.equal(before[k], after[k]) for k in before)
+        results[name] = infos
+        strategy.axis.close(failed=True)
+    dist.destroy_process_group()
+    return results
+
+
+class Idle(Net):
+    """Has a parameter no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(3, 3)
+
+
+def unreached(rank: int, world: int, payload: dict[str, Any]) -> dict[str, str]:
+    messages = {}
+    for name, settings in payload["cases"].items():
+        strategy = make_strategy(rank, world, settings)
+        try:
+            strategy.prepare(Idle().double(), SquaredError(), lambda named: build_optimizer(named))
+            strategy.forward_backward(rank_part(table_batch(0, 24), strategy))
+            messages[name] = "accepted"
+        except ValueError as error:
+            messages[name] = str(error)
+    dist.barrier()  # an early exit would end the other's ring before it has looked
+    return messages
+
+
+def evaluated(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Outputs of `evaluate` on 5 rows, before and after a step, and whether they are given at all."""
+    found = {}
+    for name, settings in payload["cases"].items():
+        strategy = prepared(rank, world, settings)
+        rows = token_batch(99, rows=5)
+        first = strategy.evaluate(rows)
+        run_steps(strategy, range(1))
+        found[name] = (first, strategy.evaluate(rows), strategy.is_output_rank)
+        strategy.axis.close(failed=True)
+    if world > 1:
+        dist.destroy_process_group()
+    return found

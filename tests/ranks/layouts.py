@@ -1,0 +1,78 @@
+"""Every layout that is proven equal to one process: settings by name, per world size. Legal pairs and triples of
+dp, cp, pp, tp with ZeRO; what is left out is refused (conf/capabilities.py) or differs in no code path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PIPE = {"pp": 2, "micro_batches": 2}
+INTERLEAVED = {**PIPE, "schedule": "interleaved", "stages_per_rank": 2}
+ZERO_BUBBLE = {**PIPE, "schedule": "zero-bubble"}
+
+TWO: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "ddp-checkpointing": {"activation_checkpointing": True},
+    "zero1": {"zero": 1},
+    "zero2": {"zero": 2},
+    "zero3": {"zero": 3, "activation_checkpointing": True},
+    "zero2-offload": {"zero": 2, "offload": True},
+    "zero2-lamb": {"zero": 2, "optimizer": "lamb"},
+    "zero3-lars": {"zero": 3, "optimizer": "lars"},
+    "tp-lamb": {"tp": 2, "optimizer": "lamb"},
+    "tp": {"tp": 2},
+    "tp-sequence": {"tp": 2, "sequence_parallel": True},
+    "tp-untied-grouped": {"tp": 2, "tied": False, "kv_heads": 2},
+    "cp": {"cp": 2},
+    "cp-grouped": {"cp": 2, "kv_heads": 2},
+    "gpipe": {**PIPE, "schedule": "gpipe"},
+    "gpipe-breadth-first": {**PIPE, "schedule": "gpipe", "stages_per_rank": 2},
+    "1f1b": PIPE,
+    "1f1b-checkpointing": {**PIPE, "activation_checkpointing": True},
+    "interleaved": INTERLEAVED,
+    "zero-bubble": ZERO_BUBBLE,
+    "zero-bubble-interleaved-untied": {**ZERO_BUBBLE, "stages_per_rank": 2, "tied": False},
+}
+
+FOUR: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "zero2-hybrid": {"zero": 2, "shard": 2},
+    "zero3-hybrid": {"zero": 3, "shard": 2},
+    "dp-tp": {"tp": 2},
+    "dp-tp-zero1": {"tp": 2, "zero": 1},
+    "dp-tp-zero2": {"tp": 2, "zero": 2},
+    "dp-tp-zero3-sequence": {"tp": 2, "zero": 3, "sequence_parallel": True},
+    "dp-pp": PIPE,
+    "dp-pp-zero1-zero-bubble": {**ZERO_BUBBLE, "zero": 1},
+    "dp-pp-zero2": {**PIPE, "zero": 2},
+    "dp-pp-zero2-zero-bubble": {**ZERO_BUBBLE, "zero": 2, "stages_per_rank": 2},
+    "dp-pp-zero3": {**PIPE, "zero": 3},
+    "dp-pp-zero3-interleaved": {**INTERLEAVED, "zero": 3},
+    "pp-tp": {**PIPE, "tp": 2},
+    "pp-tp-zero-bubble": {**ZERO_BUBBLE, "tp": 2},
+    "pp-tp-sequence-interleaved": {**INTERLEAVED, "tp": 2, "sequence_parallel": True},
+    "dp-cp": {"cp": 2},
+    "dp-cp-zero1": {"cp": 2, "zero": 1},
+    "dp-cp-zero3": {"cp": 2, "zero": 3},
+    "cp-tp": {"cp": 2, "tp": 2},
+    "cp-pp": {**PIPE, "cp": 2},
+    "pp4": {"pp": 4, "micro_batches": 2},
+    "tp4": {"tp": 4},
+}
+
+EIGHT: dict[str, dict[str, Any]] = {
+    "dp-pp-tp": {**PIPE, "tp": 2},
+    "dp-pp-tp-zero1-zero-bubble": {**ZERO_BUBBLE, "tp": 2, "zero": 1},
+    "dp-pp-tp-zero2-interleaved": {**INTERLEAVED, "tp": 2, "zero": 2},
+    "dp-pp-tp-zero3-sequence": {**PIPE, "tp": 2, "zero": 3, "sequence_parallel": True},
+    "dp-cp-tp-zero3": {"cp": 2, "tp": 2, "zero": 3},
+    "dp-cp-pp-zero2": {**PIPE, "cp": 2, "zero": 2},
+    "cp-pp-tp": {**PIPE, "cp": 2, "tp": 2},
+}
+
+HOROVOD: dict[str, dict[str, Any]] = {
+    "horovod": {"engine": "horovod"},
+    "horovod-zero1-lamb": {"engine": "horovod", "zero": 1, "optimizer": "lamb"},
+    "horovod-zero1": {"engine": "horovod", "zero": 1, "bucket_bytes": 20_000},
+}
+
+BY_LAUNCH = {"two": (2, TWO), "four": (4, FOUR), "eight": (8, EIGHT), "horovod": (3, HOROVOD)}

@@ -1,0 +1,105 @@
+"""Imports torch once, forks the ranks of one test, waits, and leaves none behind.
+
+usage: zygote.py WORLD MODULE:FUNCTION PAYLOAD.json OUT_FOLDER ENGINE
+Each rank calls function(rank, world, payload) and its result is torch.save'd to OUT_FOLDER/<rank>.pt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent.parent)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def horovod_environment(rank: int, world: int, port: int) -> dict[str, str]:
+    sizes = {"RANK": rank, "SIZE": world, "LOCAL_RANK": rank, "LOCAL_SIZE": world, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    return {f"HOROVOD_{key}": str(value) for key, value in sizes.items()} | {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": "localhost",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": "lo",
+    }
+
+
+def run_rank(rank: int, world: int, function: str, payload: dict, out: Path) -> int:
+    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the zygote
+    import torch
+
+    try:
+        module, _, name = function.partition(":")
+        result = getattr(importlib.import_module(module), name)(rank, world, payload)
+        torch.save(result, out / f"{rank}.pt")
+        return 0
+    except BaseException:
+        (out / f"{rank}.error").write_text(traceback.format_exc())
+        traceback.print_exc()
+        return 1
+
+
+def main() -> int:
+    world, function, payload_path, out, engine = (
+        int(sys.argv[1]),
+        sys.argv[2],
+        sys.argv[3],
+        Path(sys.argv[4]),
+        sys.argv[5],
+    )
+    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)  # never outlive the test either
+    payload = json.loads(Path(payload_path).read_text())
+    import torch
+
+    torch.set_num_threads(1)
+    importlib.import_module(function.partition(":")[0])
+    port = 0
+    if engine == "horovod":
+        from horovod.runner.http.http_server import RendezvousServer
+
+        port = RendezvousServer(verbose=0).start()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), GLOO_SOCKET_IFNAME="lo")
+    children = {}
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+            if engine == "horovod":
+                os.environ.update(horovod_environment(rank, world, port))
+            code = run_rank(rank, world, function, payload, out)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        children[pid] = rank
+    worst = 0
+    while children:
+        pid, status = os.wait()
+        rank = children.pop(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0 and not worst:
+            worst = 1
+            time.sleep(1.0)  # let the others report their own error
+            print(f"rank {rank} ended with {code}", file=sys.stderr)
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(worst)
+
+
+if __name__ == "__main__":
+    main()

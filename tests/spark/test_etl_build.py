@@ -1,0 +1,253 @@
+"""The whole job on real flights: accounting, no leak, no rebuild, nothing half-written, clear refusals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from conf.manifest import DatasetManifest
+from conf.schema_etl import EtlConfig
+from conf.storage import open_storage
+from etl.build import build_dataset, find_dataset
+from etl.errors import ChecksFailed, EtlError
+from etl.raw import unpack_flights
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+AFTER_DEPARTURE = ["dep_time", "dep_delay", "arr_time", "air_time"]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """The recipe's tables with every 150th flight of each month."""
+    folder = unpack_flights(tmp_path_factory.mktemp("raw") / "flights")
+    for file in (folder / "flights").iterdir():
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text(lines[0] + "".join(lines[1::150]))
+    return folder
+
+
+def recipe(raw, **changes) -> EtlConfig:
+    block = yaml.safe_load((ROOT / "conf/recipes/flights.yaml").read_text())["etl"]
+    for source in block["sources"].values():
+        source["path"] = source["path"].replace("data/raw/flights", str(raw))
+    for feature in block["features"].values():
+        feature.pop("min_count", None)
+    return EtlConfig.model_validate(block | changes)
+
+
+def build(spark, config, root, **keys):
+    return build_dataset(spark, config, name="flights", root_uri=str(root), **keys)
+
+
+def rows_of(built, split):
+    files = [f for f in built.manifest.files if f.split == split]
+    return pd.concat([pq.read_table(f"{built.uri}/{f.path}").to_pandas() for f in files], ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def built(spark, raw, tmp_path_factory):
+    return build(spark, recipe(raw), tmp_path_factory.mktemp("datasets"), code_commit="abc", config_digest="d" * 64)
+
+
+def test_rows_in_are_rows_out_and_quarantined(built, raw):
+    lines = sum(len(f.read_text().splitlines()) - 1 for f in (raw / "flights").iterdir())
+    accounting = built.manifest.accounting
+    assert accounting.rows_in == lines and accounting.quarantined.keys() == {"never_arrived"}
+    stored = sum(len(rows_of(built, s)) for s in ("train", "valid", "test"))
+    assert stored == accounting.rows_out == lines - accounting.quarantined["never_arrived"]
+    quarantine = pq.read_table(next(Path(built.uri).glob("data-*/quarantine/never_arrived.parquet"))).to_pandas()
+    assert len(quarantine) == accounting.quarantined["never_arrived"] and quarantine["arr_delay"].isna().all()
+    assert set(quarantine["rule"]) == {"never_arrived"}
+
+
+def test_the_manifest_says_where_the_rows_came_from(built, raw):
+    lineage = built.manifest.lineage
+    assert lineage.sources.keys() == {"flights", "weather", "planes", "airports", "airlines"}
+    assert lineage.sources["flights"]["files"] == 12 and lineage.code_commit == "abc" and "Join" in lineage.logical_plan
+    assert len(built.manifest.checks) == 8 and all(c["passed"] for c in built.manifest.checks)
+    assert DatasetManifest.from_json(built.manifest.to_json(), "x") == built.manifest
+    assert {c.role for c in built.manifest.columns} == {"feature", "label", "meta"}
+    assert built.manifest.column("carrier").cardinality == 2 + len(built.manifest.features["features"][0]["values"])
+
+
+def test_months_of_the_splits_do_not_overlap(built):
+    assert set(rows_of(built, "train")["month"]) == set(range(1, 12))
+    assert set(rows_of(built, "valid")["month"]) <= {11, 12} and set(rows_of(built, "test")["month"]) == {12}
+
+
+def test_weather_is_joined_at_the_hour_in_utc(spark, built, raw):
+    """JFK on a summer and a winter day: the temperature of the row is the one observed at that UTC hour."""
+    flights = pd.concat([pd.read_csv(f, na_values="NA") for f in (raw / "flights").iterdir()])
+    flights = flights[flights["arr_delay"].notna()]
+    weather = pd.read_parquet(raw / "weather.parquet")
+    flights["time_hour"] = pd.to_datetime(flights["time_hour"], utc=True)
+    joined = flights.merge(weather, on=["origin", "time_hour"], how="left", suffixes=("", "_w"))
+    state = next(f for f in built.manifest.features["features"] if f["name"] == "temp")
+    want = ((joined["temp"].fillna(state["fill"]) - state["mean"]) / state["std"]).astype("float32")
+    got = pd.concat([rows_of(built, s) for s in ("train", "valid", "test")])["temp"]
+    assert sorted(got) == sorted(want)
+    assert (joined["hour"] == joined["time_hour"].dt.tz_convert("America/New_York").dt.hour).all()
+
+
+def test_nothing_known_only_after_departure_reaches_the_model(spark, built, raw, tmp_path):
+    """By name, and by lineage: other values of those columns leave every stored byte of the features as it was."""
+    inputs = {f["column"] for f in built.manifest.features["features"]} | {c.name for c in built.manifest.columns}
+    assert not inputs & {*AFTER_DEPARTURE, "arr_delay"}
+    spoiled = tmp_path / "raw"
+    for file in sorted(raw.rglob("*")):
+        if file.is_file():
+            target = spoiled / file.relative_to(raw)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    for file in (spoiled / "flights").iterdir():
+        table = pd.read_csv(file, dtype=str, keep_default_na=False)
+        table[AFTER_DEPARTURE] = table[AFTER_DEPARTURE].map(
+            lambda v: str((int(v) * 7 + 13) % 2000) if v != "NA" else "1"
+        )
+        table.to_csv(file, index=False)
+    other = build(spark, recipe(spoiled), tmp_path / "datasets")
+    assert other.manifest.fingerprint != built.manifest.fingerprint
+    assert other.manifest.features == built.manifest.features
+    assert [f.sha256 for f in other.manifest.files] == [f.sha256 for f in built.manifest.files]
+
+
+def test_the_same_input_is_not_rebuilt_and_a_changed_byte_is(spark, built, raw, tmp_path):
+    root = Path(built.uri).parent
+    before = sorted(str(p) for p in root.rglob("*"))
+    again = build(spark, recipe(raw), root)
+    assert not again.rebuilt and again.manifest == built.manifest and again.uri == built.uri
+    assert sorted(str(p) for p in root.rglob("*")) == before
+    assert recipe(raw).model_dump() != recipe(raw, shard={"seed": 1}).model_dump()
+    changed = tmp_path / "raw"
+    subprocess.run(["cp", "-r", str(raw), str(changed)], check=True)
+    file = changed / "flights/2013-05.csv"
+    file.write_bytes(file.read_bytes().replace(b"\n2013,5,1,", b"\n2013,5,2,", 1))
+    # A dataset of another fingerprint is another folder; building it all is not needed to know that.
+    with pytest.raises(ChecksFailed, match="impossible"):
+        rule = [{"name": "impossible", "kind": "expression", "sql": "false", "max_share": 0.5}]
+        build(spark, recipe(changed, checks=rule), root)
+    assert sorted(str(p) for p in root.rglob("*") if p.is_file()) == [p for p in before if Path(p).is_file()]
+
+
+def test_a_dataset_with_a_missing_file_is_built_again_to_the_same_bytes(spark, built, raw):
+    victim = Path(built.uri) / built.manifest.files[0].path
+    victim.unlink()
+    assert find_dataset(open_storage(built.uri), built.manifest.fingerprint) is None
+    again = build(spark, recipe(raw), Path(built.uri).parent)
+    assert again.rebuilt and again.uri == built.uri
+    assert [f.sha256 for f in again.manifest.files] == [f.sha256 for f in built.manifest.files]
+    assert all((Path(again.uri) / f.path).exists() for f in again.manifest.files)
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+os.environ["PYSPARK_PYTHON"] = sys.executable
+sys.path.insert(0, {root!r}); sys.path.insert(0, {tests!r})
+from pyspark.sql import SparkSession
+from conf.storage import Storage
+from etl.build import build_dataset
+from test_etl_build import recipe
+if {when!r} == "manifest":
+    def stop(self, relative, data):
+        Path({mark!r}).touch()
+        time.sleep(600)
+    Storage.put_atomic = stop
+conf = dict([("spark.ui.enabled", "false"), ("spark.driver.host", "127.0.0.1"), ("spark.sql.shuffle.partitions", "2")])
+builder = SparkSession.builder.master("local[2]")
+for key, value in conf.items():
+    builder = builder.config(key, value)
+shards = dict(shards=dict(train={shards}, valid=1, test=1), row_group=16)
+build_dataset(builder.getOrCreate(), recipe(Path({raw!r}), shard=shards), name="flights", root_uri={datasets!r})
+"""
+
+
+@pytest.mark.parametrize("when", ["write", "manifest"])
+def test_kill_9_leaves_no_dataset_where_there_was_none(raw, tmp_path, when):
+    mark, datasets = tmp_path / "mark", tmp_path / "datasets"
+    shards = 40 if when == "write" else 3
+    names = {
+        "shards": shards,
+        "root": str(ROOT),
+        "tests": str(Path(__file__).parent),
+        "raw": str(raw),
+        "datasets": str(datasets),
+    }
+    (tmp_path / "job.py").write_text(KILLED.format(when=when, mark=str(mark), **names))
+    with open(tmp_path / "log", "wb") as log:
+        job = subprocess.Popen([sys.executable, tmp_path / "job.py"], start_new_session=True, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 900
+
+        def reached():
+            return mark.exists() or (when == "write" and any(datasets.glob("*/data-*/train-*.parquet")))
+
+        while not reached():
+            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.01)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    folder = next(datasets.iterdir())
+    written = list(folder.glob("data-*/train-*.parquet"))
+    assert len(written) == 3 if when == "manifest" else 0 < len(written) < 40
+    assert not (folder / "_manifest.json").exists()
+    assert find_dataset(open_storage(str(folder)), "0" * 64) is None
+
+
+def test_a_failed_rebuild_leaves_the_dataset_that_was_there(spark, built, raw, monkeypatch):
+    """The job dies after all files are written and before the manifest is: readers see the old dataset, whole."""
+    manifest = Path(built.uri) / "_manifest.json"
+    before, files = manifest.read_bytes(), {str(p) for p in Path(built.uri).rglob("*.parquet")}
+    monkeypatch.setattr("etl.build.find_dataset", lambda storage, fingerprint: None)
+    monkeypatch.setattr("conf.storage.Storage.put_atomic", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        build(spark, recipe(raw), Path(built.uri).parent)
+    assert manifest.read_bytes() == before and {str(p) for p in Path(built.uri).rglob("*.parquet")} == files
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"one_per": "weather"}, r"one_per = 'weather': the table has 26115 rows.*lost rows"),
+        ({"checks": [{"name": "none", "kind": "expression", "sql": "false", "level": "row"}]}, "rows were quarantined"),
+        ({"split": {"kind": "time", "column": "time_hour", "boundaries": {"test": "2020-01-01"}}}, "test got no rows"),
+        ({"key": ["id"]}, r"etl\.key: rows have no column 'id'"),
+        ({"label": "lat"}, "etl.label = 'lat': rows have no such column"),
+        ({"keep": ["dest"]}, "one role"),
+    ],
+)
+def test_bad_recipes_are_refused_and_leave_nothing(spark, raw, tmp_path, changes, words):
+    if "keep" in changes:
+        with pytest.raises(ValueError, match=words):
+            recipe(raw, **changes)
+        return
+    with pytest.raises(EtlError, match=words):
+        build(spark, recipe(raw, **changes), tmp_path)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_one_wrong_value_in_one_file_names_both(spark, raw, tmp_path):
+    wrong = tmp_path / "raw"
+    subprocess.run(["cp", "-r", str(raw), str(wrong)], check=True)
+    file = wrong / "flights/2013-03.csv"
+    file.write_text(file.read_text().replace("\n2013,3,", "\n2013,March,", 1))
+    with pytest.raises(EtlError, match=r"etl\.sources\.flights.*\n.*2013-03\.csv: 1 values in column 'month'.*'March'"):
+        build(spark, recipe(wrong), tmp_path / "d")
+
+
+def test_the_raw_tables_are_unpacked_once_and_whole(raw, tmp_path, monkeypatch):
+    before = {p: p.stat().st_mtime_ns for p in raw.rglob("*")}
+    assert unpack_flights(raw) == raw and {p: p.stat().st_mtime_ns for p in raw.rglob("*")} == before
+    monkeypatch.setattr("etl.raw.pq.write_table", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        unpack_flights(tmp_path / "flights")
+    assert not list(tmp_path.iterdir())

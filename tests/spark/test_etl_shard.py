@@ -1,0 +1,196 @@
+"""Shards: equal, exact, in an order that is the same whatever the partitions; every type whole or refused."""
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F
+
+from conf.schema_etl import ShardConfig
+from conf.storage import open_storage
+from etl.columns import manifest_column, stored_expression
+from etl.errors import EtlError
+from etl.shard import Plan, number_rows, plan, with_order, write_shards
+from etl.split import SPLIT
+
+pytestmark = pytest.mark.spark
+
+
+def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, **options):
+    """Write `rows` (SPLIT where they have one, else all `train`); `options` by column go to manifest_column."""
+    rows = rows if SPLIT in rows.columns else rows.withColumn(SPLIT, F.lit("train"))
+    fields = [f for f in rows.schema.fields if f.name != SPLIT]
+    columns = [manifest_column(f.name, f.dataType, "feature", **options.get(f.name, {})) for f in fields]
+    counts = counts or {r[SPLIT]: r["count"] for r in rows.groupBy(SPLIT).count().collect()}
+    config = ShardConfig(shards=shards, row_group=row_group)
+    stored = [
+        stored_expression(F.col(f.name), f.dataType, c).alias(f.name) for f, c in zip(fields, columns, strict=True)
+    ]
+    keyed = with_order(rows, key or [f.name for f in fields], 0)
+    made = plan(rows.select(*stored), dict(sorted(counts.items(), reverse=True)), columns, config)
+    numbered = number_rows(spark, keyed, made.shards)
+    frame = numbered.select(*stored, *[c for c in numbered.columns if c.startswith("__")])
+    return write_shards(frame, columns, made, open_storage(str(folder)), "d", "snappy"), columns
+
+
+def table(folder, files):
+    return pa.concat_tables([pq.read_table(folder / f.path) for f in files])
+
+
+def skewed(spark, partitions, aqe):
+    """5,000 rows, 80 % of them with one `hot` value; the input's partitioning as uneven as it gets."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.adaptive.enabled", str(aqe).lower())
+    rows = session.range(5000).selectExpr("id", "if(id % 5 = 0, id, 0) as hot", "cast(id as float) / 7 as x")
+    rows = rows.withColumn(SPLIT, F.when(F.col("id") % 10 == 3, "test").otherwise("train"))
+    return session, rows.coalesce(1) if partitions == 1 else rows.repartition(partitions, "hot")
+
+
+@pytest.mark.parametrize("key", [["id"], ["hot"], []], ids=["unique", "hot", "all"])
+def test_bytes_do_not_depend_on_partitions_skew_or_aqe(spark, tmp_path, key):
+    made = []
+    for index, (partitions, aqe) in enumerate([(1, True), (7, False), (16, True)]):
+        session, rows = skewed(spark, partitions, aqe)
+        files, _ = write(session, rows, tmp_path / str(index), key, {"train": 4, "test": 3}, row_group=100)
+        made.append(files)
+    assert [f.sha256 for f in made[0]] == [f.sha256 for f in made[1]] == [f.sha256 for f in made[2]]
+    train = [f for f in made[0] if f.split == "train"]
+    assert [f.rows for f in train] == [1125] * 4 and sum(f.rows for f in made[0]) == 5000
+    assert {f.rows for f in made[0] if f.split == "test"} == {166, 167}
+    for file in made[0]:
+        assert file.row_groups[:-1] == (100,) * (len(file.row_groups) - 1) and sum(file.row_groups) == file.rows
+        assert file.sha256 == hashlib.sha256((tmp_path / "0" / file.path).read_bytes()).hexdigest()
+    stored = table(tmp_path / "0", made[0])["id"].to_pylist()
+    assert sorted(stored) == list(range(5000))
+    if key == ["id"]:  # a hot key's equal hashes stand together by design; a unique key shuffles
+        assert abs(np.corrcoef(np.arange(4500), table(tmp_path / "0", train)["id"].to_numpy())[0, 1]) < 0.05
+
+
+def test_a_split_of_identical_rows_is_still_cut_evenly(spark, tmp_path):
+    files, _ = write(spark, spark.range(1000).selectExpr("cast(1 as int) as one"), tmp_path, [], {"train": 7}, 64)
+    assert (
+        sorted(f.rows for f in files) == [142] + [143] * 6 and table(tmp_path, files)["one"].to_pylist() == [1] * 1000
+    )
+
+
+def test_another_seed_is_another_order(spark):
+    rows = spark.range(100)
+    first, second = (with_order(rows, ["id"], seed).orderBy("__order").toArrow()["id"].to_pylist() for seed in (0, 1))
+    assert first != second and sorted(first) == sorted(second)
+
+
+def test_one_row(spark, tmp_path):
+    files, _ = write(spark, spark.range(1), tmp_path, ["id"])
+    assert [(f.rows, f.row_groups) for f in files] == [(1, (1,))]
+
+
+TYPES = """
+  id % 2 = 0 AS a_bool, cast(id AS byte) AS a_byte, cast(id AS short) AS a_short, cast(id AS int) AS an_int,
+  id - 9007199254740993 AS a_long, cast(id AS float) / 3 AS a_float, cast(id AS double) / 3 AS a_double,
+  cast(id AS float) / 3 AS a_half, cast(id / 8 AS decimal(10,3)) AS a_decimal,
+  date_add(date'1969-12-30', cast(id AS int)) AS a_date,
+  timestamp'1969-12-31T23:59:59.999999Z' + make_interval(0,0,0,0,0,0,id) AS a_time,
+  timestamp_ntz'2024-01-01 00:00:00.000001' AS a_local_time,
+  if(id = 1, null, id) AS a_nullable, if(id = 2, null, cast(id AS double)) AS a_filled,
+  array(cast(id AS float), 2f) AS a_vector, array(array(id, 1), array(2, 3)) AS a_matrix,
+  sequence(0, id) AS a_ragged, transform(sequence(0, id), i -> sequence(0, i)) AS a_nested,
+  transform(sequence(0, id), i -> date_add(date'1970-01-01', cast(i AS int))) AS some_dates,
+  cast(repeat('x', cast(id AS int)) AS binary) AS a_binary
+"""
+
+
+def test_every_column_kind_end_to_end(spark, tmp_path):
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    rows = session.range(4).selectExpr("id", *[t.strip() for t in split_top(TYPES)])
+    options = {
+        "a_half": {"dtype": "float16"},
+        "a_nullable": {"nulls": "mask"},
+        "a_filled": {"nulls": "fill", "fill": -1.0},
+        "a_vector": {"shape": [2]},
+        "a_matrix": {"shape": [2, 2]},
+    }
+    files, columns = write(session, rows, tmp_path, ["id"], {"train": 2}, 2, **options)
+    got = {r["id"]: r for r in table(tmp_path, files).to_pylist()}
+    assert got[3] == {
+        "id": 3, "a_bool": False, "a_byte": 3, "a_short": 3, "an_int": 3, "a_long": -9007199254740990, "a_float": 1.0,
+        "a_double": 1.0, "a_half": 1.0, "a_decimal": 0.375, "a_date": 1, "a_time": 2_999_999,
+        "a_local_time": 1704067200_000001, "a_nullable": 3, "a_filled": 3.0, "a_vector": [3.0, 2.0],
+        "a_matrix": [[3, 1], [2, 3]], "a_ragged": [0, 1, 2, 3], "a_nested": [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]],
+        "some_dates": [0, 1, 2, 3], "a_binary": b"xxx",
+    }  # fmt: skip
+    assert got[1]["a_nullable"] is None and got[2]["a_filled"] is None and got[1]["a_half"] == float(np.float16(1 / 3))
+    kinds = {c.name: (c.dtype, c.layout, c.shape) for c in columns}
+    assert kinds["a_time"] == ("int64", "scalar", ()) and kinds["a_date"][0] == "int32"
+    assert kinds["a_half"] == ("float16", "scalar", ()) and kinds["a_matrix"] == ("int64", "vector", (2, 2))
+    assert kinds["a_ragged"][1] == "ragged" and kinds["a_nested"] == ("int64", "nested", ())
+    assert kinds["a_binary"] == ("binary", "binary", ()) and kinds["a_decimal"][0] == "float64"
+
+
+def split_top(text):
+    """Cut at the commas outside brackets."""
+    depth, part = 0, ""
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            yield part
+            part = ""
+        else:
+            part += character
+    yield part
+
+
+def test_ml_vectors(spark, tmp_path):
+    from pyspark.ml.linalg import Vectors
+
+    rows = spark.createDataFrame([(0, Vectors.dense([1.0, 2.0])), (1, Vectors.sparse(2, [1], [3.0]))], ["id", "v"])
+    files, columns = write(spark, rows, tmp_path, ["id"], v={"shape": [2]})
+    assert sorted(table(tmp_path, files)["v"].to_pylist()) == [[0.0, 3.0], [1.0, 2.0]] and columns[1].dtype == "float64"
+    with pytest.raises(EtlError, match=r"column 'v' is .*declare `shape: \[n\]`"):
+        write(spark, rows, tmp_path, ["id"])
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "words"),
+    [
+        ("'a' AS c", {}, "'c' is string, which cannot be stored: make it a categorical feature"),
+        ("cast(1 AS decimal(20,2)) AS c", {}, r"decimal\(20,2\).*cast\(c \* 100 as bigint\)"),
+        ("struct(1 AS a) AS c", {}, "'c' is struct.*select its fields"),
+        ("map(1, 2) AS c", {}, "'c' is map"),
+        ("array('a') AS c", {}, "'c' is array<string>"),
+        ("array(cast('a' AS binary)) AS c", {}, "one binary value per row"),
+        ("interval 1 day AS c", {}, "'c' is interval"),
+        ("1 AS c", {"shape": [2]}, "`shape` is for arrays"),
+        ("array(1) AS c", {"shape": [2, 2]}, "2 sizes for 1 levels"),
+        ("1 AS c", {"dtype": "float16"}, "float16 is for float"),
+    ],
+)
+def test_types_without_a_tensor_are_refused_before_any_job(spark, tmp_path, sql, options, words):
+    with pytest.raises(EtlError, match=words):
+        write(spark, spark.range(1).selectExpr("id", sql), tmp_path, ["id"], counts={"train": 1}, c=options)
+
+
+def test_values_a_column_cannot_hold_are_named_by_the_driver(spark, tmp_path):
+    rows = spark.range(9).selectExpr("id", "if(id = 5, null, id) AS c")
+    with pytest.raises(EtlError, match="column 'c' has nulls"):
+        write(spark, rows, tmp_path, ["id"])
+
+
+def test_rows_that_change_between_passes_are_caught(spark, tmp_path):
+    with pytest.raises(EtlError, match="changed between two passes"):
+        write(spark, spark.range(9), tmp_path, ["id"], {"train": 2}, counts={"train": 12})
+    with pytest.raises(EtlError, match="9 rows were written, 8 were planned"):
+        write(spark, spark.range(9), tmp_path, ["id"], {"train": 1}, counts={"train": 8})
+
+
+def test_more_shards_than_rows_are_refused(spark, tmp_path):
+    with pytest.raises(EtlError, match="only 3 rows"):
+        write(spark, spark.range(3), tmp_path, ["id"], {"train": 4})
+
+
+def test_shards_for_a_split_there_is_not(spark):
+    with pytest.raises(EtlError, match=r"\['dev'\] are no splits"):
+        plan(spark.range(3), {"train": 3}, [], ShardConfig(shards={"dev": 1}))
+    assert isinstance(plan(spark.range(3), {"train": 3}, [], ShardConfig()), Plan)

@@ -1,0 +1,154 @@
+"""Files that do not match their declaration are errors that name file and column; those that do give typed rows."""
+
+import datetime as dt
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.schema_etl import SourceConfig
+from etl.errors import EtlError
+from etl.source import find_source, fingerprint, read_source
+from etl.views import build_rows
+
+pytestmark = pytest.mark.spark
+COLUMNS = {"id": "int", "day": "date", "price": "decimal(6,2)", "note": "string"}
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def csv_source(tmp_path, **files):
+    for name, text in files.items():
+        write(tmp_path / "t" / f"{name}.csv", text)
+    return find_source("t", SourceConfig(path=str(tmp_path / "t"), columns=COLUMNS, options={"nullValue": "NA"}))
+
+
+def test_csv_rows_are_typed_and_nulls_are_nulls(spark, tmp_path):
+    source = csv_source(tmp_path, a="id,day,price,note\n1,2024-02-29,3.50,x\n", b="id,day,price,note\nNA,NA,NA,\n")
+    rows = sorted(read_source(spark, source).collect(), key=lambda r: r.id or 0)
+    assert tuple(rows[0]) == (None, None, None, None)
+    assert rows[1].day == dt.date(2024, 2, 29) and str(rows[1].price) == "3.50"
+
+
+def test_bad_values_are_counted_by_file_and_column_with_an_example(spark, tmp_path):
+    good = "id,day,price,note\n1,2024-01-01,1.00,x\n"
+    bad = "id,day,price,note\n1.5,2024-01-01,1.00,x\n2,2024-13-01,1.00,x\nseven,2024-01-01,99999.00,x\n"
+    with pytest.raises(EtlError) as caught:
+        read_source(spark, csv_source(tmp_path, good=good, bad=bad))
+    message = str(caught.value)
+    assert "etl.sources.t" in message and "good.csv" not in message
+    assert "bad.csv: 2 values in column 'id' are not int, such as '1.5'" in message
+    assert "1 values in column 'day' are not date, such as '2024-13-01'" in message
+    assert "1 values in column 'price' are not decimal(6,2), such as '99999.00'" in message
+
+
+def test_lines_of_another_width_are_an_error(spark, tmp_path):
+    with pytest.raises(EtlError, match=r"a\.csv: 1 lines with another number of fields.*'1,2024-01-01,1'"):
+        read_source(spark, csv_source(tmp_path, a="id,day,price,note\n1,2024-01-01,1\n"))
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("id,day,price", "a.csv: has no column 'note'"),
+        ("id,day,price,note,extra", "a.csv: has a column 'extra' that is not declared"),
+        ("day,id,price,note", "columns stand in another order"),
+    ],
+)
+def test_csv_headers_must_be_the_declared_columns(spark, tmp_path, header, words):
+    with pytest.raises(EtlError, match=words):
+        read_source(spark, csv_source(tmp_path, a=header + "\n"))
+
+
+def test_an_empty_csv_file_is_named(spark, tmp_path):
+    with pytest.raises(EtlError, match=r"b\.csv: is empty"):
+        read_source(spark, csv_source(tmp_path, a="id,day,price,note\n", b=""))
+
+
+def test_every_parquet_footer_is_checked(spark, tmp_path):
+    os.makedirs(tmp_path / "p")
+    pq.write_table(pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}), tmp_path / "p/0.parquet")
+    pq.write_table(pa.table({"a": pa.array([1], pa.int64()), "c": ["x"]}), tmp_path / "p/1.parquet")
+    (tmp_path / "p/2.parquet").write_bytes(b"PAR1 not really")
+    config = SourceConfig(path=str(tmp_path / "p"), format="parquet", columns={"a": "int", "b": "string"})
+    with pytest.raises(EtlError) as caught:
+        read_source(spark, find_source("p", config))
+    message = str(caught.value)
+    assert "1.parquet: column 'a' is bigint, declared int" in message and "0.parquet" not in message
+    assert "1.parquet: has no column 'b'" in message and "2.parquet: not a readable Parquet file" in message
+
+
+def test_a_parquet_table_is_read_by_its_declared_columns(spark, tmp_path):
+    pq.write_table(pa.table({"b": ["x"], "a": [1], "c": [0.5]}), tmp_path / "p.parquet")
+    config = SourceConfig(path=str(tmp_path / "p.parquet"), format="parquet", columns={"a": "bigint", "b": "string"})
+    assert [tuple(r) for r in read_source(spark, find_source("p", config)).collect()] == [(1, "x")]
+
+
+def test_text_documents_have_path_and_text(spark, tmp_path):
+    write(tmp_path / "docs/a/one.py", "first\nsecond\n")
+    write(tmp_path / "docs/two.txt", "other")
+    found = find_source("d", SourceConfig(path=f"{tmp_path}/docs/*.py", format="text"))
+    assert [tuple(r) for r in read_source(spark, found).collect()] == [("a/one.py", "first\nsecond\n")]
+
+
+@pytest.mark.parametrize("path", ["nowhere", "nowhere/*.csv"])
+def test_a_missing_table_is_one_clear_error(tmp_path, path):
+    with pytest.raises(EtlError, match=r"etl\.sources\.t\.path.*the table 't' is missing"):
+        find_source("t", SourceConfig(path=str(tmp_path / path), columns={"a": "int"}))
+
+
+def test_a_type_that_is_none_is_named(spark, tmp_path):
+    write(tmp_path / "t.csv", "a\n1\n")
+    with pytest.raises(EtlError, match=r"etl\.sources\.t\.columns\.a = 'integr'"):
+        read_source(spark, find_source("t", SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "integr"})))
+
+
+def test_one_changed_byte_changes_the_fingerprint_and_the_place_does_not(tmp_path):
+    text = "id,day,price,note\n1,2024-01-01,1.00,x\n"
+    first = fingerprint(csv_source(tmp_path / "one", a=text))
+    assert fingerprint(csv_source(tmp_path / "two", a=text)) == first
+    assert fingerprint(csv_source(tmp_path / "three", a=text.replace("1.00", "1.01"))) != first
+    assert fingerprint(csv_source(tmp_path / "two", a=text, b=text)) != first
+
+
+def test_stat_fingerprints_see_a_touched_file(tmp_path):
+    write(tmp_path / "t.csv", "a\n1\n")
+    config = SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "int"}, fingerprint="stat")
+    before = fingerprint(find_source("t", config))
+    assert fingerprint(find_source("t", config)) == before
+    os.utime(tmp_path / "t.csv", (1, 1))
+    assert fingerprint(find_source("t", config)) != before
+
+
+def test_views_build_on_each_other_and_errors_have_the_key(spark):
+    session = spark.newSession()
+    tables = {"t": session.createDataFrame([(1,), (2,)], "a int")}
+    rows = build_rows(session, tables, {"u": "select a + 1 as b from t", "v": "select b from u where b > 2"}, "v")
+    assert [r.b for r in rows.collect()] == [3]
+    with pytest.raises(EtlError, match=r"etl\.views\.u: .*UNRESOLVED_COLUMN.*`aa`"):
+        build_rows(session, tables, {"u": "select aa from t"}, "u")
+    with pytest.raises(
+        EtlError,
+        match=r"etl\.views\.u: .*Syntax error at or near .selec.",
+    ):
+        build_rows(session, tables, {"u": "selec a from t"}, "u")
+    with pytest.raises(EtlError, match="random"):
+        build_rows(session, tables, {"u": "select a, rand() r from t"}, "u")
+    with pytest.raises(EtlError, match=r"etl\.rows = 'nowhere:f': cannot be imported"):
+        build_rows(session, tables, {}, "nowhere:f")
+
+
+def test_rows_may_be_a_python_function(spark, tmp_path, monkeypatch):
+    write(
+        tmp_path / "my_rows.py",
+        "def make(tables):\n    return tables['t'].where('a > 1')\n\ndef wrong(tables):\n    return 7\n",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    tables = {"t": spark.createDataFrame([(1,), (2,)], "a int")}
+    assert [r.a for r in build_rows(spark.newSession(), tables, {}, "my_rows:make").collect()] == [2]
+    with pytest.raises(EtlError, match="returned int, not a DataFrame"):
+        build_rows(spark.newSession(), tables, {}, "my_rows:wrong")

@@ -1,0 +1,69 @@
+"""Datasets for the data path's tests, written with pyarrow alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.manifest import MANIFEST_NAME, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+
+MakeDataset = Callable[..., DatasetManifest]
+
+
+def write_dataset(
+    folder: Path,
+    groups: Sequence[Sequence[int]],
+    columns: Sequence[Column] = (Column(name="id", dtype="int64"), Column(name="x", dtype="float32")),
+    make: Callable[[np.ndarray], dict[str, Any]] | None = None,
+    split: str = "train",
+    **write: Any,
+) -> DatasetManifest:
+    """Files of row groups of these sizes; `make`: global row numbers (n,) -> columns (default: id, x)."""
+    make = make or (lambda ids: {"id": ids, "x": ids.astype(np.float32)})
+    files, at = [], 0
+    for number, sizes in enumerate(groups):
+        path = folder / "data-test" / f"{split}-{number:05d}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        schema = pa.table(make(np.arange(at, at + 1))).schema
+        with pq.ParquetWriter(path, schema, write_page_checksum=True, **write) as writer:
+            for size in sizes:
+                writer.write_table(pa.table(make(np.arange(at, at + size)), schema=schema), row_group_size=max(1, size))
+                at += size
+        files.append(listed(folder, path, split, tuple(sizes)))
+    manifest = DatasetManifest(
+        name="test",
+        fingerprint=hashlib.sha256(repr(groups).encode()).hexdigest(),
+        created_at="",
+        columns=tuple(columns),
+        files=tuple(files),
+        splits={split: SplitInfo(rows=at, files=len(files))},
+        accounting=Accounting(rows_in=at, rows_out=at),
+        lineage=Lineage(sources={}),
+    )
+    (folder / MANIFEST_NAME).write_text(manifest.to_json())
+    return manifest
+
+
+def listed(folder: Path, path: Path, split: str, row_groups: tuple[int, ...]) -> DataFile:
+    """What a manifest says of a file that lies there."""
+    data = path.read_bytes()
+    return DataFile(
+        path=str(path.relative_to(folder)),
+        split=split,
+        rows=sum(row_groups),
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        row_groups=row_groups,
+    )
+
+
+@pytest.fixture
+def make_dataset() -> MakeDataset:
+    return write_dataset

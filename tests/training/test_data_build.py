@@ -1,0 +1,122 @@
+"""From a recipe's data block to a reader: every option arrives, and batches go where they should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from conf.manifest import Column, DatasetManifest
+from conf.schema_data import DataConfig
+from conf.storage import open_storage
+from training.data.batch import Batch, Meter, Ragged
+from training.data.build import make_reader, reader_settings
+from training.data.mix import MixedReader
+from training.data.reader import ParquetReader
+from training.data.transfer import map_tensors, to_device
+
+MakeDataset = Callable[..., DatasetManifest]
+
+
+def test_every_setting_arrives() -> None:
+    given = {
+        "lanes": 3, "window_row_groups": 5, "seed": 7, "tail": "error", "shuffle": False, "threads": 4,
+        "max_bytes": 10, "chunk_bytes": 11, "ahead": 12, "verify": "size", "audit": True, "decoders": {"i": "image"},
+    }  # fmt: skip
+    settings = reader_settings(DataConfig.model_validate(given))
+    assert {name: getattr(settings, name) for name in given} == given
+    default = reader_settings(DataConfig())
+    assert all(getattr(default, name) != value for name, value in given.items()), (
+        "a value that is the default proves nothing"
+    )
+
+
+def test_evaluation_reads_every_row_once_whatever_training_does(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    manifest = make_dataset(tmp_path, [[30, 7]])
+    config = DataConfig(tail="drop", audit=True)
+    reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", ["id"], 16, evaluation=True)
+    batches = list(reader.batches(0))
+    reader.close()
+    assert len(batches) == 3
+    assert sorted(i for b in batches for i in b.columns["id"][b.row_weights() > 0].tolist()) == list(range(37))
+    assert sum(b.global_rows for b in batches) == 37
+
+
+def test_a_mix_is_built_from_its_parts(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    manifests = []
+    for number, rows in enumerate((200, 100)):
+
+        def make(ids: np.ndarray, number: int = number) -> dict[str, pa.Array]:
+            return {"id": pa.array(ids), "x": pa.array(np.full(len(ids), number, np.float32))}
+
+        manifests.append(make_dataset(tmp_path / str(number), [[20] * (rows // 20)], make=make))
+    parts = [{"dataset": str(tmp_path / "0"), "weight": 3}, {"dataset": str(tmp_path / "1")}]
+    config = DataConfig.model_validate({"mix": {"parts": parts, "stop": "first_exhausted"}})
+    reader = make_reader(config, open_storage(str(tmp_path / "0")), manifests[0], "train", None, 20)
+    assert isinstance(reader, MixedReader)
+    batches = list(reader.batches(0))
+    assert len(batches) == 13  # 200 rows at three quarters
+    assert all(Counter(b.columns["x"].tolist()) == {0.0: 15, 1.0: 5} for b in batches)
+    taken = reader.meter.take()
+    assert taken["rows"] == 260 and taken["decode_s"] > 0
+    assert [s["seed"] for s in reader.order_state()["mix"]] == [0, 1]
+    reader.close()
+
+
+def test_parts_without_the_columns_are_refused(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    first = make_dataset(tmp_path / "a", [[20]])
+    columns = [Column(name="id", dtype="int64")]
+    make_dataset(tmp_path / "b", [[20]], columns, lambda ids: {"id": ids})
+    parts = [{"dataset": str(tmp_path / name)} for name in ("a", "b")]
+    config = DataConfig.model_validate({"mix": {"parts": parts}})
+    with pytest.raises(KeyError, match=r"no column 'x'; it has \['id'\]"):
+        make_reader(config, open_storage(str(tmp_path / "a")), first, "train", ["id", "x"], 4)
+
+
+def test_the_data_must_have_the_split(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    manifest = make_dataset(tmp_path, [[20]])
+    with pytest.raises(ValueError, match=r"no split 'valid'; it has \['train'\]"):
+        make_reader(DataConfig(), open_storage(str(tmp_path)), manifest, "valid", None, 4)
+
+
+def test_batches_go_to_the_device_whole(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    manifest = make_dataset(tmp_path, [[25]])
+    config = DataConfig(tail="pad", audit=True)
+    meta = torch.device("meta")
+    reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", None, 10, device=meta)
+    assert isinstance(reader, ParquetReader)
+    batches = list(reader.batches(0))
+    assert all(b.columns["x"].device == meta for b in batches)
+    assert batches[-1].weight is not None and batches[-1].weight.device == meta
+    assert batches[0].ids is not None and batches[0].ids.device.type == "cpu"  # the audit is the host's
+    assert reader.meter.take()["transfer_s"] > 0
+    reader.close()
+
+
+def test_every_tensor_in_a_batch_is_mapped() -> None:
+    one = torch.ones(2)
+    value = {"a": one, "r": Ragged(one, (one,)), "images": [one, one], "bytes": [b"x"], "empty": []}
+    out = map_tensors(value, lambda t: t + 1)
+    assert out["a"].tolist() == [2, 2] and out["r"].values.tolist() == [2, 2] and out["r"].offsets[0].tolist() == [2, 2]
+    assert [i.tolist() for i in out["images"]] == [[2, 2], [2, 2]] and out["bytes"] == [b"x"] and out["empty"] == []
+    batch = Batch({"a": one}, 2, 2, 2)
+    assert next(to_device(iter([batch]), None, Meter())) is batch
+    assert next(to_device(iter([batch]), torch.device("cpu"), Meter())) is batch
+
+
+@pytest.mark.gpu
+def test_cuda_batches_are_the_hosts(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    manifest = make_dataset(tmp_path, [[500] * 4])
+    readers = [
+        make_reader(DataConfig(), open_storage(str(tmp_path)), manifest, "train", None, 64, device=torch.device(kind))
+        for kind in ("cpu", "cuda")
+    ]
+    for host, device in zip(*(r.batches(0) for r in readers), strict=True):
+        assert device.columns["x"].is_cuda and torch.equal(host.columns["x"], device.columns["x"].cpu())
+    for reader in readers:
+        reader.close()

@@ -1,0 +1,136 @@
+"""Mixing by weight: shares, stop rules, the same batches from any step and on any world."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.manifest import Column, DatasetManifest
+from conf.storage import open_storage
+from training.data.batch import Batch
+from training.data.mix import MixedReader, Stop, make_mix
+from training.data.reader import ParquetReader, ReaderSettings
+
+MakeDataset = Callable[..., DatasetManifest]
+ROWS = (90, 40, 250)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 400), min_size=2, max_size=5),
+    st.data(),
+    st.integers(1, 50),
+    st.sampled_from(["first_exhausted", "all_exhausted", "forever"]),
+)
+def test_every_batch_is_whole_and_every_share_is_kept(
+    rows: list[int], data: st.DataObject, gb: int, stop: Stop
+) -> None:
+    weights = data.draw(st.lists(st.floats(0.05, 10), min_size=len(rows), max_size=len(rows)))
+    try:
+        plan = make_mix(rows, weights, gb, stop)
+    except ValueError as error:
+        assert "before one global batch" in str(error)
+        return
+    given_by = plan.given(np.arange(plan.steps_per_epoch + 1) * gb)
+    assert (np.diff(given_by, axis=0) >= 0).all() and (given_by.sum(1) == np.arange(len(given_by)) * gb).all()
+    shares = np.array(weights) / sum(weights)
+    assert (np.abs(given_by - np.arange(len(given_by))[:, None] * gb * shares) < len(rows) + 0.5).all()
+    if stop == "first_exhausted":
+        assert (given_by[-1] <= rows).all()
+        assert (plan.given(np.array([(plan.steps_per_epoch + 1) * gb]))[0] > rows).any()
+    if stop == "all_exhausted":
+        assert (given_by[-1] >= rows).all() and (given_by[-2] < rows).any()
+
+
+@pytest.fixture
+def make_mixed(make_dataset: MakeDataset, tmp_path: Path) -> Callable[..., MixedReader]:
+    columns = [Column(name="source", dtype="int32"), Column(name="r", dtype="int64", layout="ragged")]
+    manifests = []
+    for number, rows in enumerate(ROWS):
+
+        def make(ids: np.ndarray, number: int = number) -> dict[str, pa.Array]:
+            ragged = pa.array([[int(i)] * (int(i) % 3) for i in ids], pa.list_(pa.int64()))
+            return {"source": pa.array([number] * len(ids), pa.int32()), "r": ragged}
+
+        manifests.append(make_dataset(tmp_path / str(number), [[10] * (rows // 10)], columns, make))
+
+    def build(stop: Stop, rank: int = 0, size: int = 1, gb: int = 16, seed: int = 3) -> MixedReader:
+        how = [ReaderSettings(lanes=4, seed=seed + n, tail="pad", audit=True) for n in range(len(ROWS))]
+        parts = [
+            ParquetReader(open_storage(str(tmp_path / str(n))), m, "train", None, gb, rank, size, how[n])
+            for n, m in enumerate(manifests)
+        ]
+        return MixedReader(parts, make_mix(ROWS, (1, 1, 2), gb, stop))
+
+    return build
+
+
+def all_ids(batches: list[Batch]) -> list[int]:
+    return [i for b in batches for i in b.ids.tolist()]  # type: ignore[union-attr]
+
+
+def read(reader: MixedReader, epoch: int, start: int = 0) -> list[Batch]:
+    try:
+        return list(reader.batches(epoch, start))
+    finally:
+        reader.close()
+
+
+def test_first_exhausted_repeats_nothing(make_mixed: Callable[..., MixedReader]) -> None:
+    batches = read(make_mixed("first_exhausted"), 0)
+    ids = all_ids(batches)
+    assert len(ids) == len(set(ids)) == 16 * len(batches) == 160  # 40 rows at a quarter: 160 samples
+    for batch in batches:
+        assert Counter(batch.columns["source"].tolist()) == {0: 4, 1: 4, 2: 8}
+        lengths = batch.columns["r"].offsets[0].diff().tolist()
+        local = [i - (0, 90, 130)[s] for i, s in zip(batch.ids.tolist(), batch.columns["source"].tolist(), strict=True)]  # type: ignore[union-attr]
+        assert lengths == [i % 3 for i in local]
+        assert batch.columns["r"].values.tolist() == [i for i in local for _ in range(i % 3)]
+
+
+def test_all_exhausted_serves_every_row_and_small_ones_again_in_another_order(
+    make_mixed: Callable[..., MixedReader],
+) -> None:
+    ids = all_ids(read(make_mixed("all_exhausted"), 0))
+    assert set(ids) == set(range(sum(ROWS)))
+    second = [i for i in ids if 90 <= i < 130]
+    assert sorted(second[:40]) == sorted(second[40:80]) and second[:40] != second[40:80]
+
+
+def test_forever_goes_on_across_epochs(make_mixed: Callable[..., MixedReader]) -> None:
+    first, second = (all_ids(read(make_mixed("forever"), epoch)) for epoch in (0, 1))
+    large = [i for i in first + second if i >= 130]
+    assert len(set(large[:250])) == 250  # a pass over the large part is whole, though it crosses the epoch
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "forever"])
+def test_any_world_and_any_restart_serve_the_same_batches(make_mixed: Callable[..., MixedReader], stop: Stop) -> None:
+    for epoch in (0, 1):
+        whole = read(make_mixed(stop), epoch)
+        start = len(whole) // 2
+        parts = [read(make_mixed(stop, rank, 3), epoch, start) for rank in range(3)]
+        for batch, *shares in zip(whole[start:], *parts, strict=True):
+            assert sorted(all_ids([batch])) == sorted(all_ids(shares))
+            assert {b.cursor for b in shares} == {batch.cursor} and {b.global_rows for b in shares} == {16}
+        assert make_mixed(stop).locate(whole[0].cursor) == (epoch, 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "gb", "message"),
+    [
+        ((1, 0), 4, "positive"),
+        ((1,), 4, "two or more"),
+        ((1, 1e-9), 4, "less than 1/65536"),
+        ((1, 1), 500, "before one global batch"),
+    ],
+)
+def test_impossible_mixes_say_why(weights: tuple[float, ...], gb: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_mix([10, 10], weights, gb, "first_exhausted")

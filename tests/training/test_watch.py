@@ -1,0 +1,183 @@
+"""Hangs and stragglers: the decisions as pure functions, then a real hang of real ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from training.attempt import Limits
+from training.failure import WorkerFailed
+from training.job import JobSpec
+from training.launch import run_local
+from training.logpump import RateLimit
+from training.watch import (
+    Progress,
+    StragglerWatch,
+    Timing,
+    hanging,
+    innermost,
+    name_culprit,
+    stragglers,
+    timing_of,
+    waits_in,
+)
+
+WAITS = """Thread 0x00007f1 (most recent call first):
+  File "/x/training/rank.py", line 105 in _listen
+
+Current thread 0x00007f2 (most recent call first):
+  File "/v/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
+  File "/x/train.py", line 3 in main
+"""
+SLEEPS = """Thread 0x00007f2 (most recent call first):
+  File "/x/train.py", line 9 in load_batch
+  File "/x/train.py", line 3 in main
+"""
+
+
+def rank(number: int, step: int | None, idle_s: float) -> Progress:
+    return Progress(number, f"h{number}", step, "step", idle_s)
+
+
+@pytest.mark.parametrize(
+    ("idle", "steps", "expected"),
+    [
+        ([1.0, 1.0], [5, 5], []),
+        ([11.0, 1.0], [5, 5], [0]),
+        ([11.0, 12.0], [5, 5], [0, 1]),
+        ([999.0, 999.0], [None, None], []),  # a script that reports nothing
+        ([999.0, 1.0], [None, 3], [0]),  # but one silent rank among reporting ones
+    ],
+)
+def test_who_hangs(idle: list[float], steps: list[int | None], expected: list[int]) -> None:
+    ranks = [rank(i, step, s) for i, (step, s) in enumerate(zip(steps, idle, strict=True))]
+    assert [r.rank for r in hanging(ranks, 10.0)] == expected
+
+
+def test_stacks_are_read() -> None:
+    assert waits_in(WAITS) == "all_reduce"
+    assert waits_in(SLEEPS) is None
+    assert innermost(SLEEPS) == "load_batch (train.py:9)"
+    assert innermost("process 7 is T (stopped)") == "process 7 is T (stopped)"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stacks", "expected"),
+    [
+        ([rank(0, 5, 20), rank(1, 5, 20)], {0: WAITS, 1: SLEEPS}, 1),
+        ([rank(0, 5, 20), rank(1, 5, 20)], {0: SLEEPS, 1: WAITS}, 0),
+        ([rank(0, 5, 20), rank(1, 4, 21)], {0: WAITS, 1: WAITS}, 1),  # all wait, in different steps
+        ([rank(0, 5, 20), rank(1, 5, 25)], {}, 1),
+        ([rank(0, 5, 20), rank(1, None, 25)], {0: WAITS, 1: WAITS}, 1),
+        ([rank(0, 5, 20), rank(1, 5, 20)], {0: WAITS, 1: "process 7 is T (stopped): ..."}, 1),
+    ],
+)
+def test_the_culprit_is_who_is_missing(ranks: list[Progress], stacks: dict[int, str], expected: int) -> None:
+    found, words = name_culprit(ranks, stacks)
+    assert found == expected
+    assert words.startswith("hangs: no progress for")
+
+
+def test_the_words_say_who_waits_where() -> None:
+    _, words = name_culprit([rank(0, 5, 20), rank(1, 5, 21), rank(2, 5, 20)], {0: WAITS, 1: SLEEPS, 2: WAITS})
+    assert words == "hangs: no progress for 21 s, in load_batch (train.py:9); ranks 0, 2 wait in all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"),
+    [([1.0, 1.0, 1.0], []), ([1.0, 2.0, 1.0], [1]), ([1.0, 2.0], [1]), ([3.0, 2.0, 1.0, 1.0], [0, 2 - 1]), ([1.0], [])],
+)
+def test_who_is_slow(busy: list[float], expected: list[int]) -> None:
+    assert stragglers({i: Timing(b, 0.1) for i, b in enumerate(busy)}) == expected
+
+
+def test_microseconds_make_no_straggler() -> None:
+    assert stragglers({0: Timing(1e-5, 0), 1: Timing(9e-5, 0)}) == []
+
+
+def test_a_straggler_is_told_once_per_spell_and_drawn() -> None:
+    watch = StragglerWatch(world=2, windows=3)
+    told = []
+    for step in range(10, 70, 10):
+        slow = step != 50
+        for number in range(2):
+            values = {"perf/step_s": 0.5, "perf/wait_s": 0.0 if number and slow else 0.4, "perf/data_stall_s": 0.0}
+            told += watch.add(number, step, values)
+    assert [(e["rank"], e["step"]) for e in told] == [(1, 30)]
+    assert told[0]["others_wait_s"] == pytest.approx(0.4)
+    assert watch.figure()["rank"] == [0, 1] * 6
+    assert timing_of({"perf/step_s": 1.0}) is None
+
+
+def test_the_rate_limit_passes_its_rate_and_survives_a_clock_that_stands() -> None:
+    limit = RateLimit(10.0, burst_s=1.0)
+    assert limit.allow(100, 0.0) == 10
+    assert limit.allow(100, 0.0) == 0
+    assert limit.allow(100, 0.5) == 5
+    assert limit.allow(100, 100.0) == 10
+    assert limit.allow(100, 50.0) == 0
+
+
+def run_until_hang(entry: Any, hang_s: float = 1.5) -> tuple[WorkerFailed, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    with pytest.raises(WorkerFailed) as caught:
+        run_local(JobSpec(entry, preload=("torch",)), 2, events.append, limits=Limits(60, hang_s))
+    return caught.value, events
+
+
+@pytest.mark.ranks
+def test_a_rank_that_sleeps_is_named_and_all_stacks_are_shown() -> None:
+    def entry(ctx: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        def stuck_in_my_code() -> None:
+            time.sleep(600)
+
+        dist.init_process_group("gloo")
+        for step in range(100):
+            ctx.heartbeat(step, "step")
+            if step == 3 and ctx.rank == 1:
+                stuck_in_my_code()
+            dist.all_reduce(torch.ones(1))
+
+    error, events = run_until_hang(entry)
+    assert (error.rank, error.failure.cause, error.failure.step) == (1, "hang", 3)
+    assert "stuck_in_my_code" in error.failure.words
+    assert "rank 0 waits in all_reduce" in error.failure.words
+    assert "stuck_in_my_code" in error.stacks[1] and "all_reduce" in error.stacks[0]
+    assert {e["rank"] for e in events if e["kind"] == "stacks"} == {0, 1}
+    assert "stacks of rank 0" in str(error)
+
+
+@pytest.mark.ranks
+def test_a_stopped_process_is_named_though_it_cannot_speak() -> None:
+    def entry(ctx: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        for step in range(100):
+            ctx.heartbeat(step, "step")
+            if step == 3 and ctx.rank == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            dist.all_reduce(torch.ones(1))
+
+    error, _ = run_until_hang(entry)
+    assert error.rank == 0
+    assert "T (stopped)" in error.failure.words
+
+
+@pytest.mark.ranks
+def test_slow_but_moving_is_no_hang() -> None:
+    def entry(ctx: Any) -> int:
+        for step in range(4):
+            ctx.heartbeat(step, "step")
+            time.sleep(0.8)
+        return ctx.rank
+
+    assert run_local(JobSpec(entry, preload=()), 2, lambda e: None, limits=Limits(60, 1.5)).results == [0, 1]

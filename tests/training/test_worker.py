@@ -1,0 +1,249 @@
+"""Whole training jobs without Spark: worlds, engines, kills and resumption leave the same model behind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from conf.load import load_config
+from conf.manifest import MANIFEST_NAME, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from training.attempt import Control
+from training.crew import Crew
+from training.data.audit import audit_run
+from training.failure import WorkerFailed
+from training.job import JobSpec
+from training.launch import local_crew
+
+pytestmark = pytest.mark.ranks
+PRELOAD = ("torch", "horovod.torch", "training.worker")
+ROWS = {"train": 1000, "valid": 300, "test": 200}
+COLUMNS = (
+    Column(name="code", dtype="int32", cardinality=7),
+    Column(name="x", dtype="float32"),
+    Column(name="y", dtype="float32"),
+    Column(name="late", dtype="bool", role="label"),
+)
+
+
+def write_table(folder: Path, poisoned: bool = False) -> Path:
+    """A learnable binary task in Parquet with a manifest; `poisoned` puts one NaN among the training rows."""
+    files = []
+    for number, (split, rows) in enumerate(ROWS.items()):
+        random = np.random.default_rng(number)
+        code, x, y = random.integers(0, 7, rows), random.normal(size=rows), random.normal(size=rows)
+        late = random.random(rows) < 1 / (1 + np.exp(-(x + 0.5 * code - 2)))
+        if poisoned and split == "train":
+            x[500] = np.nan
+        table = pa.table(
+            {"code": code.astype(np.int32), "x": x.astype(np.float32), "y": y.astype(np.float32), "late": late}
+        )
+        path = folder / f"data/{split}-00000.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, row_group_size=100)
+        data = path.read_bytes()
+        groups = tuple([100] * (rows // 100))
+        sha = hashlib.sha256(data).hexdigest()
+        files.append(
+            DataFile(path=f"data/{path.name}", split=split, rows=rows, bytes=len(data), sha256=sha, row_groups=groups)
+        )
+    manifest = DatasetManifest(
+        name="worker",
+        fingerprint=hashlib.sha256(repr(poisoned).encode()).hexdigest(),
+        created_at="",
+        columns=COLUMNS,
+        files=tuple(files),
+        splits={split: SplitInfo(rows=rows, files=1) for split, rows in ROWS.items()},
+        accounting=Accounting(rows_in=sum(ROWS.values()), rows_out=sum(ROWS.values())),
+        lineage=Lineage(sources={}),
+    )
+    (folder / MANIFEST_NAME).write_text(manifest.to_json())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("table"))
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Three warm seats for all the jobs of this file."""
+    with local_crew(3, PRELOAD) as crew:
+        yield crew
+
+
+RECIPE = """
+name: worker
+dataset: {dataset}
+model: {{factory: training.models.tabular:Tabular, args: {{width: 16, blocks: 1, bumps: 4, dropout: 0.0}}}}
+optim: {{lr: 1e-2, warmup_steps: 5}}
+train: {{epochs: 3, global_batch: 100, log_every_steps: 1, dtype: float64, seed: 3, threads_per_rank: 1, device: cpu}}
+checkpoint: {{every_steps: 5, keep_last: 20}}
+data: {{lanes: 8, audit: true}}
+tracking: {{enabled: false}}
+"""
+
+
+class Job:
+    """What a run left behind."""
+
+    def __init__(self, folder: Path, table: Path, *words: str):
+        recipe = folder.with_suffix(".yaml")
+        recipe.parent.mkdir(parents=True, exist_ok=True)
+        recipe.write_text(RECIPE.format(dataset=table))
+        self.folder, self.table = folder, table
+        self.config = load_config(str(recipe), words).as_dict()
+        self.losses: dict[int, float] = {}
+        self.results: list[Any] = []
+
+    def run(
+        self, crew: Crew, world: int, attempt: int = 1, on_step: Callable[[int], None] | None = None, **options: Any
+    ) -> Job:
+        def on_event(event: dict[str, Any]) -> None:
+            if event["kind"] == "metrics" and event["rank"] == 0 and "train/loss" in event["values"]:
+                self.losses[event["step"]] = event["values"]["train/loss"]
+                if on_step is not None:
+                    on_step(event["step"])
+
+        payload = {"config": self.config, "dataset": str(self.table), "run": str(self.folder)}
+        job = JobSpec("training.worker:train", payload, preload=PRELOAD)
+        self.results = crew.run(job, world, on_event, attempt, **options).results
+        return self
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.results[0]
+        return found
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = torch.load(self.folder / "model/weights.pt", weights_only=True)
+        return found
+
+
+@pytest.fixture(scope="module")
+def oracle(crew: Crew, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """One process, never disturbed."""
+    return Job(tmp_path_factory.mktemp("oracle") / "run", table).run(crew, 1)
+
+
+@pytest.fixture(scope="module")
+def pair(crew: Crew, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two ranks of the default engine, never disturbed."""
+    return Job(tmp_path_factory.mktemp("pair") / "run", table).run(crew, 2)
+
+
+def test_it_learns(oracle: Job) -> None:
+    assert oracle.summary["engine"] == "none" and oracle.summary["steps"] == 30
+    assert oracle.losses[30] < 0.9 * oracle.losses[1]
+    assert oracle.summary["test"]["accuracy"] > oracle.summary["test"]["positive_share"]
+
+
+@pytest.mark.parametrize(
+    ("world", "words", "engine"),
+    [
+        (2, ["parallel.engine=horovod"], "horovod"),
+        (2, ["parallel.engine=torch"], "torch-gloo"),
+        (3, ["parallel.engine=torch", "parallel.zero=2"], "torch-gloo"),
+        (2, ["parallel.accumulate=3"], "horovod"),
+    ],
+)
+def test_any_world_and_engine_give_the_same_model(
+    crew: Crew, oracle: Job, table: Path, tmp_path: Path, world: int, words: list[str], engine: str
+) -> None:
+    job = Job(tmp_path / "run", table, *words).run(crew, world)
+    assert job.summary["engine"] == engine
+    assert {r["steps"] for r in job.results} == {30}, "ranks must take the same number of steps"
+    np.testing.assert_allclose(
+        [job.losses[s] for s in range(1, 31)], [oracle.losses[s] for s in range(1, 31)], rtol=1e-10
+    )
+    assert job.summary["valid"] == pytest.approx(oracle.summary["valid"], rel=1e-10)
+    assert job.summary["test"] == pytest.approx(oracle.summary["test"], rel=1e-10)
+    for name, expected in oracle.weights().items():
+        torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
+    report = audit_run(str(job.folder / "audit"))
+    assert report.ok, report.lines()
+
+
+def kill_one_rank(step: int, at: int, killed: list[int]) -> None:
+    """SIGKILL the youngest rank once `at` is reached."""
+    if step < at or killed:
+        return
+    ranks = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    youngest = max(ranks, key=lambda p: p.create_time())
+    killed.append(youngest.pid)
+    os.kill(youngest.pid, signal.SIGKILL)
+
+
+def test_a_killed_rank_changes_nothing_in_the_end(crew: Crew, pair: Job, table: Path, tmp_path: Path) -> None:
+    """Bit-equal on the same world; and every row is still consumed once per epoch."""
+    job, killed = Job(tmp_path / "run", table), list[int]()
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        job.run(crew, 2, on_step=lambda step: kill_one_rank(step, 12, killed))
+    job.run(crew, 2, attempt=2)
+    assert job.summary["steps"] == 30
+    for name, expected in pair.weights().items():
+        assert torch.equal(job.weights()[name], expected), name
+    report = audit_run(str(job.folder / "audit"))
+    assert report.ok and report.epochs[-1].attempts == (2,), report.lines()
+
+
+def test_stopped_on_two_ranks_and_finished_on_one(crew: Crew, oracle: Job, table: Path, tmp_path: Path) -> None:
+    control = Control()
+
+    def stop_at(step: int) -> None:
+        if step == 8:
+            control.stop()
+
+    job = Job(tmp_path / "run", table).run(crew, 2, on_step=stop_at, control=control)
+    assert not job.summary["finished"] and 8 <= job.summary["steps"] < 30
+    job.run(crew, 1, attempt=2)
+    assert job.summary["finished"] and job.summary["steps"] == 30
+    for name, expected in oracle.weights().items():
+        torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
+    assert audit_run(str(job.folder / "audit")).ok
+
+
+def test_another_order_is_refused_by_name_unless_told_otherwise(
+    crew: Crew, table: Path, tmp_path: Path, oracle: Job
+) -> None:
+    Job(tmp_path / "run", table, "train.epochs=1").run(crew, 1)
+    with pytest.raises(WorkerFailed, match=r"seed: 0 in the checkpoint, 5 now"):
+        Job(tmp_path / "run", table, "data.seed=5", "data.audit=false").run(crew, 1)
+    told = Job(tmp_path / "run", table, "data.seed=5", "data.audit=false", "checkpoint.allow_other_order=true").run(
+        crew, 1
+    )
+    assert told.summary["steps"] == 30
+
+
+def test_early_stopping_ends_every_rank_at_the_same_step(crew: Crew, table: Path, tmp_path: Path) -> None:
+    words = ["train.early_stopping={patience: 1, min_delta: 10}", "train.epochs=50", "train.eval_every_steps=5"]
+    job = Job(tmp_path / "run", table, *words).run(crew, 2)
+    assert [r["steps"] for r in job.results] == [10, 10] and job.summary["stopped_early"]
+
+
+def test_the_best_checkpoint_is_what_is_exported(crew: Crew, table: Path, tmp_path: Path) -> None:
+    words = ["optim.lr=1.0", "optim.schedule=constant", "train.eval_every_steps=1", "train.best_metric=accuracy"]
+    job = Job(tmp_path / "run", table, *words, "train.best_mode=max").run(crew, 1)
+    best = job.summary["best_step"]
+    assert best is not None and best < 30 and job.summary["exported_step"] == best
+
+
+def test_rows_that_give_no_finite_gradient_are_skipped_by_all_ranks(
+    crew: Crew, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    table = write_table(tmp_path_factory.mktemp("poisoned"), poisoned=True)
+    job = Job(tmp_path / "run", table).run(crew, 2)
+    assert [r["skipped_steps"] for r in job.results] == [3, 3], "one bad row in each of three epochs"
+    with pytest.raises(WorkerFailed, match=r"not finite.*first on rank [01]"):
+        Job(tmp_path / "strict", table, "train.max_skipped_steps=0").run(crew, 2)

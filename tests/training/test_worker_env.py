@@ -1,0 +1,80 @@
+"""Ranks over hosts: as torchrun and Horovod define them, for every shape of cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.rendezvous import Store, owner_of_connection
+from training.worker_env import Seat, assign_places, choose_seats, rank_environment, visible_devices
+
+
+def seat(index: int, host: str, gpus: tuple[str, ...] = ()) -> Seat:
+    return Seat(f"a-{index}", index, host, f"10.0.0.{index}", "eth0", 4000 + index, 5000 + index, gpus)
+
+
+def test_three_uneven_hosts() -> None:
+    places = assign_places(["x", "x", "x", "y", "z", "z"])
+    assert [p.rank for p in places] == [0, 1, 2, 3, 4, 5]
+    assert [p.local_rank for p in places] == [0, 1, 2, 0, 0, 1]
+    assert [p.local_size for p in places] == [3, 3, 3, 1, 2, 2]
+    assert [p.node_rank for p in places] == [0, 0, 0, 1, 2, 2]
+    assert [p.cross_rank for p in places] == [0, 0, 0, 1, 2, 1]  # of the hosts that have this local rank
+    assert [p.cross_size for p in places] == [3, 2, 1, 3, 3, 2]
+    assert {p.node_count for p in places} == {3}
+
+
+@given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=40))
+def test_places_are_a_bijection_and_contiguous_by_host(hosts: list[str]) -> None:
+    seats = choose_seats([seat(i, host) for i, host in enumerate(hosts)], len(hosts))
+    places = assign_places([s.host for s in seats])
+    assert [p.rank for p in places] == list(range(len(hosts)))
+    by_host: dict[str, list[int]] = {}
+    for s, p in zip(seats, places, strict=True):
+        by_host.setdefault(s.host, []).append(p.rank)
+        assert p.local_rank == p.rank - min(by_host[s.host])
+        assert p.local_size == hosts.count(s.host)
+    assert all(ranks == list(range(ranks[0], ranks[0] + len(ranks))) for ranks in by_host.values())
+    for local in range(max(p.local_size for p in places)):
+        column = [p for p in places if p.local_rank == local]
+        assert [p.cross_rank for p in column] == list(range(column[0].cross_size))
+
+
+def test_a_smaller_world_sits_on_as_few_hosts_as_it_can() -> None:
+    seats = [seat(0, "x"), seat(1, "y"), seat(2, "y"), seat(3, "y")]
+    assert [s.index for s in choose_seats(seats, 3)] == [1, 2, 3]
+    with pytest.raises(ValueError, match="seats for 4 ranks only"):
+        choose_seats(seats, 5)
+
+
+def test_one_visible_device_per_rank_or_the_hosts_in_order_for_scripts() -> None:
+    seats = [seat(0, "x", ("3",)), seat(1, "x", ("1",)), seat(2, "y", ("0",))]
+    assert visible_devices(seats[1], seats, "own") == ("1",)
+    assert visible_devices(seats[1], seats, "host") == ("3", "1")
+    env = rank_environment(assign_places(["x", "x", "y"])[1], seats[1], seats[0], 2, 30.4, "run", ("1",))
+    assert env["CUDA_VISIBLE_DEVICES"] == "1"
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.0", "4000")
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["HOROVOD_GLOO_TIMEOUT_SECONDS"]) == ("1", "30")
+    assert (env["HOROVOD_CROSS_RANK"], env["HOROVOD_CROSS_SIZE"], env["GROUP_RANK"]) == ("0", "1", "0")
+    assert all(isinstance(v, str) for v in env.values())
+
+
+def test_the_store_bounds_what_it_keeps() -> None:
+    store = Store()
+    store.put("/s/a", b"1")
+    assert store.handle("GET", "/s/a", None) == b"1"
+    store.handle("DELETE", "/s/a", None)
+    assert store.get("/s/a") is None
+    with pytest.raises(ValueError, match="does not fit"):
+        store.put("/s/b", bytes((1 << 20) + 1))
+
+
+def test_the_owner_of_a_loopback_connection_is_read_from_proc() -> None:
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:1F90 0100007F:A2C4 01 00000000:00000000 00:00000000 00000000     0        0 1 1\n"
+        "   1: 0100007F:A2C4 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 2 1\n"
+    )
+    assert owner_of_connection(0xA2C4, 0x1F90, table) == 1001
+    assert owner_of_connection(1, 2, table) is None

@@ -1,0 +1,264 @@
+"""One attempt as the driver follows it: from the start messages to the end of the last rank, and why it failed if it
+did."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from training.channel import Message
+from training.failure import Cancelled, Failure, RankState, WorkerFailed, first_failure
+from training.job import JobResult
+from training.watch import Progress, StragglerWatch, hanging, name_culprit
+
+log = logging.getLogger(__name__)
+OnEvent = Callable[[dict[str, Any]], None]
+SETTLE_S = 0.5  # after a first failure: time for the one that caused it to be heard
+END_S = 10.0  # for killed ranks to be gone
+DUMP_S = 4.0  # for the stacks of all ranks to arrive
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds."""
+
+    start_s: float = 120.0  # for all ranks to be started
+    hang_s: float | None = None  # without progress of a rank that reports its steps; None: never a hang
+
+
+class Agents(Protocol):
+    """What an attempt needs of the crew."""
+
+    def tell(self, agent: str, kind: str) -> None: ...
+    def next_message(self, timeout_s: float) -> tuple[str, Message | None] | None: ...
+    def note(self, agent: str, message: Message | None) -> None: ...
+    def is_lost(self, agent: str) -> bool: ...
+    def is_connected(self, agent: str) -> bool: ...
+    def left_at(self, agent: str) -> float: ...
+    def why_over(self) -> str | None: ...
+
+
+class Control:
+    """Requests to a running attempt, from any thread or signal handler."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.stopping = self.cancelled = False  # asked for, so no further attempt is wanted
+
+    def checkpoint(self) -> None:
+        """Every rank's ctx.should_checkpoint() becomes true once."""
+        self.ask("checkpoint")
+
+    def stop(self) -> None:
+        """Every rank's ctx.should_stop() becomes true: end at the next step, with a checkpoint."""
+        self.stopping = True
+        self.ask("stop")
+
+    def dump(self) -> None:
+        """Stacks of every rank come as events of kind `stacks`."""
+        self.ask("dump")
+
+    def cancel(self) -> None:
+        """Kill the ranks; the attempt raises Cancelled."""
+        self.cancelled = True
+        self.ask("cancel")
+
+    def ask(self, request: str) -> None:
+        self._requests.put(request)
+
+    def pending(self) -> list[str]:
+        found = []
+        while True:
+            try:
+                found.append(self._requests.get_nowait())
+            except queue.Empty:
+                return found
+
+
+class Attempt:
+    """One attempt, from the start messages to the end of the last rank. `follow` is its whole life."""
+
+    def __init__(
+        self,
+        crew: Agents,
+        states: list[RankState],
+        attempt: int,
+        on_event: OnEvent,
+        control: Control,
+        began: float,
+        limits: Limits,
+    ):
+        self._crew, self._states, self._attempt = crew, states, attempt
+        self._on_event, self._control = on_event, control
+        self._by_agent = {state.agent: state for state in states}
+        self._failures: list[Failure] = []
+        self._first_failed: float | None = None
+        self._killed = False
+        self._began, self._limits, self._deadline = began, limits, time.monotonic() + limits.start_s
+        self._slow = StragglerWatch(len(states))
+        self._stacks: dict[int, str] = {}
+        self._dump_until: float | None = None
+        self._result = JobResult([None] * len(states), len(states), attempt)
+
+    def follow(self) -> JobResult:
+        try:
+            while not all(state.ended for state in self._states):
+                received = self._crew.next_message(0.05 if self._first_failed else 0.2)
+                if received is not None:
+                    self._take(*received)
+                self._look()
+        except BaseException:  # Ctrl-C above all: no rank may outlive it
+            self._kill()
+            self._drain()
+            raise
+        assert self._failures or all(state.has_result for state in self._states), "a rank ended unnoticed"
+        if self._failures:
+            first = first_failure(self._failures)
+            self._emit("failure", first.to_json())
+            stacks = self._stacks if first.cause == "hang" else None
+            raise WorkerFailed(first, [f for f in self._failures if f is not first], stacks)
+        self._result.results = [state.result for state in self._states]
+        self._result.timings = self._slow.figure()
+        self._result.run_s = time.monotonic() - self._began
+        return self._result
+
+    def _look(self) -> None:
+        """What no message says: requests, silence, time that ran out."""
+        for request in self._control.pending():
+            if request == "cancel":
+                raise Cancelled(f"attempt {self._attempt} was cancelled by the driver")
+            self._tell_all(request)
+        now = time.monotonic()
+        self._look_for_lost(self._crew.why_over())
+        if self._first_failed is None:
+            self._look_for_hangs(now)
+            late = next((s for s in self._states if not s.running and not s.ended), None)
+            if late is not None and now > self._deadline:
+                words = f"did not start within {self._limits.start_s:g} s"
+                self._fail(late, Failure(late.rank, late.host, "start", words), ended=False)
+        elif not self._killed and now > self._first_failed + SETTLE_S:
+            self._kill()
+        elif now > self._first_failed + SETTLE_S + END_S:
+            for state in self._states:
+                state.ended = True
+
+    def _tell_all(self, kind: str) -> None:
+        for state in self._states:
+            if not state.ended:
+                self._crew.tell(state.agent, kind)
+
+    def _look_for_lost(self, over: str | None) -> None:
+        """Agents that have fallen silent, or lost whoever carried them; the one that left first is told first."""
+        alive = [state for state in self._states if not state.ended]
+        for state in sorted(alive, key=lambda s: self._crew.left_at(s.agent)):
+            gone = not self._crew.is_connected(state.agent)
+            told = any(failure.rank == state.rank for failure in self._failures)
+            if told and gone:
+                state.ended = True
+            elif not told and (over or self._crew.is_lost(state.agent)):
+                words = f"was lost with its agent: {over}" if over else "was lost: nothing is heard of its agent"
+                failure = Failure(state.rank, state.host, "lost", words, step=state.step, phase=state.phase)
+                # Where the agent is still there its rank is yet to be ended.
+                self._fail(state, failure, ended=gone or not over)
+
+    def _look_for_hangs(self, now: float) -> None:
+        """No progress for the limit: ask every rank for its stacks, then name the one that is missing."""
+        if self._limits.hang_s is None:
+            return
+        ranks = [
+            Progress(s.rank, s.host, s.step, s.phase, now - s.progressed)
+            for s in self._states
+            if s.running and not s.ended
+        ]
+        if not hanging(ranks, self._limits.hang_s):
+            self._dump_until = None
+            return
+        if self._dump_until is None:
+            self._dump_until, self._stacks = now + DUMP_S, {}
+            self._tell_all("dump")
+        if len(self._stacks) < len(ranks) and now < self._dump_until:
+            return
+        culprit, words = name_culprit(ranks, self._stacks)
+        state = self._states[culprit]
+        failure = Failure(culprit, state.host, "hang", words, step=state.step, phase=state.phase)
+        self._fail(state, failure, ended=False)
+
+    def _take(self, agent: str, message: Message | None) -> None:
+        state = self._by_agent.get(agent)
+        if state is None or message is None or message.get("attempt") != self._attempt:
+            self._crew.note(agent, message)
+            return
+        kind = message["kind"]
+        if kind == "running":
+            state.running, state.progressed = True, time.monotonic()
+            if all(s.running for s in self._states):
+                self._result.start_s = time.monotonic() - self._began
+                self._emit("started", {"world": len(self._states), "start_s": self._result.start_s})
+        elif kind == "result":
+            state.has_result, state.result = True, message["value"]
+        elif kind == "error":
+            state.error = message
+            self._first_failed = self._first_failed or time.monotonic()
+        elif kind == "ended":
+            self._end(state, message)
+        else:
+            self._report(state, message)
+
+    def _report(self, state: RankState, message: Message) -> None:
+        """Metrics, heartbeats, logs and events: kept where the result wants them, and passed on."""
+        kind = message["kind"]
+        if kind in ("heartbeat", "metrics"):
+            phase = message.get("phase", state.phase)
+            if (message["step"], phase) != (state.step, state.phase):
+                state.step, state.phase, state.progressed = message["step"], phase, time.monotonic()
+        if kind == "stacks":
+            self._stacks[state.rank] = message["text"]
+        if kind == "metrics":
+            if state.rank == 0:
+                self._result.metrics.append({"step": message["step"], "values": message["values"]})
+            for slow in self._slow.add(state.rank, message["step"], message["values"]):
+                slow["host"] = self._states[slow["rank"]].host
+                log.warning("straggler: rank %(rank)d on %(host)s is busy for %(busy_s).3f s a step", slow)
+                self._emit("straggler", slow)
+        self._emit(kind, message)
+
+    def _end(self, state: RankState, message: Message) -> None:
+        failure = state.failure(message)
+        if failure is None or self._killed:
+            # A rank ended by us says nothing of itself, unless it had failed before.
+            if failure is not None and state.error:
+                self._failures.append(failure)
+            state.ended = True
+        else:
+            self._fail(state, failure)
+        self._emit("ended", {"rank": state.rank, "words": message.get("words", ""), "status": message.get("status")})
+
+    def _fail(self, state: RankState, failure: Failure, ended: bool = True) -> None:
+        self._failures.append(failure)
+        state.ended = ended
+        self._first_failed = self._first_failed or time.monotonic()
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._tell_all("kill")
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + END_S
+        while not all(state.ended for state in self._states) and time.monotonic() < deadline:
+            received = self._crew.next_message(0.1)
+            for state in self._states:
+                state.ended |= not self._crew.is_connected(state.agent)
+            agent, message = received or ("", None)
+            if message is not None and message["kind"] == "ended" and agent in self._by_agent:
+                self._by_agent[agent].ended = True
+
+    def _emit(self, kind: str, data: dict[str, Any]) -> None:
+        """To the caller; its own errors are logged and never end training."""
+        try:
+            self._on_event({**data, "kind": kind, "attempt": self._attempt})
+        except Exception:
+            log.exception("on_event failed for an event of kind %r", kind)

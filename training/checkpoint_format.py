@@ -1,0 +1,191 @@
+"""The bytes of a checkpoint: safetensors files and JSON, nothing that has to be unpickled.
+
+A safetensors file is: header length (8 bytes, little endian), a JSON header `{name: {dtype, shape, data_offsets}}`,
+then the raw little-endian data (https://huggingface.co/docs/safetensors). It is written here directly: streamed, hashed
+on the way, to any storage. A tensor sharded over ranks is cut into chunks named `<name>@<offset>,<offset>...`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from conf.storage import CHUNK_BYTES, Storage, fsync_folder
+
+DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or loaded; the message names the rank, the file or tensors, and the cause."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of one tensor as it lies in a file. `begin` and `end` are byte positions in that file."""
+
+    fqn: str
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str = ""
+    begin: int = 0
+    end: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+    def name(self, shape: Sequence[int]) -> str:
+        """Its key in the file: the tensor's own name where the chunk is the whole tensor."""
+        return self.fqn if self.sizes == tuple(shape) else f"{self.fqn}@{','.join(map(str, self.offsets))}"
+
+
+def layout(chunks: Sequence[tuple[Chunk, Sequence[int]]], file: str) -> tuple[bytes, list[Chunk]]:
+    """Header of a safetensors file of `chunks` (each with its tensor's full shape) in order, and where each lies."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for chunk, shape in chunks:
+        name = chunk.name(shape)
+        end = position + chunk.nbytes
+        header[name] = {
+            "dtype": DTYPE_NAMES[chunk.dtype],
+            "shape": list(chunk.sizes),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start, placed = 8 + len(text), []
+    for chunk, _ in chunks:
+        placed.append(Chunk(chunk.fqn, chunk.dtype, chunk.offsets, chunk.sizes, file, start, start + chunk.nbytes))
+        start += chunk.nbytes
+    return len(text).to_bytes(8, "little") + text, placed
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, without a copy."""
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else memoryview(b"")
+
+
+def write_stream(storage: Storage, relative: str, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file in pieces of at most CHUNK_BYTES; `{"bytes": ..., "sha256": ...}`. On a local disk it is flushed to
+    the device before this returns. The file may stay behind half-written after an error: nothing lists it yet.
+    """
+    hasher, size = hashlib.sha256(), 0
+    with _output(storage, relative) as stream:
+        for part in parts:
+            for start in range(0, len(part), CHUNK_BYTES):
+                piece = part[start : start + CHUNK_BYTES]
+                hasher.update(piece)
+                stream.write(piece)
+                size += len(piece)
+    return {"bytes": size, "sha256": hasher.hexdigest()}
+
+
+@contextmanager
+def _output(storage: Storage, relative: str) -> Iterator[Any]:
+    path = storage.path(relative)
+    if not storage.is_local:
+        with storage.fs.open_output_stream(path) as stream:
+            yield stream
+        return
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    with open(path, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_folder(folder)
+
+
+def read_rows(storage: Storage, chunk: Chunk, start: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """The box at `start` (relative to the chunk) of `lengths` from a stored chunk; whole rows of dim 0 are read."""
+    first, count = (start[0], lengths[0]) if chunk.sizes else (0, 1)
+    row_bytes = math.prod(chunk.sizes[1:]) * chunk.dtype.itemsize
+    with storage.fs.open_input_file(storage.path(chunk.file)) as file:
+        data = bytearray(file.read_at(count * row_bytes, chunk.begin + first * row_bytes))
+    if len(data) != count * row_bytes:
+        raise CheckpointError(f"{storage.uri}/{chunk.file}: {chunk.fqn} ends before its last byte")
+    if not data:
+        return torch.empty(tuple(lengths), dtype=chunk.dtype)
+    tensor = torch.frombuffer(data, dtype=torch.uint8).view(chunk.dtype).reshape((count, *chunk.sizes[1:]))
+    if not chunk.sizes:
+        return tensor.reshape(())
+    for dim in range(1, len(chunk.sizes)):
+        tensor = tensor.narrow(dim, start[dim], lengths[dim])
+    return tensor
+
+
+def encode_value(value: Any, where: str) -> Any:
+    """A JSON form that `decode_value` turns back into an equal value of the same type.
+
+    Raises CheckpointError naming `where` for a value that is neither plain data nor a numpy array.
+    """
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"__float__": repr(float(value))}
+    if isinstance(value, list):
+        return [encode_value(item, f"{where}.{i}") for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"__tuple__": [encode_value(item, f"{where}.{i}") for i, item in enumerate(value)]}
+    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
+        return {key: encode_value(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, bytes):
+        return {"__bytes__": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {"__array__": data, "dtype": value.dtype.str, "shape": list(value.shape)}
+    raise CheckpointError(
+        f"{where}: a {type(value).__name__} cannot be checkpointed; use a tensor, a number, a string, a list, a tuple "
+        "or a dict with string keys (no `__` in front)"
+    )
+
+
+def decode_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [decode_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "__float__" in value:
+        return float(value["__float__"])
+    if "__tuple__" in value:
+        return tuple(decode_value(item) for item in value["__tuple__"])
+    if "__bytes__" in value:
+        return base64.b64decode(value["__bytes__"])
+    if "__array__" in value:
+        array = np.frombuffer(base64.b64decode(value["__array__"]), dtype=np.dtype(value["dtype"]))
+        return array.reshape(value["shape"]).copy()
+    return {key: decode_value(item) for key, item in value.items()}
+
+
+def to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()

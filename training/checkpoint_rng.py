@@ -1,0 +1,29 @@
+"""The random state of one process, as plain data."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture_rng() -> dict[str, Any]:
+    """States of torch (CPU and, once in use, this process's CUDA device), numpy and `random`."""
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().copy(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state().numpy().copy()
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.from_numpy(state["torch"]))
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.from_numpy(state["cuda"]))

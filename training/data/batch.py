@@ -1,0 +1,79 @@
+"""What a reader hands to a strategy: one rank's part of one global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+Columns = dict[str, Any]
+"""Column name -> tensor (B, ...), `Ragged`, or a list of B decoded values for binary columns."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of unequal length: row i is `values[offsets[-1][i] : offsets[-1][i + 1]]`.
+
+    values (N, *shape); offsets: one int64 tensor (rows + 1,) per nesting level, innermost first.
+    """
+
+    values: torch.Tensor
+    offsets: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`rows` are this rank's; `global_rows` is the number of real (unpadded) rows of the whole global batch: gradients
+    are sums over rows divided by it, never by the number of ranks. A rank may hold 0 rows of a global batch.
+    """
+
+    columns: Columns
+    rows: int
+    global_rows: int
+    cursor: int  # samples the optimizer has consumed, over all ranks and epochs, once this batch has been
+    weight: torch.Tensor | None = None  # (B,) float32: 0 on padding rows; None = all ones
+    ids: torch.Tensor | None = None  # (B,) int64 global row index, in audit mode
+
+    def row_weights(self, device: torch.device | None = None) -> torch.Tensor:
+        if self.weight is not None:
+            return self.weight.to(device) if device is not None else self.weight
+        return torch.ones(self.rows, device=device)
+
+
+@dataclass
+class Meter:
+    """Seconds by cause and counts since the last `take`; the reader adds, the loop takes and logs."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, seconds_s: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds_s
+
+    def count(self, name: str, amount: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+    def take(self) -> dict[str, float]:
+        """`{<name>_s: seconds, <name>: count}` since the last call."""
+        taken: dict[str, float] = {f"{k}_s": v for k, v in self.seconds.items()} | dict(self.counts)
+        self.seconds, self.counts = {}, {}
+        return taken
+
+
+class Reader(Protocol):
+    """One split of one dataset, as seen by one rank."""
+
+    steps_per_epoch: int  # the same on every rank
+    meter: Meter
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The rank's part of global batches start_step, start_step + 1, ... of the epoch."""
+        ...
+
+    def order_state(self) -> dict[str, Any]:
+        """Every setting that decides the order of global batches, JSON-able; the world is not among them."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,289 @@
+"""Local copies that survive crashes and neighbours: remote files, and decoded row groups for later epochs.
+
+An entry is written beside its place under a lock, fsynced and renamed, so it is whole or absent; locks are flock's,
+which die with their process. When a cache is full it keeps what it has: reading a dataset larger than the cache round
+and round would evict every entry just before its use, while keeping the first ones serves their share of every epoch.
+Only entries that no running job touches (of other datasets, idle for a while) make room.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from conf.manifest import DataFile, digest
+from conf.storage import CHUNK_BYTES, Storage, sha256_stream
+from training.data.columns import DataError, Unreachable
+from training.data.source import Direct, check_hash, check_size
+
+log = logging.getLogger(__name__)
+IDLE_S = 600.0
+PART = ".part"
+
+
+class DiskCache:
+    """Files by key in one folder, of at most `max_bytes` together, shared by threads and processes.
+
+    `owners`: what the keys this job uses begin with (before the first dash); those are never evicted by it. A folder
+    that cannot be written, or a full disk, turns the cache off with one warning; reading goes on without it.
+    """
+
+    def __init__(self, folder: str, max_bytes: int, owners: Collection[str], idle_s: float = IDLE_S) -> None:
+        self.folder, self._max_bytes, self._idle_s = os.path.abspath(folder), max_bytes, idle_s
+        self._owners = frozenset(owners)
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.enabled = True
+        try:
+            os.makedirs(self._locks, exist_ok=True)
+            with self._held("folder"):
+                self._remove_abandoned()
+        except OSError as error:
+            self._turn_off(error)
+
+    @property
+    def _locks(self) -> str:
+        return os.path.join(self.folder, "locks")
+
+    def lookup(self, key: str) -> str | None:
+        """Path of an entry, marked as used just now; None where there is none."""
+        path = os.path.join(self.folder, key)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError:  # a read-only folder someone else filled still serves
+            return path if os.path.exists(path) else None
+        self.count("cache_hit")
+        return path
+
+    def fill(self, key: str, size: int, write: Callable[[BinaryIO], None]) -> str | None:
+        """Path of the entry, written by `write` if it is not there yet; None where it is not to be kept.
+
+        What `write` raises passes through, and leaves no entry.
+        """
+        if not self.enabled:
+            return None
+        try:
+            with self._held(key):
+                path = os.path.join(self.folder, key)
+                if os.path.exists(path):
+                    return path
+                part = self._reserve(key, size)
+                return None if part is None else self._write(part, path, write)
+        except OSError as error:  # the disk: what cannot be read for writing is the writer's, and a DataError
+            self._turn_off(error)
+            return None
+
+    def _write(self, part: str, path: str, write: Callable[[BinaryIO], None]) -> str:
+        try:
+            with open(part, "r+b") as file:
+                write(file)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            _unlink(part)
+            raise
+        return path
+
+    def discard(self, key: str) -> None:
+        _unlink(os.path.join(self.folder, key))
+
+    def count(self, name: str, amount: int = 1) -> None:
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + amount
+
+    def take_counts(self) -> dict[str, int]:
+        with self._lock:
+            taken, self._counts = self._counts, {}
+        return taken
+
+    def _reserve(self, key: str, size: int) -> str | None:
+        """An empty part file of the final size, so that every process sees the space as taken; None where full."""
+        with self._held("folder"):
+            entries = self._entries()
+            excess = sum(entry.st_size for _, entry in entries) + size - self._max_bytes
+            idle = time.time() - self._idle_s
+            for name, entry in sorted(entries, key=lambda e: e[1].st_mtime):
+                if excess <= 0:
+                    break
+                if entry.st_mtime < idle and not name.endswith(PART) and name.split("-")[0] not in self._owners:
+                    _unlink(os.path.join(self.folder, name))
+                    excess -= entry.st_size
+            if excess > 0:
+                self.count("cache_full")
+                return None
+            part = os.path.join(self.folder, f"{key}.{uuid.uuid4().hex}{PART}")
+            descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+            try:
+                if size:
+                    os.posix_fallocate(descriptor, 0, size)
+            except OSError:
+                _unlink(part)
+                raise
+            finally:
+                os.close(descriptor)
+            return part
+
+    def _entries(self) -> list[tuple[str, os.stat_result]]:
+        found = []
+        for entry in os.scandir(self.folder):
+            try:
+                if entry.is_file():
+                    found.append((entry.name, entry.stat()))
+            except FileNotFoundError:
+                continue
+        return found
+
+    def _remove_abandoned(self) -> None:
+        """Part files whose writer is dead: nobody holds their key's lock."""
+        for name, _ in self._entries():
+            if name.endswith(PART):
+                with self._held(name.split(".")[0], wait=False) as free:
+                    if free:
+                        _unlink(os.path.join(self.folder, name))
+
+    @contextmanager
+    def _held(self, name: str, wait: bool = True) -> Iterator[bool]:
+        descriptor = os.open(os.path.join(self._locks, name), os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield True
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(descriptor)
+
+    def _turn_off(self, error: OSError) -> None:
+        with self._lock:
+            was, self.enabled = self.enabled, False
+        if was:
+            log.warning("cache %s cannot be written (%s); reading goes on without it", self.folder, error)
+
+
+class CachedFiles:
+    """Opens files from local copies, made on first use and checked against the manifest's hash while they are made."""
+
+    def __init__(self, storage: Storage, cache: DiskCache) -> None:
+        self._storage, self._cache = storage, cache
+        self._direct = Direct(storage)
+        self._checked: set[str] = set()
+
+    def open(self, file: DataFile) -> pa.NativeFile:
+        path = self._local(file)
+        return self._direct.open(file) if path is None else pa.OSFile(path)
+
+    def check(self, file: DataFile, content: bool) -> None:
+        if not content:
+            check_size(self._storage, file)
+        elif self._local(file) is None:
+            check_hash(self._storage, file)
+
+    def take_counts(self) -> dict[str, int]:
+        return self._cache.take_counts()
+
+    def _local(self, file: DataFile) -> str | None:
+        path = self._cache.lookup(file.sha256)
+        if path is not None and not self._intact(path, file):
+            log.warning("cache entry %s is damaged and is fetched again", path)
+            self._cache.discard(file.sha256)
+            path = None
+        if path is None:
+            path = self._cache.fill(file.sha256, file.bytes, lambda out: self._fetch(file, out))
+        return path
+
+    def _intact(self, path: str, file: DataFile) -> bool:
+        """The hash once per process, the size every time."""
+        try:
+            if os.path.getsize(path) != file.bytes:
+                return False
+            if file.sha256 not in self._checked:
+                with open(path, "rb") as copy:
+                    if sha256_stream(iter(lambda: copy.read(CHUNK_BYTES), b"")) != file.sha256:
+                        return False
+                self._checked.add(file.sha256)
+        except FileNotFoundError:  # evicted between two looks
+            return False
+        return True
+
+    def _fetch(self, file: DataFile, out: BinaryIO) -> None:
+        found = sha256_stream(_copied(self._storage, file, out))
+        if found != file.sha256:
+            raise DataError(
+                f"{file.path}: sha256 is {found[:12]}..., the manifest says {file.sha256[:12]}...; "
+                "rebuild the dataset, or set on_corrupt to quarantine to train without this file"
+            )
+        self._checked.add(file.sha256)
+        self._cache.count("cache_miss")
+        self._cache.count("cache_fetched_bytes", file.bytes)
+
+
+def _copied(storage: Storage, file: DataFile, out: BinaryIO) -> Iterator[bytes]:
+    """The chunks of a stored file, written to `out`. DataError where reading fails, OSError where writing does."""
+    for chunk in _chunks(storage, file):
+        out.write(chunk)
+        yield chunk
+
+
+def _chunks(storage: Storage, file: DataFile) -> Iterator[bytes]:
+    try:
+        with storage.fs.open_input_stream(storage.path(file.path)) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{file.path}: listed in the manifest, missing in {storage.uri}; rebuild the dataset"
+        ) from error
+    except (OSError, pa.ArrowException) as error:
+        raise Unreachable(f"{file.path}: cannot be read from {storage.uri} ({error})") from error
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+class DecodedGroups:
+    """Decoded row groups as Arrow IPC files, memory-mapped: later epochs copy instead of decoding."""
+
+    def __init__(self, cache: DiskCache, columns: Collection[str], filters: object = None) -> None:
+        self._cache = cache
+        self._what = digest([sorted(columns), repr(filters)])[:16]
+
+    def get(self, file: DataFile, group: int) -> pa.Table | None:
+        path = self._cache.lookup(self._key(file, group))
+        if path is None:
+            return None
+        try:
+            return pa.ipc.open_file(pa.memory_map(path)).read_all()
+        except (pa.ArrowException, OSError) as error:
+            log.warning("cache entry %s is damaged (%s) and is decoded again", path, error)
+            self._cache.discard(self._key(file, group))
+            return None
+
+    def put(self, file: DataFile, group: int, table: pa.Table) -> None:
+        def write(out: BinaryIO) -> None:
+            with pa.ipc.new_file(out, table.schema) as writer:
+                writer.write_table(table)
+
+        size = table.nbytes + (1 << 16)  # an upper bound: the file is cut to its length
+        self._cache.fill(self._key(file, group), size, write)
+
+    def take_counts(self) -> dict[str, int]:
+        return {f"decoded_{name}": amount for name, amount in self._cache.take_counts().items()}
+
+    def _key(self, file: DataFile, group: int) -> str:
+        return f"{file.sha256}-{group}-{self._what}"

@@ -1,0 +1,83 @@
+"""From gathered arrays to the tensors of batches: views, no copies, for everything but decoded binary columns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from conf.manifest import Column
+from training.data.batch import Batch, Columns, Ragged
+from training.data.columns import Rows
+from training.data.decode import Decoder, decode_rows, find_decoder, stack
+from training.data.pool import ID_COLUMN
+
+DECODE_ROWS = 32  # binary rows decoded by one task
+
+
+class Collator:
+    """Cuts gathered rows into batches. `decoders`: column name -> decoder name, for binary columns."""
+
+    def __init__(self, columns: Sequence[Column], decoders: Mapping[str, str]) -> None:
+        self._columns = {c.name: c for c in columns}
+        if unknown := set(decoders) - set(self._columns):
+            raise ValueError(
+                f"data.decoders names {sorted(unknown)}, which are not read; columns: {sorted(self._columns)}"
+            )
+        self._decoders = {name: find_decoder(self._columns[name], kind) for name, kind in decoders.items()}
+
+    def split(
+        self, gathered: Mapping[str, NDArray[Any] | Rows], sizes: Sequence[int], executor: Executor
+    ) -> list[Columns]:
+        """One dict of columns per batch of `sizes` rows."""
+        parts: list[Columns] = [{} for _ in sizes]
+        for name, values in gathered.items():
+            for part, value in zip(parts, self._split_column(name, values, sizes, executor), strict=True):
+                part[name] = value
+        return parts
+
+    def _split_column(
+        self, name: str, values: NDArray[Any] | Rows, sizes: Sequence[int], executor: Executor
+    ) -> Sequence[Any]:
+        if not isinstance(values, Rows):
+            return torch.from_numpy(values).split(list(sizes))
+        edges = np.concatenate(([0], np.cumsum(sizes))).tolist()
+        column = self._columns[name]
+        if column.layout != "binary":
+            return [_ragged(values, a, b) for a, b in itertools.pairwise(edges)]
+        rows = _byte_strings(values)
+        decoder = self._decoders.get(name)
+        if decoder is None:
+            return [rows[a:b] for a, b in itertools.pairwise(edges)]
+        decoded = _decode(column, decoder, rows, executor)
+        return [stack(column, decoded[a:b]) for a, b in itertools.pairwise(edges)]
+
+
+def _decode(column: Column, decoder: Decoder, rows: list[bytes], executor: Executor) -> list[NDArray[Any]]:
+    parts = [rows[i : i + DECODE_ROWS] for i in range(0, len(rows), DECODE_ROWS)]
+    return [row for part in executor.map(lambda p: decode_rows(column, decoder, p), parts) for row in part]
+
+
+def _ragged(rows: Rows, begin: int, end: int) -> Ragged:
+    offsets = []
+    for level in rows.offsets:
+        cut = level[begin : end + 1]
+        begin, end = int(cut[0]), int(cut[-1])
+        offsets.append(torch.from_numpy(cut - begin))
+    return Ragged(torch.from_numpy(rows.values[begin:end]), tuple(reversed(offsets)))
+
+
+def _byte_strings(rows: Rows) -> list[bytes]:
+    data = rows.values.tobytes()
+    offsets = rows.offsets[0].tolist()
+    return [data[a:b] for a, b in itertools.pairwise(offsets)]
+
+
+def batch_of(columns: Columns, rows: int, global_rows: int, cursor: int) -> Batch:
+    ids = columns.pop(ID_COLUMN, None)
+    return Batch(columns, rows, global_rows, cursor, ids=ids)

@@ -1,0 +1,62 @@
+"""What binary columns become: plain functions from bytes, run in the reader's threads."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from conf.manifest import Column
+from training.data.columns import DataError
+
+Decoder = Callable[[bytes], NDArray[Any]]
+
+
+def decode_image(data: bytes) -> NDArray[np.uint8]:
+    """JPEG, PNG, ... -> uint8 (H, W, 3), or (H, W) where the image is grey."""
+    with Image.open(io.BytesIO(data)) as image:
+        return np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+
+
+DECODERS: dict[str, Decoder] = {"image": decode_image}
+
+
+def find_decoder(column: Column, name: str) -> Decoder:
+    """The decoder called `name`; ValueError for one there is not, or a column it cannot apply to."""
+    if column.layout != "binary":
+        raise ValueError(f"data.decoders: column {column.name!r} is {column.layout}, only binary columns are decoded")
+    if name not in DECODERS:
+        raise ValueError(f"data.decoders.{column.name}: no decoder {name!r}; there are {sorted(DECODERS)}")
+    return DECODERS[name]
+
+
+def decode_rows(column: Column, decoder: Decoder, rows: Sequence[bytes]) -> list[NDArray[Any]]:
+    """Decode each row; DataError names the column of one that cannot be."""
+    out = []
+    for number, data in enumerate(rows):
+        try:
+            out.append(decoder(data))
+        except Exception as error:  # decoders raise what they like
+            raise DataError(
+                f"column {column.name!r}: {len(data)} bytes cannot be decoded ({error}); row {number} of its part"
+            ) from error
+    return out
+
+
+def stack(column: Column, rows: Sequence[NDArray[Any]]) -> torch.Tensor | list[torch.Tensor]:
+    """One tensor (B, *shape) where the manifest declares the shape of every row, else a list of B tensors."""
+    if not column.shape:
+        return [torch.from_numpy(r) for r in rows]
+    out = np.empty((len(rows), *column.shape), np.uint8)
+    for number, row in enumerate(rows):
+        if row.shape != column.shape:
+            raise DataError(
+                f"column {column.name!r}: decoded to shape {row.shape}, the manifest declares {column.shape}"
+            )
+        out[number] = row
+    return torch.from_numpy(out)

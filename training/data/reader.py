@@ -1,0 +1,304 @@
+"""Reads one rank's part of every global batch: row groups decoded in threads, gathered once, handed out as views."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from conf.manifest import Column, DataFile, DatasetManifest, digest
+from conf.storage import Storage
+from training.data.batch import Batch, Meter
+from training.data.collate import Collator, batch_of
+from training.data.columns import DataError, is_fixed, row_bytes
+from training.data.engine import Engine, Timing, chunk_ends
+from training.data.order import ORDER_VERSION, Ints, OrderSettings, Plan, Tail, group_order, lanes_of_rank, make_plan
+from training.data.pool import Pool
+from training.data.prefetch import Prefetcher
+from training.data.select import Selection, everything
+from training.data.source import Decoded, FileSource, Opener, unlisted_files
+from training.data.transfer import to_device
+
+log = logging.getLogger(__name__)
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ReaderSettings:
+    """How a split is ordered (first five, see `OrderSettings`) and read (the rest, which never changes the batches).
+
+    max_bytes bounds the decoded row groups a rank holds; for columns of unequal rows it is estimated from file sizes.
+    ahead: row groups decoded before they are needed (None: a quarter of those in use).
+    """
+
+    lanes: int = 64
+    window_row_groups: int | None = None
+    seed: int = 0
+    tail: Tail = "drop"
+    shuffle: bool = True
+    threads: int = 2
+    max_bytes: int = 2048 * MIB
+    chunk_bytes: int = 8 * MIB
+    ahead: int | None = None
+    verify: Literal["hash", "size", "off"] = "hash"
+    audit: bool = False
+    decoders: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def order(self) -> OrderSettings:
+        return OrderSettings(self.lanes, self.window_row_groups, self.seed, self.tail, self.shuffle)
+
+
+class ParquetReader:
+    """One split of one dataset, as one data rank sees it. `batches` may be called again and again, one at a time.
+
+    Raises ValueError for settings no plan can meet, DataError (a ValueError) for data that is not what the manifest
+    says; both before the first batch wherever that can be known.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: DatasetManifest,
+        split: str,
+        columns: Sequence[str] | None,
+        global_batch: int,
+        data_rank: int = 0,
+        data_size: int = 1,
+        settings: ReaderSettings | None = None,
+        device: torch.device | None = None,
+        opener: Opener | None = None,
+        decoded: Decoded | None = None,
+        selection: Selection | None = None,
+    ) -> None:
+        self.settings = settings or ReaderSettings()
+        self.meter = Meter()
+        self._storage, self._manifest, self._split, self._device = storage, manifest, split, device
+        names = [c.name for c in manifest.columns] if columns is None else list(columns)
+        self._columns = tuple(manifest.column(name) for name in names)
+        self.selection = selection or everything(manifest.files_of(split))
+        self._files = self.selection.files
+        self.plan = make_plan(self.selection.group_rows, global_batch, self.settings.order)
+        self.steps_per_epoch = self.plan.steps_per_epoch
+        self._lanes = lanes_of_rank(self.plan, data_rank, data_size)
+        self._source = FileSource(
+            storage, self._files, self._columns, opener, self.selection.keep, decoded, self.settings.verify != "hash"
+        )
+        self._collator = Collator(self._columns, self.settings.decoders)
+        self._row_bytes = _row_bytes(self._columns, self._files)
+        self._ahead = self._checked_ahead()
+        self._executor = ThreadPoolExecutor(max(1, self.settings.threads), thread_name_prefix="sparkring-decode")
+        self._pool: Pool | None = None
+        self._running: Prefetcher[_Chunk] | None = None
+        self._verified = self.settings.verify == "off"
+
+    def order_state(self) -> dict[str, Any]:
+        """What decides the order of global batches; see `training.data.resume.explain_difference`."""
+        plan = self.plan
+        return {
+            "order_version": ORDER_VERSION,
+            "fingerprint": self._manifest.fingerprint,
+            "split": self._split,
+            "rows": plan.rows,
+            "row_groups": digest(np.diff(plan.group_start).tolist()),
+            "global_batch": plan.global_batch,
+            "lanes": plan.lanes,
+            "window_row_groups": plan.window,
+            "seed": plan.seed,
+            "tail": plan.tail,
+            "shuffle": plan.shuffle,
+            "filters": [list(condition) for condition in self.selection.conditions],
+            "quarantined": [path for path, _, _ in self.selection.quarantined],
+        }
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """This rank's part of global batches start_step, ... of `epoch`, on the reader's device."""
+        if not 0 <= start_step <= self.steps_per_epoch:
+            raise ValueError(f"start_step {start_step} is not in 0..{self.steps_per_epoch}, the steps of an epoch")
+        plan = self.plan
+        edges = np.arange(start_step, self.steps_per_epoch + 1, dtype=np.int64) * plan.global_batch
+        return to_device(self.serve(epoch, edges), self._device, self.meter)
+
+    def locate(self, cursor: int) -> tuple[int, int]:
+        """(epoch, next step) after `cursor` samples; ValueError where no step ends there."""
+        return self.plan.locate(cursor)
+
+    def serve(self, epoch: int, edges: Ints) -> Iterator[Batch]:
+        """This rank's rows of samples [edges[i], edges[i + 1]) of the epoch, on the host; samples past the last row are
+        padding. For those who cut batches themselves (see mix.py); `batches` is the usual way."""
+        if self._running is not None:
+            raise RuntimeError("the reader's previous epoch is still being read; exhaust or close its iterator first")
+        self.verify()
+        return self._on_host(epoch, edges)
+
+    def verify(self) -> None:
+        """Check the files this rank's lanes lie in (all ranks together: every file) once, before anything is read."""
+        if self._verified:
+            return
+        began = time.perf_counter()
+        mine = self._own_files()
+        for content in (False, True) if self.settings.verify == "hash" else (False,):
+            for _ in self._executor.map(partial(self._source.opener.check, content=content), mine):
+                pass  # cheap first: a truncated file is named before gigabytes are hashed
+        if self._lanes and self._lanes[0] == 0 and (extra := unlisted_files(self._storage, self._manifest.files)):
+            log.warning(
+                "%s: %d Parquet files are not in the manifest and are ignored, such as %s",
+                self._storage.uri,
+                len(extra),
+                extra[0],
+            )
+        self._verified = True
+        self.meter.add("verify", time.perf_counter() - began)
+
+    def close(self) -> None:
+        """End the threads; an epoch being read ends with them."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _own_files(self) -> list[DataFile]:
+        if not self._lanes:
+            return []
+        plan = self.plan
+        begin, end = plan.lane_start[self._lanes.start], plan.lane_start[self._lanes.stop]
+        first = np.searchsorted(plan.group_start, begin, side="right") - 1
+        last = np.searchsorted(plan.group_start, end, side="left")
+        return [self._files[i] for i in sorted({self._source.place(int(g))[0] for g in plan.groups[first:last]})]
+
+    def _checked_ahead(self) -> int:
+        """Row groups to decode ahead; ValueError where even the windows themselves exceed max_bytes."""
+        group_bytes = int(np.diff(self.plan.group_start).max()) * self._row_bytes
+        one_each = len(self._lanes) * self.plan.window
+        in_use = min(
+            2 * one_each, len(self.plan.groups)
+        )  # a gather may reach from one window into the next in every lane
+        spare = self.settings.max_bytes // max(1, group_bytes) - in_use
+        if spare < 1:
+            raise ValueError(
+                f"{in_use} row groups may be in use at once ({len(self._lanes)} lanes x {self.plan.window}, of up to "
+                f"{group_bytes / MIB:.1f} MiB), which exceeds data.max_bytes = {self.settings.max_bytes}; "
+                "lower data.lanes or data.window_row_groups, raise data.max_bytes, or write smaller row groups"
+            )
+        wanted = (
+            self.settings.ahead if self.settings.ahead is not None else max(self.settings.threads + 1, one_each // 4)
+        )
+        return max(1, min(wanted, spare))
+
+    def _on_host(self, epoch: int, edges: Ints) -> Iterator[Batch]:
+        if self._running is not None:  # two iterators made before either was begun
+            raise RuntimeError("the reader's previous epoch is still being read; exhaust or close its iterator first")
+        called = time.perf_counter()
+        first = True
+        self._running = Prefetcher(self._chunks(epoch, edges), depth=1)
+        try:
+            while True:
+                waiting = time.perf_counter()
+                chunk = next(self._running, None)
+                self.meter.add("data_stall", time.perf_counter() - waiting)
+                if chunk is None:
+                    return
+                for name, seconds in chunk.timing.items():
+                    self.meter.add(name, seconds)
+                self._count(chunk)
+                for batch in chunk.batches:
+                    if first:
+                        self.meter.add("first_batch", time.perf_counter() - called)
+                        first = False
+                    self.meter.count("rows", batch.rows)
+                    yield batch
+        finally:
+            if self._running is not None:
+                self._running.close()
+                self._running = None
+
+    def _count(self, chunk: _Chunk) -> None:
+        self.meter.count("row_groups", chunk.decoded)
+        for kept in (self._source.opener, self._source.decoded):
+            for name, amount in ({} if kept is None else kept.take_counts()).items():
+                self.meter.count(name, amount)
+
+    def _chunks(self, epoch: int, edges: Ints) -> Generator[_Chunk, None, None]:
+        steps = len(edges) - 1
+        if steps < 1:
+            return
+        with closing(self._engine(epoch, int(edges[0]))) as engine:
+            step_bytes = self._row_bytes * (edges[-1] - edges[0]) / steps * len(self._lanes) / self.plan.lanes
+            most = max(1, int(self.settings.chunk_bytes / max(1, step_bytes)))
+            for begin, end in chunk_ends(steps, most):
+                yield self._chunk(engine, epoch, edges[begin : end + 1].tolist())
+
+    def _engine(self, epoch: int, start: int) -> Engine:
+        slots = max(1, len(self._lanes) * self.plan.window + self._ahead)
+        if self._pool is None:
+            slot_rows = int(np.diff(self.plan.group_start).max())
+            self._pool = Pool(self._columns, slots, slot_rows, self.settings.audit)
+        return Engine(self.plan, epoch, start, self._lanes, self._pool, self._load, self._executor, self._ahead)
+
+    def _load(self, epoch: int, group: int, slot: int) -> Timing:
+        assert self._pool is not None
+        index = int(self.plan.groups[group])
+        table, read_s, decode_s = self._source.read(index)
+        began = time.perf_counter()
+        try:
+            order = group_order(self.plan, epoch, group, self._lanes)
+            if len(order) != table.num_rows:
+                raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {len(order)}")
+            self._pool.put(slot, table, order, int(self.plan.group_start[group]))
+        except ValueError as error:
+            raise type(error)(f"{self._source.describe(index)}: {error}") from error
+        return {"read": read_s, "decode": decode_s + time.perf_counter() - began}
+
+    def _chunk(self, engine: Engine, epoch: int, edges: list[int]) -> _Chunk:
+        """The batches between these edges: one gather, then views of it."""
+        plan, pool = self.plan, self._pool
+        assert pool is not None
+        positions = engine.positions(edges[0], edges[-1])
+        began = time.perf_counter()
+        gathered = pool.gather(positions)
+        engine.done(min(edges[-1], plan.rows))
+        shuffled = time.perf_counter()
+        weight = _weights(engine, plan, edges) if edges[-1] > plan.rows else None
+        sizes = [engine.count(a, b) for a, b in itertools.pairwise(edges)]
+        parts = self._collator.split(gathered, sizes, self._executor)
+        batches = [
+            batch_of(part, rows, min(end, plan.rows) - begin, epoch * plan.epoch_samples + min(end, plan.rows))
+            for (begin, end), part, rows in zip(itertools.pairwise(edges), parts, sizes, strict=True)
+        ]
+        if weight is not None:
+            batches[-1] = replace(batches[-1], weight=weight[len(weight) - sizes[-1] :])
+        timing = engine.timing | {"shuffle": shuffled - began, "collate": time.perf_counter() - shuffled}
+        chunk = _Chunk(batches, timing, engine.decoded)
+        engine.timing, engine.decoded = {}, 0
+        return chunk
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    batches: list[Batch]
+    timing: Timing
+    decoded: int
+
+
+def _weights(engine: Engine, plan: Plan, edges: Sequence[int]) -> torch.Tensor:
+    """(rows,) float32 of the last global batch's rows of this rank: 1 for rows, 0 for padding."""
+    samples = engine.samples(edges[-2], edges[-1])
+    return torch.from_numpy((samples < plan.rows).astype(np.float32))
+
+
+def _row_bytes(columns: Sequence[Column], files: Sequence[DataFile]) -> int:
+    """Bytes of one decoded row: exact for fixed columns, at most the stored bytes per row x 2 for the others."""
+    fixed = sum(row_bytes(c) for c in columns if is_fixed(c))
+    if all(is_fixed(c) for c in columns):
+        return max(1, fixed)
+    rows = max(1, sum(f.rows for f in files))
+    return max(1, fixed + 2 * sum(f.bytes for f in files) // rows)

@@ -1,0 +1,53 @@
+"""May a run go on in this order? Compares what a checkpoint says of the order with what the reader says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MEANING = {
+    "order_version": "the program that decides the order changed",
+    "fingerprint": "another dataset",
+    "split": "another split",
+    "rows": "another number of rows",
+    "row_groups": "other row groups",
+    "global_batch": "another global batch",
+    "reader": "another reader",
+}
+
+
+class OrderChanged(ValueError):
+    """The checkpoint's cursor means other rows under the present settings."""
+
+
+def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
+    """One line per setting that differs between two `order_state`s, by its path; empty where the order is the same."""
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after, path = old.get(key), new.get(key), f"{where}{key}"
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += explain_difference(before, after, f"{path}.")
+        elif isinstance(before, list) and isinstance(after, list) and _are_states(before + after):
+            lines += explain_difference(_numbered(before), _numbered(after), f"{path}.")
+        elif before != after:
+            meaning = f" ({MEANING[key]})" if key in MEANING else ""
+            lines.append(f"{path}: {before!r} in the checkpoint, {after!r} now{meaning}")
+    return lines
+
+
+def _are_states(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(v, Mapping) for v in values)
+
+
+def _numbered(values: list[Any]) -> dict[str, Any]:
+    return {str(number): value for number, value in enumerate(values)}
+
+
+def require_same_order(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """OrderChanged, naming everything that differs."""
+    if lines := explain_difference(old, new):
+        raise OrderChanged(
+            "the checkpoint's position has no meaning in the present order of rows:\n  "
+            + "\n  ".join(lines)
+            + "\nrestore these settings, or say that a new order may begin at the checkpoint's step"
+        )

@@ -1,0 +1,85 @@
+"""Batches to the device: on CUDA one batch ahead, from pinned memory, on a stream beside the computation's.
+
+Written against torch's documented semantics; not run on a GPU by this project's tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from training.data.batch import Batch, Meter, Ragged
+
+
+def to_device(batches: Iterator[Batch], device: torch.device | None, meter: Meter) -> Iterator[Batch]:
+    """The same batches with their tensors on `device`; None and the CPU cost nothing."""
+    if device is None or device.type == "cpu":
+        return batches
+    return _cuda(batches, device, meter) if device.type == "cuda" else _plain(batches, device, meter)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with `change` applied to every tensor in it: tensors, `Ragged`, lists and dicts of them."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Ragged):
+        return Ragged(change(value.values), tuple(change(o) for o in value.offsets))
+    if isinstance(value, dict):
+        return {k: map_tensors(v, change) for k, v in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+        return [change(v) for v in value]
+    return value
+
+
+def _moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    weight = None if batch.weight is None else change(batch.weight)
+    return replace(
+        batch, columns=map_tensors(batch.columns, change), weight=weight
+    )  # ids stay: the audit is the host's
+
+
+def _plain(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Iterator[Batch]:
+    for batch in batches:
+        began = time.perf_counter()
+        moved = _moved(batch, lambda t: t.to(device))
+        meter.add("transfer", time.perf_counter() - began)
+        yield moved
+
+
+def _cuda(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Iterator[Batch]:
+    side = torch.cuda.Stream(device)
+
+    def send(batch: Batch) -> tuple[Batch, Batch]:
+        began = time.perf_counter()
+        pinned = _moved(batch, lambda t: t.pin_memory())
+        with torch.cuda.stream(side):
+            moved = _moved(pinned, lambda t: t.to(device, non_blocking=True))
+        meter.add("transfer", time.perf_counter() - began)
+        return moved, pinned
+
+    def receive(batch: Batch) -> Batch:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(side)
+
+        def mark(tensor: torch.Tensor) -> torch.Tensor:
+            # Allocated on the side stream: the allocator must not reuse it before the computation's stream is done.
+            tensor.record_stream(current)
+            return tensor
+
+        return _moved(batch, mark)
+
+    ahead: tuple[Batch, Batch] | None = None
+    for batch in batches:
+        ready, ahead = ahead, None
+        if ready is not None:
+            moved = receive(ready[0])
+            ahead = send(batch)
+            yield moved
+        else:
+            ahead = send(batch)
+    if ahead is not None:
+        yield receive(ahead[0])

@@ -1,0 +1,80 @@
+"""A rank's output: read as fast as it comes, the last lines kept, a limited number passed on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+LAST_LINES = 100
+MAX_LINE_CHARS = 4096
+
+
+class RateLimit:
+    """Token bucket over lines: `per_s` on average, five seconds' worth at once. Pure given the times it is told."""
+
+    def __init__(self, per_s: float, burst_s: float = 5.0):
+        self.per_s, self.capacity = per_s, per_s * burst_s
+        self._tokens, self._then = self.capacity, None
+
+    _tokens: float
+    _then: float | None
+
+    def allow(self, lines: int, now: float) -> int:
+        """How many of `lines` may pass at monotonic time `now`."""
+        if self._then is not None:
+            self._tokens = min(self.capacity, self._tokens + max(0.0, now - self._then) * self.per_s)
+        self._then = now
+        passed = min(lines, int(self._tokens))
+        self._tokens -= passed
+        return passed
+
+
+class LogPump(threading.Thread):
+    """Reads a pipe to its end. `passed(lines)` gets what the rate allows; `last` the newest lines whatever it
+    allows."""
+
+    def __init__(self, fd: int, lines_per_s: float, passed: Callable[[list[str]], None]):
+        super().__init__(name="sparkring-log", daemon=True)
+        self._fd, self._passed = fd, passed
+        self._limit = RateLimit(lines_per_s)
+        self._held_back = 0
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def run(self) -> None:
+        rest = b""
+        try:
+            while chunk := os.read(self._fd, 1 << 18):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > MAX_LINE_CHARS * 4:  # a line without end, or a progress bar
+                    lines, rest = [*lines, rest], b""
+                self._take(lines)
+            self._take([rest] if rest else [])
+        finally:
+            os.close(self._fd)
+        self._say_held_back()
+
+    def _take(self, raw: list[bytes]) -> None:
+        if not raw:
+            return
+        allowed = self._limit.allow(len(raw), time.monotonic())
+        newest = [_text(line) for line in raw[-LAST_LINES:]]
+        self.last.extend(newest)
+        if allowed and self._held_back:
+            self._say_held_back()
+        if allowed:
+            self._passed([_text(line) for line in raw[:allowed]])
+        self._held_back += len(raw) - allowed
+
+    def _say_held_back(self) -> None:
+        if self._held_back:
+            self._passed([f"... {self._held_back:,} lines held back (launch.log_lines_per_s = {self._limit.per_s:g})"])
+        self._held_back = 0
+
+
+def _text(line: bytes) -> str:
+    """Readable text of one line: the last state of a progress bar that rewrites its line, cut to MAX_LINE_CHARS."""
+    text = line[-MAX_LINE_CHARS * 4 :].decode("utf-8", "replace").rstrip("\r")
+    return text.rsplit("\r", 1)[-1][:MAX_LINE_CHARS]

@@ -1,0 +1,232 @@
+"""A decoder-only transformer: rotary positions (https://arxiv.org/abs/2104.09864), RMSNorm (1910.07467), SwiGLU
+(2002.05202), grouped-query attention (2305.13245) as an option, head tied to the embedding (1608.05859) or not.
+
+It knows nothing of parallelism; `PLAN` beside it says how it may be cut.
+Shapes: B rows, T tokens, V vocabulary, M model width, H query heads, K key/value heads, D head width, F hidden width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from conf.manifest import DatasetManifest
+from training.data.batch import Columns
+from training.models.plan import ShardingPlan
+
+Tensor = torch.Tensor
+
+PLAN = ShardingPlan(
+    chain=("embed", "blocks.*", "norm", "head"),
+    tensor={
+        "embed": "vocab",
+        "blocks.*.attn": "enter",
+        "blocks.*.attn.q": "column",
+        "blocks.*.attn.k": "column",
+        "blocks.*.attn.v": "column",
+        "blocks.*.attn.o": "row",
+        "blocks.*.mlp": "enter",
+        "blocks.*.mlp.gate": "column",
+        "blocks.*.mlp.up": "column",
+        "blocks.*.mlp.down": "row",
+        "blocks.*.norm1": "replicate",
+        "blocks.*.norm2": "replicate",
+        "norm": "replicate",
+        "head": "vocab_head",
+    },
+    heads=("blocks.*.attn",),
+)
+
+
+def rotate(x_BTHD: Tensor, theta: float) -> Tensor:
+    """Rotate pairs (i, i + D/2) of position t by t / theta^(2i/D); positions count from 0."""
+    tokens, half = x_BTHD.shape[1], x_BTHD.shape[-1] // 2
+    dtype = torch.float64 if x_BTHD.dtype == torch.float64 else torch.float32
+    frequency_D = theta ** (-torch.arange(half, device=x_BTHD.device, dtype=dtype) / half)
+    angle_TD = torch.arange(tokens, device=x_BTHD.device, dtype=dtype)[:, None] * frequency_D
+    cos, sin = angle_TD.cos()[:, None].to(x_BTHD.dtype), angle_TD.sin()[:, None].to(x_BTHD.dtype)
+    first, second = x_BTHD[..., :half], x_BTHD[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class CausalCore(nn.Module):
+    """Attention proper, on whole sequences and any subset of heads: (B, T, H, D), (B, T, K, D) x 2 -> (B, T, H, D)."""
+
+    def __init__(self, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = q.shape[2] != k.shape[2]
+        q, k = rotate(q, self.theta).transpose(1, 2), rotate(k, self.theta).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True, enable_gqa=grouped)
+        return out.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, theta: float) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = heads, kv_heads, width // heads
+        self.q = nn.Linear(width, heads * self.head_width, bias=False)
+        self.k = nn.Linear(width, kv_heads * self.head_width, bias=False)
+        self.v = nn.Linear(width, kv_heads * self.head_width, bias=False)
+        self.o = nn.Linear(heads * self.head_width, width, bias=False)
+        self.core = CausalCore(theta)
+
+    def forward(self, x_BTM: Tensor) -> Tensor:
+        q, k, v = (layer(x_BTM).unflatten(-1, (-1, self.head_width)) for layer in (self.q, self.k, self.v))
+        out: Tensor = self.o(self.core(q, k, v).flatten(-2))
+        return out
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x_BTM: Tensor) -> Tensor:
+        out: Tensor = self.down(functional.silu(self.gate(x_BTM)) * self.up(x_BTM))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int, theta: float) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.RMSNorm(width, eps=1e-6), Attention(width, heads, kv_heads, theta)
+        self.norm2, self.mlp = nn.RMSNorm(width, eps=1e-6), SwiGLU(width, hidden)
+
+    def forward(self, x_BTM: Tensor) -> Tensor:
+        x_BTM = x_BTM + self.attn(self.norm1(x_BTM))
+        return x_BTM + self.mlp(self.norm2(x_BTM))
+
+
+class GPT(nn.Module):
+    """tokens (B, T) int64 -> logits (B, T, V). `hidden` None: 8/3 of the width, up to a multiple of 64."""
+
+    def __init__(
+        self,
+        vocab: int,
+        width: int = 256,
+        layers: int = 6,
+        heads: int = 4,
+        kv_heads: int | None = None,
+        hidden: int | None = None,
+        tied: bool = True,
+        theta: float = 10_000.0,
+    ) -> None:
+        super().__init__()
+        kv_heads = kv_heads or heads
+        if width % heads or (width // heads) % 2 or heads % kv_heads:
+            raise ValueError(
+                f"model.args: width({width}) must be heads({heads}) x an even head width, and heads a multiple of "
+                f"kv_heads({kv_heads})"
+            )
+        hidden = hidden or -(-8 * width // 3 // 64) * 64
+        self.layers = layers
+        self.embed = nn.Embedding(vocab, width)
+        self.blocks = nn.ModuleList(Block(width, heads, kv_heads, hidden, theta) for _ in range(layers))
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+        self.init_weights()
+
+    @classmethod
+    def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> GPT:
+        """The vocabulary is the dataset's tokenizer's: `cardinality` of the column `tokens`."""
+        cardinality = manifest.column("tokens").cardinality
+        if "vocab" not in args and not cardinality:
+            raise ValueError("model.args.vocab: the dataset's column 'tokens' has no cardinality; give the vocabulary")
+        return cls(**{"vocab": cardinality, **args})
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Normal(0, 0.02); layers that write to the residual scaled by 1/sqrt(2 layers) (GPT-2, section 2.3)."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)
+            else:
+                residual = name.endswith(("attn.o.weight", "mlp.down.weight"))
+                parameter.normal_(0.0, 0.02 / math.sqrt(2 * self.layers) if residual else 0.02)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTM = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTM = block(x_BTM)
+        logits: Tensor = self.head(self.norm(x_BTM))
+        return logits
+
+
+class LanguageModelTask:
+    """Column `tokens` (B, T + 1): each token from those before it. A row's loss is the mean over its T tokens, nats.
+
+    `pad_id` is never a target: padding adds nothing to the loss.
+    """
+
+    def __init__(self, pad_id: int = -100) -> None:
+        self.pad_id = pad_id
+
+    def inputs(self, columns: Columns) -> tuple[Tensor]:
+        return (columns["tokens"][:, :-1].long(),)
+
+    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
+        target_BT = columns["tokens"][:, 1:].long()
+        return functional.cross_entropy(
+            outputs.transpose(1, 2), target_BT, reduction="none", ignore_index=self.pad_id
+        ).mean(1)
+
+    def metric_names(self) -> tuple[str, ...]:
+        return ("token_accuracy", "bits_per_token")
+
+    def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
+        right = outputs.argmax(dim=-1) == columns["tokens"][:, 1:].long()
+        bits = self.loss(outputs, columns).double() / math.log(2)
+        return {"token_accuracy": right.double().mean(dim=1), "bits_per_token": bits}
+
+    def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:
+        """Tokens of one of `parts` equal stretches of every row, and the first of the next as its last target."""
+        tokens = columns["tokens"]
+        length = tokens.shape[1] - 1
+        if length % parts:
+            raise ValueError(f"a sequence of {length} tokens does not divide by parallel.cp={parts}")
+        step = length // parts
+        return {**columns, "tokens": tokens[:, part * step : (part + 1) * step + 1]}
+
+
+def perplexity(loss_nats: float) -> float:
+    """exp of the mean loss per token."""
+    return math.exp(loss_nats)
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    prompt: list[int],
+    count: int,
+    *,
+    context: int,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    seed: int = 0,
+) -> list[int]:
+    """`count` further tokens after `prompt` (at least one), seeing the last `context` ones; temperature 0 is greedy."""
+    if not prompt:
+        raise ValueError("generate needs a prompt of at least one token")
+    device = next(model.parameters()).device
+    source = torch.Generator(device="cpu").manual_seed(seed)
+    tokens = list(prompt)
+    for _ in range(count):
+        logits_V = model(torch.tensor([tokens[-context:]], device=device))[0, -1].float().cpu()
+        if temperature == 0:
+            tokens.append(int(logits_V.argmax()))
+            continue
+        best, ids = logits_V.topk(min(top_k, len(logits_V)))
+        chosen = torch.multinomial(torch.softmax(best / temperature, dim=0), 1, generator=source)
+        tokens.append(int(ids[chosen]))
+    return tokens[len(prompt) :]

@@ -1,0 +1,131 @@
+"""Wide and deep for tables: a sum of one-column functions, plus embeddings and an MLP that learn what it misses.
+
+Shapes: B rows, N numeric columns, D of them also seen by the MLP, K bumps of a column's function, H hidden width.
+The sum of the two outputs follows Cheng et al. 2016 (arXiv:1606.07792); differs in that both parts share one optimizer
+and the MLP's last layer starts at zero. The wide part is additive rather than linear, after Agarwal et al. 2020
+(arXiv:2004.13912): each number has a learned curve of its own, here one line and K tanh steps.
+Follows Guo & Berkhahn 2016 (arXiv:1604.06737) for the embeddings and Gorishniy et al. 2021 (arXiv:2106.11959, "ResNet")
+for the pre-norm residual blocks; differs in that widths follow the vocabularies and there is no batch norm, whose
+statistics would depend on how a global batch is cut into ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from conf.manifest import DatasetManifest
+
+
+def embedding_width(cardinality: int, most: int = 32) -> int:
+    """fast.ai's rule of thumb, 1.6 * n^0.56, capped."""
+    return max(1, min(most, round(1.6 * cardinality**0.56)))
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BH: torch.Tensor) -> torch.Tensor:
+        y_BH: torch.Tensor = self.down(self.dropout(torch.relu(self.up(self.norm(x_BH)))))
+        return x_BH + y_BH
+
+
+class ColumnCurves(nn.Module):
+    """Sum over columns of w x + sum_k v_k tanh(a_k x + b_k). (B, N) -> (B, outputs); only the lines start off zero."""
+
+    def __init__(self, columns: int, bumps: int, outputs: int) -> None:
+        super().__init__()
+        self.line = nn.Linear(columns, outputs)
+        self.slope = nn.Parameter(torch.randn(columns, bumps))
+        self.shift = nn.Parameter(torch.randn(columns, bumps))
+        self.height = nn.Parameter(torch.zeros(columns, bumps, outputs))
+
+    def forward(self, x_BN: torch.Tensor) -> torch.Tensor:
+        bumps_BNK = torch.tanh(x_BN[:, :, None] * self.slope + self.shift)
+        out: torch.Tensor = self.line(x_BN) + torch.einsum("bnk,nko->bo", bumps_BNK, self.height)
+        return out
+
+
+class Tabular(nn.Module):
+    """coded: column -> number of codes; numeric: columns that are numbers. forward: columns -> (B,) or (B, outputs).
+
+    `additive_only`: numeric columns kept from the MLP, which could otherwise memorise rows by them (readings that name
+    an hour, for one).
+    """
+
+    def __init__(
+        self,
+        coded: dict[str, int],
+        numeric: list[str],
+        width: int = 128,
+        blocks: int = 2,
+        dropout: float = 0.0,
+        outputs: int = 1,
+        bumps: int = 16,
+        additive_only: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        if not coded and not numeric:
+            raise ValueError(
+                "a tabular model needs at least one feature column; the dataset has none with role feature"
+            )
+        if unknown := sorted(set(additive_only) - set(numeric)):
+            raise ValueError(
+                f"model.args.additive_only names {unknown}, which are no numeric feature columns of the dataset; "
+                f"it may name {sorted(numeric)}"
+            )
+        self.coded_names, self.numeric_names, self.outputs = list(coded), list(numeric), outputs
+        self.deep_positions = [i for i, name in enumerate(numeric) if name not in set(additive_only)]
+        self.wide_coded = nn.ModuleDict({name: nn.Embedding(n, outputs) for name, n in coded.items()})
+        self.wide_numeric = ColumnCurves(len(numeric), bumps, outputs) if numeric else None
+        self.embeddings = nn.ModuleDict({name: nn.Embedding(n, embedding_width(n)) for name, n in coded.items()})
+        if not coded and not self.deep_positions:
+            raise ValueError(
+                f"model.args.additive_only leaves the MLP no column: {list(additive_only)} are all there are"
+            )
+        embedded = sum(embedding_width(n) for n in coded.values())
+        self.input = nn.Linear(embedded + len(self.deep_positions), width)
+        self.blocks = nn.ModuleList([ResidualBlock(width, dropout) for _ in range(blocks)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs)
+        for table in self.wide_coded.values():
+            nn.init.zeros_(table.weight)  # type: ignore[arg-type]
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @classmethod
+    def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> Tabular:
+        """Columns with a cardinality are coded, every other scalar feature is a number."""
+        features = [c for c in manifest.columns if c.role == "feature"]
+        if odd := [c.name for c in features if c.layout != "scalar"]:
+            raise ValueError(
+                f"training.models.tabular takes scalar features; {odd} are not: bring your own model.factory"
+            )
+        return cls(
+            coded={c.name: c.cardinality for c in features if c.cardinality is not None},
+            numeric=[c.name for c in features if c.cardinality is None],
+            **args,
+        )
+
+    def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+        codes = {name: columns[name].long() for name in self.coded_names}
+        parts = [self.embeddings[name](code_B) for name, code_B in codes.items()]
+        wide = [self.wide_coded[name](code_B) for name, code_B in codes.items()]
+        if self.wide_numeric is not None:
+            numbers_BN = torch.stack([columns[name] for name in self.numeric_names], dim=1)
+            numbers_BN = numbers_BN.to(self.wide_numeric.slope.dtype)
+            wide.append(self.wide_numeric(numbers_BN))
+            parts.append(numbers_BN[:, self.deep_positions])
+        x_BH = self.input(torch.cat(parts, dim=1))
+        for block in self.blocks:
+            x_BH = block(x_BH)
+        out: torch.Tensor = self.head(self.norm(x_BH)) + torch.stack(wide).sum(dim=0)
+        return out.squeeze(1) if self.outputs == 1 else out

@@ -1,0 +1,158 @@
+"""Optimizers, parameter groups, and learning rates as pure functions of the step.
+
+Layer-wise rates take the norm of the whole parameter: on DTensors torch sums the squares over the shards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+def parameter_groups(named: Named, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices and embeddings decay; vectors and scalars (biases, norms) do not, and are not layer-adapted.
+
+    Whole and sharded parameters are in groups of their own: torch's foreach kernels take no mixture.
+    """
+    sorted_out: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for _, parameter in named:
+        sorted_out.setdefault((parameter.ndim >= 2, isinstance(parameter, DTensor)), []).append(parameter)
+    return [
+        {"params": params, "weight_decay": weight_decay if matrix else 0.0, "adapt": matrix, "lr_scale": 1.0}
+        for (matrix, _), params in sorted(sorted_out.items(), key=lambda item: item[0], reverse=True)
+    ]
+
+
+def build_optimizer(
+    named: Named,
+    name: str = "adamw",
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    momentum: float = 0.9,
+    weight_decay: float = 0.01,
+) -> torch.optim.Optimizer:
+    """adamw, sgd (momentum), lars or lamb over `parameter_groups`; fused kernels for AdamW on CUDA."""
+    groups = parameter_groups(named, weight_decay)
+    on_gpu = all(p.is_cuda for group in groups for p in group["params"])
+    if name == "adamw":
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=on_gpu or None)
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+    if name == "lamb":
+        return Lamb(groups, lr=lr, betas=betas, eps=eps)
+    if name == "lars":
+        return Lars(groups, lr=lr, momentum=momentum)
+    raise ValueError(f"optim.name = {name!r}: must be one of adamw, sgd, lamb, lars")
+
+
+def whole_norm(tensor: torch.Tensor) -> torch.Tensor:
+    """2-norm of the whole tensor, 0-dim, also where this rank holds only a shard of it (collective then)."""
+    norm = torch.linalg.vector_norm(tensor)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _ratio(weight_norm: torch.Tensor, update_norm: torch.Tensor) -> torch.Tensor:
+    """weight / update, and 1 where either is 0 (a weight that starts at 0 must be able to leave it)."""
+    usable = (weight_norm > 0) & (update_norm > 0)
+    return torch.where(usable, weight_norm / update_norm.clamp_min(1e-30), torch.ones_like(weight_norm))
+
+
+class Lars(torch.optim.Optimizer):
+    """Layer-wise adaptive rate scaling (You et al. 2017, https://arxiv.org/abs/1708.03888, equation 6)."""
+
+    def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.9, trust: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "trust": trust, "weight_decay": 0.0, "adapt": True})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
+        decay, rate = group["weight_decay"], group["lr"]
+        if group["adapt"]:
+            weight_norm = whole_norm(parameter)
+            local = _ratio(weight_norm, whole_norm(grad) + decay * weight_norm)
+            rate = rate * torch.where(weight_norm > 0, group["trust"] * local, local)
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        update = grad.add(parameter, alpha=decay) if decay else grad
+        state["momentum_buffer"].mul_(group["momentum"]).add_(update * float(rate))
+        parameter.sub_(state["momentum_buffer"])
+
+
+class Lamb(torch.optim.Optimizer):
+    """Layer-wise Adam for large batches (You et al. 2019, https://arxiv.org/abs/1904.00962, algorithm 2, phi = id)."""
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float64)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        state["step"] += 1
+        steps = float(state["step"])
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.mul_(beta1).add_(grad, alpha=1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (square / (1 - beta2**steps)).sqrt_().add_(group["eps"])
+        update = (mean / (1 - beta1**steps)).div_(root).add_(parameter, alpha=group["weight_decay"])
+        trust = float(_ratio(whole_norm(parameter), whole_norm(update))) if group["adapt"] else 1.0
+        parameter.sub_(update * (group["lr"] * trust))
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    schedule: str = "cosine",
+    final_share: float = 0.0,
+) -> float:
+    """Rate of 0-based `step`: linear warm-up to `peak`, then constant, linear or cosine down to peak x final_share.
+
+    The last step of the run has the final rate; beyond it the rate stays there.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    done = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
+    if schedule == "linear":
+        return peak * (1.0 - (1.0 - final_share) * done)
+    if schedule == "cosine":
+        return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * done)))
+    raise ValueError(f"optim.schedule = {schedule!r}: must be one of constant, linear, cosine")
+
+
+def scaled_lr(lr: float, rule: str, global_batch: int, reference_batch: int) -> float:
+    """Linear (Goyal 2017, https://arxiv.org/abs/1706.02677) or square-root (Krizhevsky 2014, arXiv 1404.5997) rule."""
+    ratio = global_batch / reference_batch
+    factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
+    if rule not in factors:
+        raise ValueError(f"optim.scale_lr = {rule!r}: must be one of {', '.join(factors)}")
+    return lr * factors[rule]

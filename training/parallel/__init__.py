@@ -1,0 +1,7 @@
+"""Strategies: how one step is spread over ranks. `build_strategy` is the door; compose.py has the wrapping order."""
+
+from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
+from training.parallel.compose import build_strategy
+from training.parallel.settings import ParallelSettings, Place
+
+__all__ = ["OptimizerFactory", "ParallelSettings", "Place", "StepInfo", "Strategy", "Task", "build_strategy"]

@@ -1,0 +1,68 @@
+"""One way of combining gradients over the batch axes (dp x cp): what the strategies of this folder differ in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+
+class DataAxis(ABC):
+    """Life: wrap -> (scope around each part's forward and backward, finish)* -> close."""
+
+    engine: str
+    size: int  # ranks the gradient is combined over
+    averages: bool = False  # the reduction divides by `size`: losses are multiplied by it first
+    forward_is_collective: bool = True  # every rank must run every pass, even on 0 rows
+
+    @abstractmethod
+    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
+        """Make the model's gradients be combined; returns what forward is called on. Parameters are rank 0's after.
+
+        `stages`: the modules a pipeline calls instead of `model`, which holds them all.
+        """
+
+    def parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        """What the optimizer is given: the model's trainable parameters, or the shards this rank owns."""
+        return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+    def scope(self, last: bool) -> AbstractContextManager[object]:
+        """Around one part's forward and backward; `last` parts start the reduction."""
+        return nullcontext()
+
+    def before_stage_backward(self, module: nn.Module, last: bool) -> None:
+        """Before a pipeline stage's backward; `last`: its last in this step."""
+        return None
+
+    def after_pipeline(self) -> None:
+        """After the last action of a pipeline's schedule."""
+        return None
+
+    def finish(self) -> None:
+        """Afterwards every gradient is the sum (or mean, see `averages`) over the axis."""
+        return None
+
+    def after_step(self) -> None:
+        """After the optimizer: gather parameters where the optimizer held only shards of them."""
+        return None
+
+    def after_evaluate(self) -> None:
+        return None
+
+    def close(self, failed: bool) -> None:
+        return None
+
+
+class NoAxis(DataAxis):
+    """One data rank: the oracle. 0 bytes; 16 bytes per parameter in fp32 with AdamW."""
+
+    size = 1
+    forward_is_collective = False
+
+    def __init__(self, engine: str = "none") -> None:
+        self.engine = engine
+
+    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
+        return model

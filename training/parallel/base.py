@@ -1,0 +1,95 @@
+"""What the loop asks of a strategy. One process is the degenerate case and the oracle.
+
+Every synchronous strategy computes the same thing: the gradient of  sum over the global batch of
+weight_i * loss_i / global_rows,  clips it by its global norm, and steps the optimizer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from training.data.batch import Batch, Columns
+
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+"""Named parameters -> optimizer; the strategy decides which parameters (or shards) it is given."""
+
+
+class Task(Protocol):
+    """Loss and metrics beside a model, which itself knows of neither."""
+
+    def inputs(self, columns: Columns) -> tuple[Any, ...]:
+        """Positional arguments of the model's forward."""
+        ...
+
+    def loss(self, outputs: Any, columns: Columns) -> torch.Tensor:
+        """Per-row loss (B,), not reduced. For a language model the mean over the row's tokens."""
+        ...
+
+    def metric_names(self) -> tuple[str, ...]: ...
+
+    def metric_sums(self, outputs: Any, columns: Columns) -> dict[str, torch.Tensor]:
+        """Per-row contributions (B,) to each metric; the loop weights, sums over ranks and divides by rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    grad_norm: float  # global, before clipping
+    skipped: bool = False  # gradients were not finite on some rank, so no rank stepped
+    first_bad_rank: int | None = None
+
+
+class Strategy(ABC):
+    """Life: prepare -> (forward_backward, step)* with evaluate and state_dict between -> close."""
+
+    engine: str  # what carries the collectives: "horovod", "torch-gloo", "torch-nccl", "none"
+    data_rank: int  # which part of each global batch this rank reads ...
+    data_size: int  # ... of how many
+    speaks_for_data_rank: bool  # of the ranks that read the same rows, this is the one that reports them
+    measured: dict[str, float]  # bytes this rank holds after the first step, by the planner's names
+    waited_s: float  # seconds blocked on the other ranks' gradients so far; 0 where backward itself waits (DDP, FSDP)
+    is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
+
+    @abstractmethod
+    def prepare(self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory) -> None:
+        """Place, wrap and shard `model`; every rank ends with the same parameters (rank 0's)."""
+
+    @abstractmethod
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        """Accumulate gradients of the batch (micro-batched as configured) and start their reduction.
+
+        Returns this data rank's sum of weight_i * loss_i, float64 0-dim, detached (0 where not `is_output_rank`).
+        """
+
+    @abstractmethod
+    def step(self, lr: float) -> StepInfo:
+        """Finish the reduction, clip, step at learning rate `lr` times each group's `lr_scale`, zero the gradients."""
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> Any:
+        """Model outputs without gradients; None where not `is_output_rank`. Collective: every rank calls it."""
+
+    @abstractmethod
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """`{"model": ..., "optimizer": ...}` for torch.distributed.checkpoint: names independent of the layout."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def full_model_state(self) -> dict[str, torch.Tensor] | None:
+        """The whole model on the CPU with the plain module's names, on global rank 0; None elsewhere. Collective."""
+
+    @abstractmethod
+    def close(self, failed: bool = False) -> None:
+        """Destroy collectives on success, abort them on error; never waits for a dead peer."""

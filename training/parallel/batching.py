@@ -1,0 +1,94 @@
+"""Cutting a rank's batch into parts, and the one weighting of losses every strategy uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from training.data.batch import Batch, Columns, Ragged
+
+
+def part_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
+    """`parts` contiguous ranges over `rows`, sizes differing by at most one, the longer first; some may be empty."""
+    base, longer = divmod(rows, parts)
+    stops = [base * (i + 1) + min(i + 1, longer) for i in range(parts)]
+    return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def slice_column(column: Any, start: int, stop: int) -> Any:
+    """Rows start..stop of a tensor, a Ragged or a list."""
+    if not isinstance(column, Ragged):
+        return column[start:stop]
+    outer = column.offsets[-1][start : stop + 1]
+    levels = [outer - outer[0]]
+    low, high = int(outer[0]), int(outer[-1])
+    for offsets in reversed(column.offsets[:-1]):
+        inner = offsets[low : high + 1]
+        levels.insert(0, inner - inner[0])
+        low, high = int(inner[0]), int(inner[-1])
+    return Ragged(column.values[low:high], tuple(levels))
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows start..stop; `global_rows` and `cursor` stay those of the whole global batch."""
+    return Batch(
+        columns={name: slice_column(column, start, stop) for name, column in batch.columns.items()},
+        rows=stop - start,
+        global_rows=batch.global_rows,
+        cursor=batch.cursor,
+        weight=None if batch.weight is None else batch.weight[start:stop],
+        ids=None if batch.ids is None else batch.ids[start:stop],
+    )
+
+
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """Exactly `parts` batches, so that every rank makes the same number of passes; some may hold 0 rows."""
+    if parts == 1:
+        return [batch]
+    return [slice_batch(batch, start, stop) for start, stop in part_bounds(batch.rows, parts)]
+
+
+def pad_rows(batch: Batch, rows: int) -> Batch:
+    """Zeros with weight 0 up to `rows`: pipelines exchange tensors of one fixed shape."""
+    missing = rows - batch.rows
+    if missing < 0:
+        raise ValueError(f"a batch of {batch.rows} rows cannot be padded to {rows}")
+    if missing == 0:
+        return batch
+    for name, column in batch.columns.items():
+        if not isinstance(column, torch.Tensor):
+            raise ValueError(f"column {name!r} is a {type(column).__name__}: a pipeline takes tensor columns only")
+    columns = {name: _pad(column, missing) for name, column in batch.columns.items()}
+    return Batch(columns, rows, batch.global_rows, batch.cursor, _pad(batch.row_weights(), missing))
+
+
+def _pad(column: torch.Tensor, missing: int) -> torch.Tensor:
+    return torch.cat([column, column.new_zeros(missing, *column.shape[1:])])
+
+
+def to_device(columns: Columns, device: torch.device) -> Columns:
+    """Tensors and Ragged columns on `device`; lists stay where they are."""
+    if device.type == "cpu":
+        return columns
+
+    def move(column: Any) -> Any:
+        if isinstance(column, Ragged):
+            return Ragged(column.values.to(device, non_blocking=True), column.offsets)
+        return column.to(device, non_blocking=True) if isinstance(column, torch.Tensor) else column
+
+    return {name: move(column) for name, column in columns.items()}
+
+
+def weighted_sum(row_losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """sum(weight_i * loss_i) over the rank's rows, 0-dim, in the losses' dtype."""
+    if isinstance(row_losses, DTensor):
+        row_losses = row_losses.full_tensor()
+    if row_losses.shape != (batch.rows,):
+        raise ValueError(
+            f"the task's loss has shape {tuple(row_losses.shape)}, expected ({batch.rows},): one unreduced loss per row"
+        )
+    if batch.weight is None:
+        return row_losses.sum()
+    return (row_losses * batch.weight.to(row_losses)).sum()

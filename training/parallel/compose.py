@@ -1,0 +1,151 @@
+"""From settings to a strategy: which engine carries the gradients, and what is wrapped around what.
+
+The order, outermost last: context (attention) -> tensor (DTensors) -> pipeline cut -> activation checkpointing ->
+batch axes (ring, DDP, ZeRO) -> optimizer. ZeRO shards what tensor parallelism has left on the rank, a pipeline's
+stages are sharded one by one, and the optimizer sees only what the rank owns.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from conf.capabilities import strategy_problems
+from training.parallel.axis import DataAxis, NoAxis
+from training.parallel.core import MeshStrategy
+from training.parallel.ddp import TorchDDP, TorchRing, host_groups
+from training.parallel.layout import Layout, MeshLayout
+from training.parallel.precision import autocast
+from training.parallel.ring_horovod import HorovodRing, available, start_horovod
+from training.parallel.settings import ParallelSettings, Place
+from training.parallel.zero import Zero
+from training.parallel.zero_horovod import HorovodZero1
+from training.world import AXES, Mesh, describe, resolve_mesh, shard_groups
+
+log = logging.getLogger(__name__)
+
+
+def choose_engine(settings: ParallelSettings, mesh: Mesh) -> str:
+    """`none`, `horovod` or `torch`. `auto` takes Horovod where it can do the job and is there, and says what it took.
+
+    ValueError when Horovod is asked for and cannot be had.
+    """
+    if mesh.world == 1:
+        return "none"
+    unfit = None
+    if mesh.pp * mesh.tp * mesh.cp > 1:
+        unfit = f"Horovod has no send and receive between ranks and no groups for {describe(mesh)}"
+    elif settings.zero > (1 if settings.engine == "horovod" else 0):
+        unfit = f"Horovod's collectives carry ZeRO-1 at most, not parallel.zero={settings.zero}"
+    if settings.engine == "torch":
+        return "torch"
+    reason = unfit or available()
+    if reason is None:
+        return "horovod"
+    if settings.engine == "horovod":
+        raise ValueError(f"parallel.engine=horovod: {reason}; use parallel.engine=torch")
+    log.info("parallel.engine=auto: torch.distributed carries the gradients, since %s", reason)
+    return "torch"
+
+
+def start_process_group(place: Place, device: torch.device, timeout: timedelta) -> None:
+    """The torch process group every multi-rank run has: control values and checkpoints use it under Horovod too."""
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, init_method="env://", rank=place.rank, world_size=place.world_size, timeout=timeout
+    )
+
+
+def build_strategy(
+    settings: ParallelSettings,
+    place: Place,
+    device: torch.device,
+    clip_norm: float | None = None,
+    timeout: timedelta = timedelta(minutes=5),
+    stage_costs: list[float] | None = None,
+) -> MeshStrategy:
+    """The strategy `settings` ask for, with its collectives formed. Collective; ValueError names what does not fit.
+
+    `stage_costs`: measured seconds per module of the model's chain (pipeline.measured_costs); None estimates them.
+    """
+    mesh = resolve_mesh(place.world_size, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
+    engine = choose_engine(settings, mesh)
+    problems = strategy_problems(asdict(settings), asdict(mesh), engine, device.type)
+    if problems:
+        raise ValueError("; ".join(problems))
+    if engine == "horovod":
+        start_horovod(place.rank, place.world_size)
+    if mesh.world > 1:
+        start_process_group(place, device, timeout)
+    replicas, shard = shard_groups(mesh, settings.shard)
+    axes = device_axes(mesh, replicas, shard, device) if mesh.world > 1 else None
+    axis = batch_axis(settings, mesh, engine, device, axes, place)
+    if axes is None or mesh.pp * mesh.cp * mesh.tp == 1:
+        layout = Layout(settings, place.rank)
+    else:
+        scope = partial(autocast, settings.precision, device)
+        layout = MeshLayout(settings, place.rank, mesh, axes, device, scope, stage_costs)
+    return MeshStrategy(settings, mesh, place.rank, device, clip_norm, axis, layout)
+
+
+def device_axes(mesh: Mesh, replicas: int, shard: int, device: torch.device) -> DeviceMesh:
+    """torch's mesh of the same world, slowest axis first; dp is two axes under hybrid sharding."""
+    if replicas > 1:
+        sizes, names = (mesh.pp, replicas, shard, mesh.cp, mesh.tp), ("pp", "replicate", "shard", "cp", "tp")
+    else:
+        sizes, names = mesh.shape, AXES  # type: ignore[assignment]
+    kind = "cpu" if device.type == "meta" else device.type  # meta: built to be looked at, never run
+    return init_device_mesh(kind, sizes, mesh_dim_names=names)
+
+
+def batch_mesh(axes: DeviceMesh, mesh: Mesh) -> DeviceMesh:
+    """The axes gradients are combined over: (replicate, shard), dp, or dp and cp as one."""
+    names = axes.mesh_dim_names or ()
+    if "shard" in names:
+        return axes["replicate", "shard"]
+    return axes["dp", "cp"]._flatten("batch") if mesh.cp > 1 else axes["dp"]
+
+
+def batch_axis(
+    settings: ParallelSettings, mesh: Mesh, engine: str, device: torch.device, axes: DeviceMesh | None, place: Place
+) -> DataAxis:
+    size = mesh.dp * mesh.cp
+    if axes is None:
+        return NoAxis()
+    if engine == "horovod":
+        return (
+            HorovodZero1(axes["dp"], settings.bucket_bytes)
+            if settings.zero
+            else HorovodRing(size, settings.bucket_bytes)
+        )
+    if size == 1:
+        return NoAxis(f"torch-{dist.get_backend()}")
+    batch = batch_mesh(axes, mesh)
+    if settings.zero:
+        whole = axes["replicate", "shard"]._flatten("batch") if batch.ndim == 2 else batch
+        return Zero(
+            settings.zero,
+            batch,
+            whole.get_group(),
+            offload=settings.offload,
+            precision=settings.precision,
+            bucket_bytes=settings.bucket_bytes,
+            device=device,
+            split_backward=mesh.pp > 1 and settings.schedule == "zero-bubble",
+        )
+    if mesh.pp * mesh.tp * mesh.cp == 1:
+        hosts = None
+        if device.type == "cpu":
+            hosts = host_groups(place.rank, place.world_size, place.local_rank, place.local_size)
+        if hosts is not None:
+            return TorchRing(size, None, settings.bucket_bytes, overlap=True, transport=hosts)
+        return TorchDDP(size, settings.bucket_bytes, device)
+    return TorchRing(size, batch.get_group(), settings.bucket_bytes, overlap=mesh.pp == 1)

@@ -1,0 +1,247 @@
+"""The strategy every engine and layout runs: forward, weighted loss, backward, norm, clip, step.
+
+What differs is given from outside: a `DataAxis` combines gradients over the batch axes, a `Layout` places the model on
+the others. Which goes around which is decided in compose.py alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from training.data.batch import Batch, Columns
+from training.parallel import state as names
+from training.parallel.axis import DataAxis
+from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
+from training.parallel.batching import split_batch, to_device, weighted_sum
+from training.parallel.layout import Layout
+from training.parallel.norm import clip_factor, scale_gradients, square_sum
+from training.parallel.pipeline import Pipeline
+from training.parallel.precision import autocast, loss_scale
+from training.parallel.reduce import storage_bytes
+from training.parallel.settings import ParallelSettings
+from training.world import Mesh
+
+
+class MeshStrategy(Strategy):
+    """See base.Strategy. One process is the same code with `NoAxis` and nothing placed."""
+
+    def __init__(
+        self,
+        settings: ParallelSettings,
+        mesh: Mesh,
+        rank: int,
+        device: torch.device,
+        clip_norm: float | None,
+        axis: DataAxis,
+        layout: Layout,
+    ) -> None:
+        at = mesh.coordinates(rank)
+        self.settings, self.mesh, self.rank, self.device = settings, mesh, rank, device
+        self.clip_norm, self.axis, self.layout = clip_norm, axis, layout
+        self.engine = axis.engine
+        self.data_rank, self.data_size = at.dp, mesh.dp
+        self.is_output_rank = at.pp == mesh.pp - 1
+        self.speaks = self.is_output_rank and at.tp == 0
+        self.speaks_for_data_rank = self.speaks and at.cp == 0
+        self.norm_is_local = mesh.pp == mesh.tp == 1 and (settings.zero == 0 or mesh.world == 1)
+        self.scaler = loss_scale(settings.precision)
+        self.checked = False
+        self.waited_s = 0.0
+        self.measured: dict[str, float] = {}  # after the first step: what the planner predicted
+        self.pending = False
+
+    # --- prepare -------------------------------------------------------------------------------------------------
+
+    def prepare(self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory) -> None:
+        self.task = task
+        self.plain_keys = list(model.state_dict(keep_vars=True))
+        self.aliases = names.tied_names(model)
+        self.module = self.layout.place(model.to(self.device), task)
+        self.pipeline = self.layout.pipeline
+        self.runnable = self.axis.wrap(self.module, list(self.pipeline.stages.values()) if self.pipeline else None)
+        self.named = list(self.axis.parameters(self.module))
+        if not self.named:
+            raise ValueError("the model has no trainable parameters (requires_grad) on this rank: nothing to train")
+        self.optimizer = make_optimizer([(names.plain_name(name), p) for name, p in self.named])
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        if self.pending:
+            raise RuntimeError("forward_backward was called twice without step(): parts are the strategy's own affair")
+        self.pending = True
+        self.runnable.train()
+        total = self._pipelined(self.pipeline, batch) if self.pipeline is not None else self._accumulated(batch)
+        self._require_gradients(batch)
+        self.loss_sum = total
+        return total
+
+    def _accumulated(self, batch: Batch) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        parts = split_batch(batch, self.settings.accumulate)
+        for number, part in enumerate(parts):
+            with self.axis.scope(last=number == len(parts) - 1):
+                if part.rows or self.axis.forward_is_collective:
+                    total = total + self._part(part)
+        return total
+
+    def _pipelined(self, pipeline: Pipeline, batch: Batch) -> torch.Tensor:
+        def inputs(part: Batch) -> torch.Tensor:
+            given = self.task.inputs(self._columns(part))
+            if len(given) != 1:
+                raise ValueError(f"parallel.pp > 1: the first stage takes one tensor, the task gives {len(given)}")
+            return given[0]
+
+        def loss(outputs: Any, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            value = weighted_sum(self.task.loss(outputs, self._columns(part)), part)
+            return value * self.loss_factor(part.global_rows), value.detach().double()
+
+        with self.layout.loss_scope():
+            total = pipeline.train(batch, inputs, loss, self.axis.before_stage_backward)
+        self.axis.after_pipeline()
+        return total
+
+    def _columns(self, batch: Batch) -> Columns:
+        return self.layout.columns(to_device(batch.columns, self.device))
+
+    def _part(self, part: Batch) -> torch.Tensor:
+        columns = self._columns(part)
+        with self.layout.loss_scope():
+            with autocast(self.settings.precision, self.device):
+                outputs = self.runnable(*self.task.inputs(columns))
+                value = weighted_sum(self.task.loss(outputs, columns), part)
+            (value * self.loss_factor(part.global_rows)).backward()
+        return value.detach().double()
+
+    def loss_factor(self, global_rows: int) -> float:
+        """Turns a sum of weighted row losses into this rank's part of the global mean, as the axis combines it."""
+        combined = self.axis.size if self.axis.averages else 1
+        return self.scaler.scale * combined / (self.mesh.cp * global_rows)
+
+    def step(self, lr: float) -> StepInfo:
+        self.pending = False
+        self.layout.settle(self.module)
+        began = time.monotonic()
+        self.axis.finish()
+        self.waited_s += time.monotonic() - began
+        gradients = [p.grad for _, p in self.named if p.grad is not None]
+        norm = self._norm() / self.scaler.scale
+        if not math.isfinite(norm):
+            info = StepInfo(norm, skipped=True, first_bad_rank=self._first_bad_rank())
+        else:
+            scale_gradients(gradients, clip_factor(norm, self.clip_norm) / self.scaler.scale)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr * group.get("lr_scale", 1.0)
+            self.optimizer.step()
+            self.axis.after_step()
+            if not self.measured:
+                self.measured = self._memory()
+            info = StepInfo(norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
+        self.scaler.update(info.skipped)
+        return info
+
+    def _memory(self) -> dict[str, float]:
+        """Bytes of the storages that exist at the optimizer's step, by kind; the planner's names."""
+        states = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+        return {
+            "weights_bytes": storage_bytes(self.module.parameters()),
+            "gradients_bytes": storage_bytes(p.grad for _, p in self.named if p.grad is not None),
+            "optimizer_bytes": storage_bytes(states),
+        }
+
+    def _norm(self) -> float:
+        """Global norm of the combined (still loss-scaled) gradients, the same float on every rank."""
+        mine = [p.grad for name, p in self.named if p.grad is not None and self.layout.counted(names.plain_name(name))]
+        if self.norm_is_local:
+            return float(square_sum(mine, holders=1).sqrt())
+        total = square_sum(mine, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
+        dist.all_reduce(total)
+        return float(total.sqrt())
+
+    def _first_bad_rank(self) -> int | None:
+        """The lowest rank whose own loss was not finite; None when all losses were and only gradients overflowed."""
+        first = torch.tensor(self.mesh.world if math.isfinite(float(self.loss_sum)) else self.rank)
+        if self.mesh.world > 1:
+            dist.all_reduce(first, op=dist.ReduceOp.MIN)
+        return int(first) if int(first) < self.mesh.world else None
+
+    def _require_gradients(self, batch: Batch) -> None:
+        """After the first pass only: a parameter no loss depends on would hang a ring, or silently never train."""
+        if self.checked or not batch.rows:
+            return
+        self.checked = True
+        missing = [names.plain_name(n) for n, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
+        if missing:
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise ValueError(
+                f"no gradient reached {missing[:5]}{more} in the first step: the loss does not depend on them. "
+                f"Use them in forward, remove them, or freeze them with requires_grad_(False)"
+            )
+
+    # --- between steps -------------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: Batch) -> Any:
+        self.module.eval()
+        try:
+            with torch.no_grad(), autocast(self.settings.precision, self.device):
+                given = self.task.inputs(self._columns(batch))
+                outputs = self.pipeline.evaluate(*given) if self.pipeline is not None else self.module(*given)
+                return self.layout.whole_outputs(outputs)
+        finally:
+            self.axis.after_evaluate()
+            self.module.train()
+
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        if self.mesh.world == 1:
+            return values
+        share = values.detach().to("cpu", torch.float64) if self.speaks else torch.zeros(values.shape).double()
+        share = share / self.mesh.cp
+        dist.all_reduce(share)
+        return share
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {
+            "model": names.model_tensors(self.module, self.aliases),
+            "optimizer": names.optimizer_tensors(self.optimizer, self.named, self.aliases),
+        }
+        if not self.scaler.fixed:
+            state["scaler"] = {"scale": torch.tensor(self.scaler.scale, dtype=torch.float64)}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        mine = self.state_dict()
+        for part in ("model", "optimizer"):
+            names.load_tensors(mine[part], state[part], part)
+        if not self.scaler.fixed and "scaler" in state:
+            self.scaler.scale = float(state["scaler"]["scale"])
+        self.axis.after_step()
+
+    def full_model_state(self) -> dict[str, torch.Tensor] | None:
+        mine = {n: names.whole_tensor(t) for n, t in names.model_tensors(self.module, self.aliases).items()}
+        whole = self.layout.gather_state(mine)
+        if whole is None:
+            return None
+        return {key: whole[self.aliases.get(key, key)] for key in self.plain_keys}
+
+    def close(self, failed: bool = False) -> None:
+        self.axis.close(failed)
+        if not dist.is_initialized():
+            return
+        if failed:
+            _abort_process_groups()
+        else:
+            dist.destroy_process_group()
+
+
+def _abort_process_groups() -> None:
+    """NCCL is aborted; Gloo has no abort that returns while a peer is dead, so its groups end with the process."""
+    if dist.get_backend() == "nccl":
+        dist.distributed_c10d._abort_process_group()

@@ -1,0 +1,216 @@
+"""Where a model lies on the axes that are not batch axes: its tensor cut, its context exchange, this rank's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from training.data.batch import Columns
+from training.models.plan import ShardingPlan, expand, plan_of
+from training.parallel.blocks import checkpoint_blocks
+from training.parallel.context import apply_context, gather_sequence
+from training.parallel.ddp import broadcast_model
+from training.parallel.pipeline import Pipeline, Stage, chain_names, cut_chain, estimated_costs, graft
+from training.parallel.reduce import local_tensor, settle_partial
+from training.parallel.schedules import schedule_table
+from training.parallel.settings import ParallelSettings
+from training.parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
+from training.world import Mesh
+
+SliceSequence = Callable[[Columns, int, int], Columns]
+
+
+class Layout:
+    """Nothing but data parallelism; also what the other layout does where an axis has size 1."""
+
+    pipeline: Pipeline | None = None
+
+    def __init__(self, settings: ParallelSettings, rank: int) -> None:
+        self.settings, self.rank = settings, rank
+
+    def place(self, model: nn.Module, task: Any) -> nn.Module:
+        if self.settings.activation_checkpointing:
+            checkpoint_blocks(model)
+        return model
+
+    def columns(self, columns: Columns) -> Columns:
+        """This rank's stretch of every sequence under context parallelism, else the columns as they are."""
+        return columns
+
+    def whole_outputs(self, outputs: Any) -> Any:
+        """Outputs as one process would have them (collective)."""
+        return outputs
+
+    def loss_scope(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def settle(self, model: nn.Module) -> None:
+        """After backward: gradients as their parameters are cut, tied weights' gradients summed over their stages."""
+        return None
+
+    def counted(self, name: str) -> bool:
+        """Whether the norm counts this rank's copy of the parameter (a tied weight has two)."""
+        return True
+
+    def gather_state(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """Every stage's tensors, on rank 0."""
+        return tensors if self.rank == 0 else None
+
+
+class MeshLayout(Layout):
+    """Context, tensor and pipeline parallelism, in this order, then activation checkpointing."""
+
+    def __init__(
+        self,
+        settings: ParallelSettings,
+        rank: int,
+        mesh: Mesh,
+        device_mesh: DeviceMesh,
+        device: torch.device,
+        scope: Callable[[], AbstractContextManager[object]],
+        stage_costs: list[float] | None = None,
+    ) -> None:
+        super().__init__(settings, rank)
+        self.mesh, self.device_mesh, self.device, self.scope = mesh, device_mesh, device, scope
+        self.at = mesh.coordinates(rank)
+        self.stage_costs = stage_costs
+        self.ties: list[tuple[str, dist.ProcessGroup]] = []
+        self.uncounted: set[str] = set()
+
+    def place(self, model: nn.Module, task: Any) -> nn.Module:
+        plan = plan_of(model)
+        check_heads(model, plan, self.mesh)
+        broadcast_model(model, None)
+        if self.mesh.cp > 1:
+            self.slice_sequence: SliceSequence = sequence_slicer(task)
+            apply_context(model, needed(plan, model, "cp"), self.device_mesh["cp"].get_group())
+        if self.mesh.tp > 1:
+            sequence = self.settings.sequence_parallel
+            apply_tensor(model, needed(plan, model, "tp"), self.device_mesh["tp"], sequence)
+        if self.mesh.pp == 1:
+            return super().place(model, task)
+        return self._cut(model, plan)
+
+    def _cut(self, model: nn.Module, plan: ShardingPlan | None) -> nn.Module:
+        settings, ranks = self.settings, self.mesh.pp
+        names = chain_names(model, plan)
+        count = ranks * settings.stages_per_rank
+        stages = cut_chain(names, self.stage_costs or estimated_costs(model, names), count)
+        table = schedule_table(
+            settings.schedule, ranks, settings.micro_batches * settings.accumulate, settings.stages_per_rank
+        )
+        self._tie(model, stages)
+        mine: dict[int, nn.Module] = {}
+        local = nn.Module()
+        for index in range(self.at.pp, count, ranks):
+            mine[index] = Stage(model, stages[index])
+            if settings.activation_checkpointing:
+                checkpoint_blocks(mine[index])
+            for name in stages[index]:
+                graft(local, name, mine[index].get_submodule(name))
+        group = self.device_mesh["pp"].get_group()
+        self.pipeline = Pipeline(table, self.at.pp, group, mine, count, self.device, self.scope)
+        return local
+
+    def _tie(self, model: nn.Module, stages: list[list[str]]) -> None:
+        """A group per weight that two stages share: its gradients are summed, its norm counted once."""
+        stage_of = {name: number for number, names in enumerate(stages) for name in names}
+        spots: dict[int, list[tuple[str, int]]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            chain = next(c for c in stage_of if name.startswith(f"{c}."))
+            spots.setdefault(id(parameter), []).append((name, stage_of[chain] % self.mesh.pp))
+        for shared in spots.values():
+            ranks = sorted({rank for _, rank in shared})
+            if len(ranks) == 1:
+                continue
+            group = self._tie_group(ranks)
+            for name, rank in shared:
+                if rank == self.at.pp:
+                    self.ties.append((name, group))
+                    if rank != shared[0][1]:
+                        self.uncounted.add(name)
+
+    def _tie_group(self, stages: list[int]) -> dist.ProcessGroup:
+        """Each pipeline's ranks at `stages`; collective over the world, returns the one this rank is in, if any."""
+        mine = None
+        for first in range(self.mesh.world):
+            at = self.mesh.coordinates(first)
+            if at.pp != 0:
+                continue
+            column = self.mesh.ranks_along(("pp",), first)
+            group = dist.new_group([column[stage] for stage in stages])
+            if self.rank in column and self.at.pp in stages:
+                mine = group
+        return mine if mine is not None else dist.group.WORLD  # type: ignore[return-value]
+
+    def columns(self, columns: Columns) -> Columns:
+        return self.slice_sequence(columns, self.at.cp, self.mesh.cp) if self.mesh.cp > 1 else columns
+
+    def whole_outputs(self, outputs: Any) -> Any:
+        if outputs is None:
+            return None
+        outputs = gathered(outputs)
+        return gather_sequence(outputs, self.device_mesh["cp"].get_group()) if self.mesh.cp > 1 else outputs
+
+    def loss_scope(self) -> AbstractContextManager[object]:
+        return vocabulary_parallel_loss() if self.mesh.tp > 1 else nullcontext()
+
+    def settle(self, model: nn.Module) -> None:
+        if self.mesh.tp > 1:
+            for parameter in model.parameters():
+                settle_partial(parameter)
+        grads = dict(model.named_parameters())
+        for name, group in self.ties:
+            grad = grads[name].grad
+            if grad is not None:
+                dist.all_reduce(local_tensor(grad), group=group)
+
+    def counted(self, name: str) -> bool:
+        return name not in self.uncounted
+
+    def gather_state(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        if self.mesh.pp == 1:
+            return super().gather_state(tensors)
+        if (self.at.dp, self.at.cp, self.at.tp) != (0, 0, 0):
+            return None
+        parts: list[Any] | None = [None] * self.mesh.pp if self.rank == 0 else None
+        dist.gather_object(tensors, parts, dst=0, group=self.device_mesh["pp"].get_group())
+        return {name: t for part in reversed(parts) for name, t in part.items()} if parts is not None else None
+
+
+def needed(plan: ShardingPlan | None, model: nn.Module, axis: str) -> ShardingPlan:
+    if plan is None:
+        raise ValueError(
+            f"parallel.{axis} > 1: {type(model).__name__} has no sharding plan; define PLAN = ShardingPlan(...) beside "
+            f"the class (training/models/plan.py says how)"
+        )
+    return plan
+
+
+def check_heads(model: nn.Module, plan: ShardingPlan | None, mesh: Mesh) -> None:
+    """Attention is cut by whole heads. ValueError names the counts."""
+    for pattern in plan.heads if plan is not None else ():
+        for name in expand(pattern, model):
+            attention: Any = model.get_submodule(name)
+            if attention.heads % (mesh.tp * mesh.cp) or attention.kv_heads % (mesh.tp * mesh.cp):
+                raise ValueError(
+                    f"{name} has {attention.heads} heads and {attention.kv_heads} key/value heads, not divisible by "
+                    f"tp({mesh.tp}) * cp({mesh.cp}); change model.args.heads or kv_heads, or parallel.tp or cp"
+                )
+
+
+def sequence_slicer(task: Any) -> SliceSequence:
+    found = getattr(task, "slice_sequence", None)
+    if found is None:
+        raise ValueError(
+            f"parallel.cp > 1: the task {type(task).__name__} has no slice_sequence(columns, part, parts), so its "
+            f"sequences cannot be cut; LanguageModelTask has one"
+        )
+    slicer: SliceSequence = found
+    return slicer

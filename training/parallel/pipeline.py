@@ -1,0 +1,255 @@
+"""Pipeline parallelism: this rank's stages, and the run of a schedule's table over them.
+
+A pipeline cuts the model's chain of modules into p x v stages of about equal cost; stage s lives on rank s mod p. Bytes
+sent per rank and micro-batch: one activation forward and one gradient back per stage boundary. Memory: this rank's
+stages, and the activations of the micro-batches alive in the schedule (1f1b: at most p - rank). The bubble is in
+schedules.py, whose tables are run here as they stand: an action waits for its message, sends never block.
+
+Accumulation is folded in: accumulate x micro_batches micro-batches make one longer pipeline with a smaller bubble. Rows
+are padded with weight 0 to equal micro-batches, since a pipeline's messages have one shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from training.data.batch import Batch
+from training.models.plan import ShardingPlan, expand
+from training.parallel.batching import pad_rows, slice_batch
+from training.parallel.schedules import Action, Table, balance
+
+HEADER = 10  # ints before the first message of a boundary: dtype code, dims, sizes
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Stage(nn.Module):
+    """Consecutive modules of the chain under their own names, so that parameter names stay the plain model's."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+        for name in names:
+            graft(self, name, model.get_submodule(name))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in self.names:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+def graft(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Put `module` under the dotted `name`, making containers on the way."""
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.ModuleDict())
+        root = root.get_submodule(part)
+    root.add_module(last, module)
+
+
+def chain_names(model: nn.Module, plan: ShardingPlan | None) -> list[str]:
+    """The chain, expanded. ValueError for a model without one, or with parameters outside of it."""
+    if plan is None or not plan.chain:
+        raise ValueError(
+            f"parallel.pp > 1: {type(model).__name__} has no sharding plan with a chain; define PLAN = "
+            f"ShardingPlan(chain=(...)) beside the class (training/models/plan.py says how)"
+        )
+    names = [name for pattern in plan.chain for name in expand(pattern, model)]
+    outside = [n for n, _ in model.named_parameters() if not any(n.startswith(f"{name}.") for name in names)]
+    if outside:
+        raise ValueError(f"the sharding plan's chain leaves out {outside[:5]}: a pipeline would never train them")
+    return names
+
+
+def estimated_costs(model: nn.Module, names: Sequence[str]) -> list[float]:
+    """Cost per module of the chain: its weights' multiplications per token; looking up an embedding costs nothing."""
+    costs = []
+    for name in names:
+        module = model.get_submodule(name)
+        matrices = [p for m in module.modules() if not isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)]
+        costs.append(float(sum(p.numel() for p in matrices)))
+    return costs
+
+
+def measured_costs(model: nn.Module, names: Sequence[str], x: torch.Tensor, repeats: int = 3) -> list[float]:
+    """Seconds of forward and backward per module of the chain on the input `x`, the fastest of `repeats`.
+
+    For `build_strategy(stage_costs=...)`, where the estimate misjudges a model: every rank must be given the same list.
+    """
+    costs = []
+    for name in names:
+        module = model.get_submodule(name)
+        best = float("inf")
+        for _ in range(repeats):
+            given = x.detach().requires_grad_(x.is_floating_point())
+            began = time.perf_counter()
+            out = module(given)
+            out.sum().backward()
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - began)
+        costs.append(best)
+        x = out.detach()
+    model.zero_grad(set_to_none=True)
+    return costs
+
+
+def cut_chain(names: Sequence[str], costs: list[float], stages: int) -> list[list[str]]:
+    """Names per stage, balanced by cost. ValueError with fewer modules than stages."""
+    ends = balance(costs, stages)
+    return [list(names[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+class Link:
+    """Messages between neighbouring stages: tagged, in the background, shapes announced once per boundary."""
+
+    def __init__(self, group: dist.ProcessGroup, ranks: int, device: torch.device) -> None:
+        self.group, self.ranks, self.device = group, ranks, device
+        self.shapes: dict[Any, tuple[torch.Size, torch.dtype]] = {}
+        self.announced: set[Any] = set()
+        self.sending: list[tuple[Any, torch.Tensor]] = []
+
+    def _peer(self, stage: int) -> int:
+        return dist.get_global_rank(self.group, stage % self.ranks)
+
+    def send(self, x: torch.Tensor, to_stage: int, key: Any, tag: int) -> None:
+        """`key` names the boundary and batch shape; its first message carries a header, with None every message."""
+        x = x.detach().contiguous()
+        if key is None or key not in self.announced:
+            self.announced.add(key)
+            header = torch.zeros(HEADER, dtype=torch.int64)
+            header[: 2 + x.dim()] = torch.tensor([DTYPES.index(x.dtype), x.dim(), *x.shape])
+            self._isend(header.to(self.device), to_stage, tag)
+        self._isend(x, to_stage, tag)
+
+    def _isend(self, x: torch.Tensor, to_stage: int, tag: int) -> None:
+        self.sending.append((dist.isend(x, self._peer(to_stage), group=self.group, tag=tag), x))
+
+    def receive(self, from_stage: int, key: Any, tag: int) -> torch.Tensor:
+        peer = self._peer(from_stage)
+        if key is None or key not in self.shapes:
+            header = torch.zeros(HEADER, dtype=torch.int64, device=self.device)
+            dist.recv(header, peer, group=self.group, tag=tag)
+            code, dims, *sizes = header.tolist()
+            self.shapes[key] = (torch.Size(sizes[:dims]), DTYPES[code])
+        shape, dtype = self.shapes[key]
+        x = torch.empty(shape, dtype=dtype, device=self.device)
+        dist.recv(x, peer, group=self.group, tag=tag)
+        return x
+
+    def drain(self) -> None:
+        """Wait until everything sent has been taken."""
+        for work, _ in self.sending:
+            work.wait()
+        self.sending = []
+
+
+class Pipeline:
+    """This rank's part of one table; `scope` is around every forward (precision)."""
+
+    def __init__(
+        self,
+        table: Table,
+        rank: int,
+        group: dist.ProcessGroup,
+        stages: dict[int, nn.Module],
+        stage_count: int,
+        device: torch.device,
+        scope: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self.scope = scope
+        self.actions, self.stages, self.stage_count = table[rank], stages, stage_count
+        self.micro_batches = 1 + max(action.micro for action in self.actions)
+        self.link = Link(group, len(table), device)
+        self.device = device
+        self.last_action = {a.stage: a for a in self.actions if a.kind in "BW"}
+
+    def train(
+        self,
+        batch: Batch,
+        inputs: Callable[[Batch], torch.Tensor],
+        loss: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]],
+        before_backward: Callable[[nn.Module, bool], None],
+    ) -> torch.Tensor:
+        """One pass over the rank's rows; returns the sum of weighted losses (0 without the last stage).
+
+        loss(outputs, rows) -> (to differentiate, sum of weighted row losses); before_backward(stage, its last one).
+        """
+        rows = -(-max(batch.rows, 1) // self.micro_batches)
+        batch = pad_rows(batch, rows * self.micro_batches)
+        micros = [slice_batch(batch, i * rows, (i + 1) * rows) for i in range(self.micro_batches)]
+        kept: dict[tuple[int, int], list[Any]] = {}
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for action in self.actions:
+            where = (action.stage, action.micro)
+            if action.kind == "F":
+                x = inputs(micros[action.micro]) if action.stage == 0 else self._take(action, rows)
+                with self.scope():
+                    out = self.stages[action.stage](x)
+                    if action.stage == self.stage_count - 1:
+                        out, value = loss(out, micros[action.micro])
+                if action.stage == self.stage_count - 1:
+                    total = total + value
+                else:
+                    self.link.send(
+                        out, action.stage + 1, (action.stage, rows), self._tag(action.stage, action.micro, 0)
+                    )
+                kept[where] = [x, out]
+            else:
+                before_backward(self.stages[action.stage], action == self.last_action[action.stage])
+                self._backward(action, kept, rows)
+        self.link.drain()
+        return total
+
+    def _tag(self, boundary: int, micro: int, backward: int) -> int:
+        return (boundary * self.micro_batches + micro) * 2 + backward
+
+    def _take(self, action: Action, rows: int) -> torch.Tensor:
+        before = action.stage - 1
+        x = self.link.receive(before, (before, rows), self._tag(before, action.micro, 0))
+        return x.requires_grad_()
+
+    def _backward(self, action: Action, kept: dict[tuple[int, int], list[Any]], rows: int) -> None:
+        kind, stage, micro = action
+        where = (stage, micro)
+        if kind == "W":
+            state = kept.pop(where)
+            if state:
+                stage_backward_weight(self.stages[stage].parameters(), state[0])
+            return
+        x, out = kept.pop(where)
+        grad = None
+        if stage < self.stage_count - 1:
+            grad = self.link.receive(stage + 1, (stage, rows, "grad"), self._tag(stage, micro, 1)).to(out.dtype)
+        if kind == "B" or stage == 0:
+            torch.autograd.backward(out, grad)
+            sent, kept[where] = x.grad, []
+        else:
+            found, groups = stage_backward_input(
+                [out], [grad] if grad is not None else None, [x], self.stages[stage].parameters()
+            )
+            sent, kept[where] = found[0], [groups]
+        if kind == "B":
+            del kept[where]
+        if stage > 0:
+            self.link.send(sent, stage - 1, (stage - 1, rows, "grad"), self._tag(stage - 1, micro, 1))
+
+    def evaluate(self, x: torch.Tensor) -> Any:
+        """Outputs where the last stage is, else None; `x` is the model's input, on every rank."""
+        for index, stage in sorted(self.stages.items()):
+            if index > 0:
+                x = self.link.receive(index - 1, None, self._tag(index - 1, 0, 0))
+            with self.scope():
+                x = stage(x)
+            if index < self.stage_count - 1:
+                self.link.send(x, index + 1, None, self._tag(index, 0, 0))
+        self.link.drain()
+        return x if self.stage_count - 1 in self.stages else None

@@ -1,0 +1,40 @@
+"""Mixed precision: where autocast is on, and fp16's loss scale (https://arxiv.org/abs/1710.03740, section 3.2)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """fp32 means the model's own dtype, whatever that is; weights and optimizer stay in it under bf16 and fp16 too."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES[precision])
+
+
+@dataclass
+class LossScale:
+    """Halved by a skipped step, doubled after `patience` good ones; the same on every rank, as skipping is."""
+
+    scale: float = 2.0**16
+    patience: int = 2000
+    good_steps: int = 0
+    fixed: bool = False
+
+    def update(self, skipped: bool) -> None:
+        if self.fixed:
+            return
+        self.good_steps = 0 if skipped else self.good_steps + 1
+        if skipped:
+            self.scale = max(self.scale / 2, 1.0)
+        elif self.good_steps % self.patience == 0:
+            self.scale = min(self.scale * 2, 2.0**24)
+
+
+def loss_scale(precision: str) -> LossScale:
+    return LossScale() if precision == "fp16" else LossScale(scale=1.0, fixed=True)

@@ -1,0 +1,174 @@
+"""Pipeline schedules as tables of ints, and a simulation of them: pure functions, no tensors.
+
+gpipe        all forwards, then all backwards (https://arxiv.org/abs/1811.06965); with several stages per rank this is
+             the breadth-first order of https://arxiv.org/abs/2211.05953
+1f1b         one forward, one backward in turn, at most p micro-batches alive (https://arxiv.org/abs/2006.09503)
+interleaved  v stages per rank, depth first (https://arxiv.org/abs/2104.04473, section 2.2)
+zero-bubble  backward in two halves, I for the input, W for the weights, W filling what would be idle
+             (ZB-H1 of https://arxiv.org/abs/2401.10241, over v stages per rank)
+
+Stage s lives on rank s mod p. Bubble over ideal time, with F = I = W = 1 and B = 2: (p-1)/m, (p-1)/(vm), (p-1)/(3vm).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import NamedTuple
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+COST = {"F": 1, "B": 2, "I": 1, "W": 1}
+
+
+class Action(NamedTuple):
+    """kind: F forward, B whole backward, I backward to the input, W backward to the weights."""
+
+    kind: str
+    stage: int
+    micro: int
+
+
+Table = list[list[Action]]  # per rank, in order
+
+
+def schedule_problem(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> str | None:
+    """Why the schedule cannot run so, or None."""
+    if name not in SCHEDULES:
+        near = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.0)[0]
+        return f"parallel.schedule = {name!r} is unknown, nearest is {near!r}; there are {', '.join(SCHEDULES)}"
+    if name == "1f1b" and stages_per_rank > 1:
+        return f"parallel.stages_per_rank = {stages_per_rank}: schedule 1f1b has one per rank; use interleaved"
+    if name == "interleaved" and stages_per_rank < 2:
+        return "parallel.schedule = 'interleaved' needs parallel.stages_per_rank >= 2; with 1 it is 1f1b"
+    rounds = max(1, micro_batches // ranks)
+    if stages_per_rank > 1 and name != "gpipe" and micro_batches % rounds:
+        return (
+            f"parallel.schedule = {name!r}: {micro_batches} micro-batches (micro_batches x accumulate) over pp({ranks})"
+            f" make {rounds} rounds, which must divide them; take a multiple of {ranks}"
+        )
+    return None
+
+
+def schedule_table(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Table:
+    """What each rank does, in order. ValueError as `schedule_problem`."""
+    problem = schedule_problem(name, ranks, micro_batches, stages_per_rank)
+    if problem:
+        raise ValueError(problem)
+    if name == "gpipe":
+        return [_breadth_first(rank, ranks, micro_batches, stages_per_rank) for rank in range(ranks)]
+    split = name == "zero-bubble"
+    return [_depth_first(rank, ranks, micro_batches, stages_per_rank, split) for rank in range(ranks)]
+
+
+def _breadth_first(rank: int, ranks: int, micro: int, per_rank: int) -> list[Action]:
+    stages = [rank + ranks * local for local in range(per_rank)]
+    forward = [Action("F", stage, m) for stage in stages for m in range(micro)]
+    return forward + [Action("B", stage, m) for stage in reversed(stages) for m in range(micro)]
+
+
+def _order(kind: str, rank: int, ranks: int, micro: int, per_rank: int) -> list[Action]:
+    """Depth first: rounds of micro-batches; within one, stage by stage (last stage first for backward)."""
+    size = micro if per_rank == 1 else micro // max(1, micro // ranks)
+    locals_ = range(per_rank) if kind == "F" else reversed(range(per_rank))
+    stages = [rank + ranks * local for local in locals_]
+    return [Action(kind, s, m) for start in range(0, micro, size) for s in stages for m in range(start, start + size)]
+
+
+def _depth_first(rank: int, ranks: int, micro: int, per_rank: int, split: bool) -> list[Action]:
+    forward = _order("F", rank, ranks, micro, per_rank)
+    backward = _order("I" if split else "B", rank, ranks, micro, per_rank)
+    hops = ranks - 1 - rank
+    warmup = (per_rank - 1) * (micro // max(1, micro // ranks)) + (2 if per_rank > 1 and not split else 1) * hops
+    warmup = min(warmup, len(forward))
+    actions = forward[:warmup]
+    weights = 0
+    for done, back in enumerate(backward):
+        actions += [*forward[warmup + done : warmup + done + 1], back]
+        if split and done >= rank:
+            actions.append(backward[weights]._replace(kind="W"))
+            weights += 1
+    return actions + [back._replace(kind="W") for back in backward[weights:] if split]
+
+
+class Deadlock(RuntimeError):
+    """No rank can go on; the message says what each waits for."""
+
+
+class Outcome(NamedTuple):
+    makespan: int  # in units of one stage's forward
+    bubble: float  # idle time of the busiest rank over its work
+    peak_alive: list[int]  # per rank, most micro-batch x stage activations alive at once
+
+
+def simulate(table: Table, stages: int, cost: Callable[[Action], int] = lambda action: COST[action.kind]) -> Outcome:
+    """Run the table without communication time. Deadlock when it cannot end."""
+    finished: dict[Action, int] = {}
+    at, clock = [0] * len(table), [0] * len(table)
+    alive, peak = [0] * len(table), [0] * len(table)
+    while any(at[rank] < len(actions) for rank, actions in enumerate(table)):
+        moved = False
+        for rank, actions in enumerate(table):
+            while at[rank] < len(actions):
+                action = actions[at[rank]]
+                needed = _needs(action, stages)
+                if not all(any(n in finished for n in options) for options in needed):
+                    break
+                ready = max((min(finished[n] for n in options if n in finished) for options in needed), default=0)
+                clock[rank] = max(clock[rank], ready) + cost(action)
+                finished[action] = clock[rank]
+                alive[rank] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+                peak[rank] = max(peak[rank], alive[rank])
+                at[rank] += 1
+                moved = True
+        if not moved:
+            stuck = [f"rank {r} at {a[at[r]]}" for r, a in enumerate(table) if at[r] < len(a)]
+            raise Deadlock(f"the schedule cannot go on: {'; '.join(stuck)}")
+    work = max(sum(cost(action) for action in actions) for actions in table)
+    return Outcome(max(clock), (max(clock) - work) / work, peak)
+
+
+def _needs(action: Action, stages: int) -> list[list[Action]]:
+    """Every inner list needs one of its members done."""
+    kind, stage, micro = action
+    if kind == "F":
+        return [[Action("F", stage - 1, micro)]] if stage else []
+    if kind == "W":
+        return [[Action("I", stage, micro)]]
+    own = [[Action("F", stage, micro)]]
+    later = [[Action("B", stage + 1, micro), Action("I", stage + 1, micro)]] if stage + 1 < stages else []
+    return own + later
+
+
+def bubble_formula(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:
+    """Idle over ideal time, for micro_batches >= ranks (one stage per rank and whole backward: any)."""
+    if name in ("gpipe", "1f1b"):
+        return (ranks - 1) / (micro_batches * stages_per_rank)
+    return (ranks - 1) / ((3 if name == "zero-bubble" else 1) * stages_per_rank * micro_batches)
+
+
+def balance(costs: list[float], stages: int) -> list[int]:
+    """Cut consecutive costs into `stages` non-empty runs whose largest sum is least; returns where each run ends.
+
+    Dynamic programming over (run, end); among equals the earlier cuts are as late as possible.
+    """
+    if stages > len(costs):
+        raise ValueError(
+            f"{len(costs)} layers are fewer than {stages} stages (parallel.pp x parallel.stages_per_rank); "
+            f"a stage needs at least one layer"
+        )
+    total = [0.0]
+    for cost in costs:
+        total.append(total[-1] + cost)
+    best = [[float("inf")] * (len(costs) + 1) for _ in range(stages + 1)]
+    cut = [[0] * (len(costs) + 1) for _ in range(stages + 1)]
+    best[0][0] = 0.0
+    for run in range(1, stages + 1):
+        for end in range(run, len(costs) - (stages - run) + 1):
+            for start in range(run - 1, end):
+                worst = max(best[run - 1][start], total[end] - total[start])
+                if worst <= best[run][end]:
+                    best[run][end], cut[run][end] = worst, start
+    ends = [len(costs)]
+    for run in range(stages, 1, -1):
+        ends.append(cut[run][ends[-1]])
+    return ends[::-1]

@@ -1,0 +1,165 @@
+"""ZeRO 1, 2, 3 (https://arxiv.org/abs/1910.02054) on torch's fully_shard (FSDP2, https://arxiv.org/abs/2304.11277).
+
+For Psi parameters, w ranks in a shard group, volume relative to the all-reduce's 2 (w-1)/w x bytes(Psi), per step of a
+passes (`accumulate`):
+- ZeRO-1: gather once, reduce-scatter once                       1.0
+- ZeRO-2: gather once, reduce-scatter every pass                 0.5 + 0.5 a
+- ZeRO-3: gather in forward and backward, reduce-scatter         1.5 a
+Memory that stays after a step, fp32 with AdamW: 16/w bytes per parameter in all three; within a step ZeRO-1 and 2 hold
+the whole weights (4), ZeRO-1 the whole gradients (4) too, ZeRO-3 one block of each.
+Hybrid sharding (`shard` < dp) shards within a group and all-reduces the shards between groups.
+
+Differs from stock fully_shard on Gloo, whose reduce-scatter moves an all-reduce's volume (pytorch#118911): an
+all-to-all and a local sum move (w-1)/w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from training.parallel.axis import DataAxis
+from training.parallel.blocks import repeated_blocks
+from training.parallel.ddp import GroupTransport, broadcast_model
+from training.parallel.precision import DTYPES
+from training.parallel.reduce import GradientReducer
+
+
+class AllToAllReduceScatter:
+    """fully_shard's reduce-scatter as all-to-all plus a local sum in rank order."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        torch.sum(received.view(group.size(), -1), dim=0, out=output_tensor.view(-1))
+
+
+class Zero(DataAxis):
+    """`mesh`: 1-D (shard) or 2-D (replicate, shard) over the batch axes; `group`: all batch ranks."""
+
+    averages = True
+    forward_is_collective = True
+
+    def __init__(
+        self,
+        level: int,
+        mesh: DeviceMesh,
+        group: dist.ProcessGroup | None,
+        *,
+        offload: bool,
+        precision: str,
+        bucket_bytes: int,
+        device: torch.device,
+        split_backward: bool = False,
+    ) -> None:
+        self.split_backward = split_backward
+        self.level, self.mesh, self.group, self.size = level, mesh, group, mesh.size()
+        self.bucket_bytes, self.device = bucket_bytes, device
+        self.engine = f"torch-{dist.get_backend()}"
+        self.offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
+        dtype = DTYPES.get(precision)
+        self.precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        self.roots: list[FSDPModule] = []
+        self.scalars: GradientReducer | None = None
+
+    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
+        """Shard each stage's blocks, then the rest of it. 0-dim parameters, which have no dim to cut, stay whole."""
+        broadcast_model(model, self.group)
+        scalars = {p for p in model.parameters() if p.ndim == 0}
+        for stage in stages or [model]:
+            for _, _, block in repeated_blocks(stage):
+                self._shard(block, scalars, reshard=self.level == 3)
+            self.roots.append(self._shard(stage, scalars, reshard=False))
+        trainable = [p for p in model.parameters() if p in scalars and p.requires_grad]
+        if trainable:
+            self.scalars = GradientReducer(trainable, GroupTransport(self.group), self.bucket_bytes)
+        return model
+
+    def _shard(self, module: nn.Module, ignored: set[nn.Parameter], reshard: bool) -> FSDPModule:
+        sharded = fully_shard(
+            module,
+            mesh=self.mesh,
+            reshard_after_forward=reshard,
+            mp_policy=self.precision,
+            offload_policy=self.offload,
+            ignored_params=ignored,
+        )
+        assert isinstance(sharded, FSDPModule)
+        sharded.set_force_sum_reduction_for_comms(True)
+        if dist.get_backend(self.mesh.get_group(self.mesh.ndim - 1)) == "gloo":
+            sharded.set_custom_reduce_scatter(AllToAllReduceScatter())  # type: ignore[arg-type]
+        return sharded
+
+    @contextmanager
+    def scope(self, last: bool) -> Iterator[None]:
+        """What a pass reduces, and whether gathered weights are kept for the next pass.
+
+        Every backward counts as a last one for FSDP's own books: else it would prefetch, in the last pass, a block of
+        the pass before.
+        """
+        for root in self.roots:
+            root.set_requires_gradient_sync(last or self.level >= 2)
+            root.set_reshard_after_backward(last or self.level == 3)
+        yield
+
+    def before_stage_backward(self, module: nn.Module, last: bool) -> None:
+        """In a pipeline gradients stay whole until the stage's last micro-batch and are reduced once. Where backward is
+        split no autograd hook sees the end of it, so the reduction is `after_pipeline`'s."""
+        assert isinstance(module, FSDPModule)
+        last = last and not self.split_backward
+        module.set_is_last_backward(last)
+        module.set_requires_gradient_sync(last)
+        module.set_reshard_after_backward(last or self.level == 3)
+
+    def after_pipeline(self) -> None:
+        if not self.split_backward:
+            return
+        for root in self.roots:
+            root.set_is_last_backward(True)
+            root.set_requires_gradient_sync(True)
+            root.set_reshard_after_backward(True)
+            state = fully_shard.state(root)  # type: ignore[attr-defined]
+            for each in state._state_ctx.all_states:
+                for group in each._fsdp_param_groups:
+                    group.post_backward()
+            state._root_post_backward_final_callback()
+
+    def finish(self) -> None:
+        if self.scalars is not None:
+            self.scalars.finish()
+            for bucket in self.scalars.buckets:
+                bucket.buffer.div_(self.size)
+
+    def after_evaluate(self) -> None:
+        """Free what evaluation gathered, so that no later pass sees weights from before a step or a load."""
+        for root in self.roots:
+            for module in root.modules():  # type: ignore[attr-defined]
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def close(self, failed: bool) -> None:
+        if self.scalars is not None:
+            self.scalars.close()

@@ -1,0 +1,337 @@
+"""What a layout will cost before it runs, and the same quantities measured after: ranks, parameters, memory per rank by
+kind, bytes sent per step by axis, bubble share.
+
+The model is run once on the meta device, where tensors have shapes and no storage: hooks see what each module takes,
+gives and keeps for backward. Everything else is the formulas at the head of each strategy's file.
+
+Bytes are those one rank sends, averaged over the ranks, without the few bytes of norms and headers. Memory is at its
+fullest moment, the optimizer's step, and separately what a pass holds beyond it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.models.plan import ShardingPlan, expand, plan_of
+from training.parallel.batching import part_bounds
+from training.parallel.blocks import repeated_blocks
+from training.parallel.pipeline import chain_names, cut_chain, estimated_costs
+from training.parallel.schedules import schedule_table, simulate
+from training.parallel.settings import ParallelSettings
+from training.world import Mesh, describe, shard_groups
+
+Numels = dict[str, int]
+STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}  # optimizer tensors as large as the parameter
+CUT_DIM = {"column": 0, "row": 1, "vocab": 0, "vocab_head": 0}
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One pipeline rank's part. All in bytes on one rank, but `parameters` (of the stage, before any sharding)."""
+
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int  # whole weights and gradients a ZeRO pass holds beyond its shards, at most
+    activations: int  # kept for backward at the schedule's fullest moment (estimate)
+
+    @property
+    def at_step(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    mesh: Mesh
+    engine: str
+    parameters: int
+    stages: tuple[StagePlan, ...]  # by pipeline rank
+    sent_bytes: dict[str, int]  # axis -> per rank and step
+    bubble: float  # idle over ideal time
+    micro_batches: int
+
+
+@dataclass
+class Trace:
+    """Per module of the model, for one micro-batch of this rank's rows over whole sequences, in elements."""
+
+    taken: Numels = field(default_factory=dict)
+    given: Numels = field(default_factory=dict)
+    kept: Numels = field(default_factory=dict)
+
+
+def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str]) -> Trace:
+    """Run a copy of `model` on the meta device and note what the named modules take, give and keep."""
+    twin = copy.deepcopy(model).to("meta")
+    trace = Trace()
+    own = {id(p) for p in twin.parameters()}
+    inside: list[str] = []
+
+    def before(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            inside.append(name)
+            trace.taken[name] = sum(a.numel() for a in args if isinstance(a, torch.Tensor))
+
+        return hook
+
+    def after(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            inside.remove(name)
+            trace.given[name] = out.numel() if isinstance(out, torch.Tensor) else 0
+
+        return hook
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        if id(saved) not in own and saved.data_ptr() == 0 and not isinstance(saved, nn.Parameter):
+            for name in inside:
+                trace.kept[name] = trace.kept.get(name, 0) + saved.numel()
+        return saved
+
+    for name in names:
+        module = twin.get_submodule(name)
+        module.register_forward_pre_hook(before(name))
+        module.register_forward_hook(after(name))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        twin(*(i.to("meta") if isinstance(i, torch.Tensor) else i for i in inputs))
+    return trace
+
+
+def local_numel(name: str, parameter: torch.Tensor, kinds: dict[str, str], tp: int) -> int:
+    """Elements of the parameter on one tensor rank."""
+    kind = kinds.get(name.rpartition(".")[0], "")
+    if tp == 1 or kind not in CUT_DIM or parameter.ndim <= CUT_DIM[kind]:
+        return parameter.numel()
+    rows = parameter.shape[CUT_DIM[kind]]
+    return -(-rows // tp) * (parameter.numel() // rows)
+
+
+def make_plan(
+    model: nn.Module,
+    settings: ParallelSettings,
+    mesh: Mesh,
+    engine: str,
+    *,
+    inputs: tuple[Any, ...],
+    global_batch: int,
+    optimizer: str = "adamw",
+    element_bytes: int = 4,
+) -> Plan:
+    """`inputs`: the model's positional inputs for any one row, e.g. (tokens (1, T),); shapes scale with the rows."""
+    sharding = plan_of(model) or ShardingPlan()
+    kinds = {n: kind for pattern, kind in sharding.tensor.items() for n in expand(pattern, model)}
+    chain = chain_names(model, sharding) if mesh.pp > 1 else [""]
+    cut = (
+        cut_chain(chain, estimated_costs(model, chain), mesh.pp * settings.stages_per_rank) if mesh.pp > 1 else [chain]
+    )
+    micro = settings.micro_batches * settings.accumulate if mesh.pp > 1 else settings.accumulate
+    rows = -(-part_bounds(global_batch, mesh.dp)[0][1] // micro)
+    traced = {*kinds, *chain, *cores(model, sharding), *block_names(model)}
+    trace = trace_model(model, inputs, traced)
+    per_pass = rows * (2 if settings.precision != "fp32" else element_bytes)
+    stages, dp_bytes = [], 0
+    outcome = _outcome(settings, mesh, micro)
+    for rank in range(mesh.pp):
+        names = [n for stage in cut[rank :: mesh.pp] for n in stage]
+        stage, sent = _stage(model, names, kinds, settings, mesh, engine, micro, element_bytes, STATES[optimizer])
+        alive = outcome[1][rank] / settings.stages_per_rank
+        kept = activation_numel(trace, model, names, settings) * per_pass / mesh.cp
+        stages.append(StagePlan(**{**stage, "activations": int(kept * alive)}))
+        dp_bytes += sent
+    sent_bytes = {"dp x cp": dp_bytes // mesh.pp}
+    sent_bytes |= _activation_bytes(trace, model, cut, kinds, sharding, settings, mesh, per_pass * micro)
+    sent_bytes["pp, tied weights"] = _tied_bytes(model, cut, kinds, settings, mesh) * element_bytes
+    return Plan(
+        mesh,
+        engine,
+        sum(p.numel() for p in model.parameters()),
+        tuple(stages),
+        {axis: size for axis, size in sent_bytes.items() if size},
+        outcome[0],
+        micro,
+    )
+
+
+def cores(model: nn.Module, sharding: ShardingPlan) -> list[str]:
+    return [f"{name}.core" for pattern in sharding.heads for name in expand(pattern, model)]
+
+
+def block_names(model: nn.Module) -> list[str]:
+    found = {id(block) for _, _, block in repeated_blocks(model)}
+    return [name for name, module in model.named_modules() if id(module) in found]
+
+
+def _outcome(settings: ParallelSettings, mesh: Mesh, micro: int) -> tuple[float, list[int]]:
+    if mesh.pp == 1:
+        return 0.0, [1]
+    table = schedule_table(settings.schedule, mesh.pp, micro, settings.stages_per_rank)
+    outcome = simulate(table, mesh.pp * settings.stages_per_rank)
+    return outcome.bubble, outcome.peak_alive
+
+
+def activation_numel(trace: Trace, model: nn.Module, names: list[str], settings: ParallelSettings) -> int:
+    """Elements one row's pass keeps in the named modules; with checkpointing the blocks' inputs and one block."""
+    if not settings.activation_checkpointing:
+        return sum(trace.kept.get(name, 0) for name in names)
+    blocks = [b for b in block_names(model) if any(n in ("", b) or b.startswith(f"{n}.") for n in names)]
+    rest = sum(trace.kept.get(n, 0) for n in names) - sum(trace.kept.get(b, 0) for b in blocks)
+    largest = max((trace.kept.get(b, 0) for b in blocks), default=0)
+    return rest + sum(trace.taken.get(b, 0) for b in blocks) + largest
+
+
+def _stage(
+    model: nn.Module,
+    names: list[str],
+    kinds: dict[str, str],
+    settings: ParallelSettings,
+    mesh: Mesh,
+    engine: str,
+    micro: int,
+    element: int,
+    states: int,
+) -> tuple[dict[str, Any], int]:
+    """Memory of one pipeline rank, and what it sends over the batch axes per step."""
+    replicas, shard = shard_groups(mesh, settings.shard)
+    parameters = stage_parameters(model, names)
+    local = {n: local_numel(n, p, kinds, mesh.tp) for n, p in parameters.items()}
+    whole = sum(local.values())
+    zero = settings.zero if shard * replicas > 1 else 0
+    # uneven shards differ between ranks by a row; their mean is planned
+    cut = (
+        sum(local[n] if p.ndim == 0 else math.ceil(local[n] / shard) for n, p in parameters.items()) if zero else whole
+    )
+    blocks = block_numels(model, local)
+    horovod_zero = zero and engine == "horovod"
+    weights = whole if horovod_zero else cut
+    gathered = {0: 0, 1: 2 * whole, 2: whole + max(blocks, default=0)}.get(
+        zero, whole - sum(blocks) + 2 * max(blocks, default=0)
+    )
+    memory = {
+        "parameters": sum(p.numel() for p in parameters.values()),
+        "weights": weights * element,
+        "gradients": cut * element,
+        "optimizer": states * cut * element,
+        "gathered": (whole if horovod_zero else gathered) * element,
+    }
+    reduced = 1 if mesh.pp > 1 or zero <= 1 else micro
+    gathers, scatters = float(whole), float(whole * reduced)
+    if zero == 3:
+        gathers = micro * (2.0 * sum(blocks) + (whole - sum(blocks)))
+    if not zero:
+        sent = 2 * ring(mesh.dp * mesh.cp) * whole
+    else:
+        sent = ring(shard) * (gathers + scatters) + 2 * ring(replicas) * reduced * whole / shard
+    return memory, int(sent * (2 if settings.precision != "fp32" and zero else element))
+
+
+def ring(ranks: int) -> float:
+    """Share of the data each rank sends in a reduce-scatter or an all-gather."""
+    return (ranks - 1) / ranks
+
+
+def stage_parameters(model: nn.Module, names: list[str]) -> dict[str, nn.Parameter]:
+    """Parameters of the named modules ("" is the whole model), a weight shared within them once."""
+    seen: dict[int, str] = {}
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(n == "" or name.startswith(f"{n}.") for n in names) and id(parameter) not in seen:
+            seen[id(parameter)] = name
+            found[name] = parameter
+    return found
+
+
+def block_numels(model: nn.Module, local: Numels) -> list[int]:
+    """Elements per repeated block that lies in this stage."""
+    sizes = [sum(n for p, n in local.items() if p.startswith(f"{block}.")) for block in block_names(model)]
+    return [size for size in sizes if size]
+
+
+def _activation_bytes(
+    trace: Trace,
+    model: nn.Module,
+    cut: list[list[str]],
+    kinds: dict[str, str],
+    sharding: ShardingPlan,
+    settings: ParallelSettings,
+    mesh: Mesh,
+    per_element: int,
+) -> dict[str, int]:
+    """Bytes one rank sends per step over pp, tp and cp; `per_element`: bytes x rows x passes."""
+    blocks = tuple(f"{name}." for name in block_names(model))
+
+    # recomputing a block stops once all it keeps is there, which is before its last layer's outputs are summed
+    ends = {
+        max((n for n in kinds if n.startswith(b) and kinds[n] == "row"), key=list(kinds).index, default="")
+        for b in blocks
+    }
+
+    def passes(name: str) -> int:
+        return 2 if settings.activation_checkpointing and name.startswith(blocks) and name not in ends else 1
+
+    boundaries = [trace.given[stage[-1]] for stage in cut[:-1]] if mesh.pp > 1 else []
+    sent = {"pp": 2 * sum(boundaries) / (mesh.pp * mesh.cp)}
+    entered = tuple(f"{n}." for n, kind in kinds.items() if kind == "enter")
+    volume = 0.0
+    for name, kind in kinds.items():
+        if kind in ("row", "vocab"):
+            volume += passes(name) * trace.given[name]
+        elif kind in ("enter", "vocab_head") or (kind == "column" and not name.startswith(entered)):
+            volume += trace.taken[name]
+    tokens = [trace.given[name] / width(model, name) for name, kind in kinds.items() if kind == "vocab_head"]
+    sent["tp"] = 2 * ring(mesh.tp) * (volume + 3 * sum(tokens)) / (mesh.cp * mesh.pp)
+    exchanged = sum((1 + passes(name)) * (trace.taken[name] + trace.given[name]) for name in cores(model, sharding))
+    sent["cp"] = ring(mesh.cp) * exchanged / (mesh.cp * mesh.tp * mesh.pp)
+    return {axis: int(value * per_element) for axis, value in sent.items()}
+
+
+def _tied_bytes(
+    model: nn.Module, cut: list[list[str]], kinds: dict[str, str], settings: ParallelSettings, mesh: Mesh
+) -> int:
+    """Elements per rank of the all-reduce that keeps a weight of two stages one."""
+    whole = stage_parameters(model, [""])
+    apart = [name for stage in cut for name in stage_parameters(model, stage) if name not in whole]
+    shard = shard_groups(mesh, settings.shard)[1] if settings.zero else 1
+    shared = sum(local_numel(n, model.get_parameter(n), kinds, mesh.tp) for n in apart)
+    return int(2 * shared / shard / mesh.pp) if mesh.pp > 1 else 0
+
+
+def width(model: nn.Module, name: str) -> int:
+    layer = model.get_submodule(name)
+    return int(layer.weight.shape[0])  # type: ignore[index]
+
+
+def rows_of(plan: Plan, measured: dict[str, float] | None = None) -> list[dict[str, Any]]:
+    """The table: quantity, unit, predicted, and measured where `measured` has the quantity."""
+    worst = max(plan.stages, key=lambda s: s.at_step + s.gathered + s.activations)
+    rows: list[tuple[str, str, Any]] = [
+        ("mesh", f"{describe(plan.mesh)} = {plan.mesh.world} ranks", plan.engine),
+        ("parameters", "count", plan.parameters),
+        ("parameters_per_stage", "count, largest", max(s.parameters for s in plan.stages)),
+    ]
+    for kind in ("weights", "gradients", "optimizer", "gathered", "activations"):
+        rows.append((f"{kind}_bytes", "per rank, largest stage", getattr(worst, kind)))
+    rows += [(f"sent_bytes {axis}", "per rank and step", size) for axis, size in plan.sent_bytes.items()]
+    rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))
+    known = measured or {}
+    return [{"quantity": q, "unit": u, "predicted": v, "measured": known.get(q)} for q, u, v in rows]
+
+
+def format_rows(rows: list[dict[str, Any]]) -> str:
+    """Plain text, one line per quantity."""
+
+    def show(value: Any) -> str:
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+    lines = [("quantity", "unit", "predicted", "measured")]
+    lines += [(r["quantity"], r["unit"], show(r["predicted"]), show(r["measured"])) for r in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(4)]
+    return "\n".join(
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines
+    )

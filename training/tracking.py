@@ -1,0 +1,408 @@
+"""MLflow, from the driver only: every run, metric, dataset, checkpoint and model of a job.
+
+The driver's `Tracker` (training/tracker.py) appends to a journal on disk and returns at once, so tracking can neither
+slow nor stop training. `MlflowSink`, in one thread, applies the journal to the store and keeps trying while a server is
+away; what it could not send is sent by the next job on this machine, or by `replay`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.data.dataset import Dataset
+from mlflow.data.dataset_source import DatasetSource
+from mlflow.entities import DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from conf.schema_tracking import TrackingConfig
+from training.tracking_buffer import Journal, Op, abandoned_journals, exclusive
+from training.tracking_rules import (
+    JOB,
+    TrackerSettings,
+    Unreachable,
+    is_abandoned,
+    live_processes,
+    new_points,
+    this_process,
+    without_password,
+)
+
+log = logging.getLogger(__name__)
+# What the server says when it understood and refused; anything else may pass, so it is tried again.
+REFUSALS = {
+    "INVALID_PARAMETER_VALUE",
+    "RESOURCE_ALREADY_EXISTS",
+    "RESOURCE_DOES_NOT_EXIST",
+    "INVALID_STATE",
+    "BAD_REQUEST",
+    "RESOURCE_CONFLICT",
+    "FEATURE_DISABLED",
+    "NOT_IMPLEMENTED",
+}
+MOST_FAILURES = 5
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
+
+
+class SparkringSource(DatasetSource):
+    """A dataset folder with a manifest. `load` gives the manifest's text."""
+
+    def __init__(self, uri: str, fingerprint: str):
+        self.uri, self.fingerprint = uri, fingerprint
+
+    @staticmethod
+    def _get_source_type() -> str:
+        return "sparkring"
+
+    def load(self) -> str:
+        from conf.manifest import MANIFEST_NAME
+        from conf.storage import open_storage
+
+        return open_storage(self.uri).read_bytes(MANIFEST_NAME).decode()
+
+    @staticmethod
+    def _can_resolve(raw_source: Any) -> bool:
+        return False
+
+    @classmethod
+    def _resolve(cls, raw_source: Any) -> SparkringSource:
+        raise NotImplementedError("a sparkring dataset is named by its manifest's fingerprint, not guessed from a URI")
+
+    def to_dict(self) -> dict[str, str]:
+        return {"uri": self.uri, "fingerprint": self.fingerprint}
+
+    @classmethod
+    def from_dict(cls, source_dict: dict[Any, Any]) -> SparkringSource:
+        return cls(source_dict["uri"], source_dict["fingerprint"])
+
+
+class SparkringDataset(Dataset):
+    """Digest = the first 36 characters of our fingerprint, all that MLflow stores; the whole is in the source."""
+
+    def __init__(self, name: str, uri: str, fingerprint: str, profile: Mapping[str, Any], schema: list[dict[str, str]]):
+        self._profile, self._schema = dict(profile), schema
+        super().__init__(SparkringSource(uri, fingerprint), name=name)
+
+    def _compute_digest(self) -> str:
+        return str(self._source.to_dict()["fingerprint"])[:36]
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        return self._profile
+
+    @property
+    def schema(self) -> list[dict[str, str]]:
+        return self._schema
+
+    def to_dict(self) -> dict[str, str]:
+        columns = {"mlflow_colspec": self._schema} if self._schema else {}
+        return super().to_dict() | {"profile": json.dumps(self._profile), "schema": json.dumps(columns)}
+
+
+class MlflowSink:
+    """Applies one journal to a store. Used from one thread."""
+
+    def __init__(self, settings: TrackerSettings, journal: Journal):
+        self.settings, self.journal = settings, journal
+        self._client: MlflowClient | None = None
+        self._experiment = ""
+        self._last: dict[str, dict[str, int]] = {}
+        self._failures = 0
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """Key -> run id; saved with the journal's position."""
+        runs: dict[str, str] = self.journal.state["runs"]
+        return runs
+
+    def drain(self) -> int:
+        """Apply what is pending; the number of operations. Raises Unreachable with the rest still in the journal."""
+        count = 0
+        while ops := self.journal.pending():
+            for batch, position in _batches(ops):
+                try:
+                    self._connect()
+                except Exception as error:
+                    raise Unreachable(_first_line(error)) from error
+                try:
+                    self._apply(batch)
+                    self._failures = 0
+                except (MlflowException, OSError) as error:
+                    if self._may_pass(error):
+                        raise Unreachable(_first_line(error)) from error
+                    log.warning("MLflow refused %s: %s", batch[0]["op"], _first_line(error))
+                except Exception:  # a fault of ours must not hold up everything behind it, let alone training
+                    log.exception("tracking could not record %s", batch[0]["op"])
+                self.journal.done(position)
+                count += len(batch)
+        return count
+
+    def _may_pass(self, error: Exception) -> bool:
+        """False for a refusal, and for an operation that fails again and again while the store answers others."""
+        if isinstance(error, MlflowException) and error.error_code in REFUSALS:
+            return False
+        self._failures += 1
+        if self._failures < MOST_FAILURES:
+            return True
+        try:
+            self._connect().get_experiment(self._experiment)
+        except Exception:
+            return True
+        self._failures = 0
+        return False
+
+    def _connect(self) -> MlflowClient:
+        if self._client is None:
+            if self.settings.uri is None:
+                with exclusive(Path(self.settings.root) / ".create.lock"):  # two fresh sqlite openings fail
+                    client = MlflowClient(self.settings.store_uri, registry_uri=self.settings.store_uri)
+                    self._experiment = self._experiment_id(client)
+            else:
+                client = MlflowClient(self.settings.store_uri, registry_uri=self.settings.store_uri)
+                self._experiment = self._experiment_id(client)
+            self._client = client
+        return self._client
+
+    def _experiment_id(self, client: MlflowClient) -> str:
+        found = client.get_experiment_by_name(self.settings.experiment)
+        if found is not None:
+            return str(found.experiment_id)
+        folder = Path(self.settings.root).resolve() / "artifacts" / self.settings.experiment
+        place = None if self.settings.uri else folder.as_uri()
+        return str(client.create_experiment(self.settings.experiment, place, EXPERIMENT_TAGS))
+
+    def _apply(self, batch: list[Op]) -> None:
+        first = batch[0]
+        if first["op"] == "metrics":
+            self._metrics(first["key"], [point for op in batch for point in op["points"]])
+        else:
+            getattr(self, f"_{first['op']}")(first)
+
+    # -- operations, named by their `op`
+
+    def _start(self, op: Op) -> None:
+        client, key = self._connect(), op["key"]
+        parent = self.runs.get(op["parent"]) if op["parent"] else None
+        if parent is None:
+            self._close_abandoned()
+        tags = op["tags"] | {"sparkring.key": key}
+        found = self._resumable(op, parent) if op["resume"] else None
+        if found:
+            client.update_run(found, status="RUNNING")
+            for name, value in tags.items():
+                client.set_tag(found, name, value)
+        else:
+            if parent:
+                tags["mlflow.parentRunId"] = parent
+            run = client.create_run(self._experiment, int(op["at"] * 1000), tags, op["name"])
+            found = run.info.run_id
+            self._last[found] = {}
+        self.runs[key] = found
+        self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
+
+    def _resumable(self, op: Op, parent: str | None) -> str | None:
+        """The newest unfinished run of the same job and key (below the same parent)."""
+        wanted = f"tags.`sparkring.job` = '{op['tags']['sparkring.job']}' and tags.`sparkring.key` = '{op['key']}'"
+        if parent:
+            wanted += f" and tags.`mlflow.parentRunId` = '{parent}'"
+        runs = self._connect().search_runs([self._experiment], wanted, order_by=["attributes.start_time DESC"])
+        newest = runs[0] if runs else None
+        return newest.info.run_id if newest is not None and newest.info.status != "FINISHED" else None
+
+    def _close_abandoned(self) -> None:
+        client, here, alive = self._connect(), this_process(), live_processes()
+        for run in client.search_runs([self._experiment], "attributes.status = 'RUNNING'"):
+            if run.info.run_id not in self.runs.values() and is_abandoned(run.data.tags, time.time(), here, alive):
+                log.warning("run %s was left RUNNING by a process that is gone; closing it", run.info.run_id)
+                client.set_tag(run.info.run_id, "sparkring.closed_by", f"{here.host} {here.pid}: its process was gone")
+                client.set_terminated(run.info.run_id, "KILLED")
+
+    def _params(self, op: Op) -> None:
+        run = self.runs[op["key"]]
+        known = self._connect().get_run(run).data.params
+        fresh = [Param(k, v) for k, v in op["params"].items() if k not in known]
+        for start in range(0, len(fresh), 100):
+            self._connect().log_batch(run, params=fresh[start : start + 100])
+        if changed := sorted(k for k, v in op["params"].items() if k in known and known[k] != v):
+            self._connect().set_tag(run, "sparkring.params_changed_on_resume", ", ".join(changed)[:4000])
+
+    def _metrics(self, key: str, points: list[list[Any]]) -> None:
+        run = self.runs[key]
+        if run not in self._last:
+            self._last[run] = self._logged_steps(run)
+        fresh = new_points([(n, v, s, t) for n, v, s, t in points], self._last[run])
+        try:
+            for start in range(0, len(fresh), 1000):
+                self._connect().log_batch(
+                    run, metrics=[Metric(n, v, t, s) for n, v, s, t in fresh[start : start + 1000]]
+                )
+        except Exception:
+            del self._last[run]  # some may have arrived: ask the store before trying again
+            raise
+
+    def _logged_steps(self, run: str) -> dict[str, int]:
+        client = self._connect()
+        names = client.get_run(run).data.metrics
+        return {name: max(point.step for point in client.get_metric_history(run, name)) for name in names}
+
+    def _tags(self, op: Op) -> None:
+        tags = [RunTag(name, value) for name, value in op["tags"].items()]
+        for start in range(0, len(tags), 100):
+            self._connect().log_batch(self.runs[op["key"]], tags=tags[start : start + 100])
+
+    def _dataset(self, op: Op) -> None:
+        dataset = SparkringDataset(op["name"], op["uri"], op["fingerprint"], op["profile"], op["schema"])
+        entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", op["context"])])
+        self._connect().log_inputs(self.runs[op["key"]], [entry])
+
+    def _artifact(self, op: Op) -> None:
+        path, folder = self.journal.file(op["file"]), op["folder"]
+        if path.is_dir():
+            self._connect().log_artifacts(self.runs[op["key"]], str(path), f"{folder}/{path.name}".lstrip("/"))
+        else:
+            self._connect().log_artifact(self.runs[op["key"]], str(path), folder or None)
+
+    def _checkpoint(self, op: Op) -> None:
+        """A LoggedModel without files: the shards stay where they are, the pointer says where."""
+        client, run = self._connect(), self.runs[op["key"]]
+        params = {name: str(op[name]) for name in ("uri", "step", "bytes", "world", "metric")}
+        tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op["uri"]}
+        model = client.create_logged_model(
+            self._experiment, f"checkpoint-step-{op['step']}", run, tags, params, "sparkring-checkpoint"
+        )
+        client.finalize_logged_model(model.model_id, "READY")
+        client.log_outputs(run, [LoggedModelOutput(model.model_id, op["step"])])
+
+    def _model(self, op: Op) -> None:
+        client, run = self._connect(), self.runs[op["key"]]
+        stored: dict[str, str] = self.journal.state.setdefault("models", {})
+        if op["file"] not in stored:  # else a later part of this operation failed before
+            created = client.create_logged_model(
+                self._experiment, op["name"], run, op["tags"], op["params"], "sparkring"
+            )
+            with tempfile.TemporaryDirectory() as scratch:
+                target = str(Path(scratch) / "model")
+                _save_pyfunc(target, self.journal.file(op["file"]), op, run, created.model_id)
+                client.log_model_artifacts(created.model_id, target)
+            client.finalize_logged_model(created.model_id, "READY")
+            client.log_outputs(run, [LoggedModelOutput(created.model_id, op["step"])])
+            client.set_tag(run, "sparkring.model_id", created.model_id)
+            stored[op["file"]] = created.model_id
+        if name := op["registered_model"]:
+            self._register(name, op["alias"], run, client.get_logged_model(stored[op["file"]]), op["tags"])
+
+    def _register(self, name: str, alias: str, run: str, model: LoggedModel, tags: dict[str, str]) -> None:
+        client = self._connect()
+        try:
+            client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        # not `models:/<id>`: the embedded registry would look that up in the process-wide store
+        version = client.create_model_version(name, model.artifact_location, run, tags, model_id=model.model_id)
+        client.set_registered_model_alias(name, alias, version.version)
+        client.set_tag(run, "sparkring.model_version", f"models:/{name}/{version.version}")
+
+    def _end(self, op: Op) -> None:
+        self._connect().set_terminated(self.runs[op["key"]], op["status"], int(op["at"] * 1000))
+        self.journal.state.setdefault("ended", []).append(op["key"])
+
+    def url(self, key: str) -> str | None:
+        """Where a browser finds the run; None for the embedded store, which `mlflow ui` serves."""
+        if key not in self.runs or not self.settings.store_uri.startswith("http"):
+            return None
+        return f"{without_password(self.settings.store_uri)}/#/experiments/{self._experiment}/runs/{self.runs[key]}"
+
+    def heartbeat(self) -> None:
+        if self._client is not None and JOB in self.runs:
+            self._client.set_tag(self.runs[JOB], "sparkring.heartbeat", f"{time.time():.0f}")
+
+    def end_left(self, status: str) -> None:
+        """Close the runs whose end is not in the journal: their driver died before writing it."""
+        for key, run in self.runs.items():
+            if key not in self.journal.state.get("ended", []):
+                self._connect().set_terminated(run, status)
+
+
+def _save_pyfunc(target: str, data: Path, op: Op, run_id: str, model_id: str) -> None:
+    """An MLflow model folder whose `loader_module` makes a predictor of `data`: no pickle, no inferred requirements."""
+    import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import Schema
+
+    outputs = Schema.from_json(json.dumps(op["outputs"])) if op["outputs"] else None
+    signature = ModelSignature(Schema.from_json(json.dumps(op["inputs"])), outputs) if op["inputs"] else None
+    mlflow.pyfunc.save_model(
+        path=target,
+        loader_module=op["loader_module"],
+        data_path=str(data),
+        mlflow_model=Model(run_id=run_id, model_id=model_id),
+        signature=signature,
+        pip_requirements=op["pip_requirements"],
+        metadata=op["metadata"],
+    )
+
+
+def _batches(ops: list[tuple[Op, int]]) -> Iterator[tuple[list[Op], int]]:
+    """Neighbouring metrics of one run together, everything else alone; each with the position after it."""
+    group: list[Op] = []
+    end = 0
+    for op, position in ops:
+        if group and (op["op"] != "metrics" or op["key"] != group[0]["key"]):
+            yield group, end
+            group = []
+        if op["op"] == "metrics":
+            group.append(op)
+            end = position
+        else:
+            yield [op], position
+    if group:
+        yield group, end
+
+
+def _first_line(error: BaseException) -> str:
+    """Of a message that may quote the store's URI: its credentials are left out."""
+    line = (str(error).splitlines() or [type(error).__name__])[0][:500]
+    return re.sub(r"//[^/@\s]+@", "//", line)
+
+
+def replay(settings: TrackerSettings) -> tuple[int, int]:
+    """Send what dead jobs on this machine left in their journals: (journals finished, operations applied).
+
+    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. Raises Unreachable.
+    """
+    finished = count = 0
+    for journal in abandoned_journals(Path(settings.root)):
+        delete = False
+        try:
+            stored = journal.state.get("settings", {})
+            sink = MlflowSink(replace(settings, **stored), journal)
+            count += sink.drain()
+            sink.end_left("KILLED")
+            delete, finished = True, finished + 1
+        except MlflowException as error:
+            raise Unreachable(_first_line(error)) from error
+        finally:
+            journal.close(delete)
+    return finished, count
+
+
+def serve_ui(tracking: TrackingConfig, port: int) -> int:
+    """Serve MLflow's UI on the embedded store until interrupted; with a server, say where its own UI is."""
+    settings = TrackerSettings(tracking.experiment or "", tracking.uri, tracking.root)
+    if settings.store_uri.startswith("http"):
+        log.info("the tracking server has its own UI: %s", without_password(settings.store_uri))
+        return 0
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", settings.store_uri, "--port", str(port)]
+    log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", settings.store_uri, port)
+    return subprocess.call([*command, "--workers", "1"])

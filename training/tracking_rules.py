@@ -1,0 +1,189 @@
+"""Decisions and settings of tracking, without MLflow: what is a parameter, which points are new, whose run is dead."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psutil
+
+PARAM_CHARACTERS = 6000  # MLflow's limits
+KEY_CHARACTERS = 250
+HEARTBEAT_S = 30.0
+STALE_S = 600.0
+JOB = "job"  # key of the parent run
+
+
+@dataclass(frozen=True)
+class TrackerSettings:
+    """`uri` None: sqlite and artifacts below `root`. `root` also holds the journals of every kind of store."""
+
+    experiment: str
+    uri: str | None = None
+    root: str = "data/mlflow"
+    enabled: bool = True
+    tags: Mapping[str, str] = field(default_factory=dict)
+    system_metrics_every_s: float | None = 10.0
+    flush_every_s: float = 2.0
+    request_timeout_s: int = 10
+    request_retries: int = 1
+
+    @property
+    def store_uri(self) -> str:
+        return self.uri or f"sqlite:///{Path(self.root).resolve()}/mlflow.db"
+
+
+class Unreachable(RuntimeError):
+    """The store could not be asked, or answered with an error that may pass."""
+
+
+def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested configuration as `a.b.c` -> text; lists and empty blocks as JSON; cut to what MLflow stores."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= flat_params(value, f"{name}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            flat[name[:KEY_CHARACTERS]] = (
+                text if len(text) <= PARAM_CHARACTERS else text[: PARAM_CHARACTERS - 3] + "..."
+            )
+    return flat
+
+
+def split_finite(values: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
+    """The values MLflow can hold, and the names of those that are NaN or infinite (it stores inf as 1.8e308)."""
+    finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    return finite, sorted(values.keys() - finite.keys())
+
+
+def new_points(
+    points: Iterable[tuple[str, float, int, int]], last: dict[str, int]
+) -> list[tuple[str, float, int, int]]:
+    """Points (name, value, step, time in ms) beyond the last step known of their name; `last` is brought up to date.
+
+    After a resume the steps since the checkpoint come a second time: they are the same numbers, logged already.
+    """
+    fresh = []
+    for point in points:
+        name, _, step, _ = point
+        if step > last.get(name, -1):
+            last[name] = step
+            fresh.append(point)
+    return fresh
+
+
+def end_status(error: BaseException | None) -> str:
+    """MLflow's status for how a job ended: Ctrl-C and SIGTERM (as `SystemExit(143)`) are KILLED, not FAILED."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return "FINISHED"
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return "KILLED"
+    if isinstance(error, SystemExit) and error.code in (128 + 2, 128 + 15):
+        return "KILLED"
+    return "FAILED"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process a run belongs to; `started` tells a reused pid from the real one."""
+
+    host: str
+    pid: int
+    started: float
+
+    def tags(self, now: float) -> dict[str, str]:
+        return {
+            "sparkring.host": self.host,
+            "sparkring.pid": str(self.pid),
+            "sparkring.pid_started": f"{self.started:.2f}",
+            "sparkring.heartbeat": f"{now:.0f}",
+        }
+
+
+def this_process() -> Owner:
+    """The host is its name and boot id: containers share names, reboots reuse pids."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    identity = boot.read_text().strip()[:8] if boot.exists() else ""
+    return Owner(f"{socket.gethostname()}/{identity}", os.getpid(), psutil.Process().create_time())
+
+
+def is_abandoned(tags: Mapping[str, str], now: float, here: Owner, alive: Mapping[int, float]) -> bool:
+    """Whether a RUNNING run's process is gone. On this host by pid and start time (`alive`: pid -> create time), on
+    another by a heartbeat older than STALE_S. A run without our tags is nobody's business.
+    """
+    if "sparkring.pid" not in tags or "sparkring.host" not in tags:
+        return False
+    if tags["sparkring.host"] == here.host:
+        started = alive.get(int(tags["sparkring.pid"]))
+        return started is None or abs(started - float(tags["sparkring.pid_started"])) > 1.0
+    return now - float(tags.get("sparkring.heartbeat", "0")) > STALE_S
+
+
+def live_processes() -> dict[int, float]:
+    """pid -> create time of every process of this host."""
+    found = {}
+    for process in psutil.process_iter(["create_time"]):
+        found[process.pid] = process.info["create_time"]
+    return found
+
+
+class SystemSampler:
+    """What the driver's machine does, under the names MLflow's UI groups as system metrics."""
+
+    def __init__(self) -> None:
+        self._disk, self._network = psutil.disk_io_counters(), psutil.net_io_counters()
+        self._at = time.monotonic()
+        psutil.cpu_percent()
+
+    def sample(self) -> dict[str, float]:
+        memory, disk, network = psutil.virtual_memory(), psutil.disk_io_counters(), psutil.net_io_counters()
+        elapsed_s = max(time.monotonic() - self._at, 1e-3)
+        values = {
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/system_memory_usage_megabytes": memory.used / 1e6,
+            "system/system_memory_usage_percentage": memory.percent,
+            "system/driver_memory_usage_megabytes": psutil.Process().memory_info().rss / 1e6,
+        }
+        for name, before, after in (("disk", self._disk, disk), ("network", self._network, network)):
+            if before is None or after is None:
+                continue
+            read, written = ("read_bytes", "write_bytes") if name == "disk" else ("bytes_recv", "bytes_sent")
+            for label, counter in (("in", read), ("out", written)):
+                rate = (getattr(after, counter) - getattr(before, counter)) / elapsed_s / 1e6
+                values[f"system/{name}_{label}_megabytes_per_s"] = rate
+        self._disk, self._network, self._at = disk, network, time.monotonic()
+        return values
+
+
+def without_password(uri: str) -> str:
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/") if parts.netloc else uri
+
+
+@contextmanager
+def client_limits(settings: TrackerSettings) -> Iterator[None]:
+    """MLflow's client takes its limits from the environment only; its own (120 s, 7 retries) would stall a job."""
+    limits = {
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_timeout_s),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(settings.request_retries),
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    }
+    before = {name: os.environ.get(name) for name in limits}
+    os.environ.update({name: value for name, value in limits.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)

@@ -1,0 +1,433 @@
+"""One rank of a training job, top to bottom: configuration and dataset in, trained shards, predictions and scores out.
+
+This is where configuration stops: everything built here gets plain arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import nn
+
+from conf.manifest import DatasetManifest, read_manifest
+from conf.schema import RunConfig
+from conf.storage import Storage, open_storage
+from training.checkpoint import Checkpointer, CheckpointInfo
+from training.checkpoint_peers import Peers, solo, torch_peers
+from training.checkpoint_policy import Retention
+from training.data.audit import AuditLog
+from training.data.batch import Batch, Reader
+from training.data.build import make_reader
+from training.data.resume import explain_difference
+from training.data.select import AllGather, alone
+from training.loop import LoopSettings, TrainerState, evaluate_split, fit, total_steps
+from training.optim import build_optimizer, learning_rate, scaled_lr
+from training.parallel import build_strategy
+from training.parallel.base import OptimizerFactory, Strategy, Task
+from training.parallel.settings import ParallelSettings, Place
+from training.rank import WorkerContext
+from training.tasks import build_task, load_reference
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which stored columns a model is fed, and which is its label."""
+
+    features: list[str]
+    label: str | None
+    read: list[str]
+
+
+def train(ctx: WorkerContext) -> dict[str, Any]:
+    """The entry of every training job. payload: `config` (resolved), `dataset` and `run` (URIs).
+
+    Returns plain values: rank 0's summary, and on every rank that saw outputs the file of its test predictions.
+    """
+    began = time.monotonic()
+    config = RunConfig.model_validate(ctx.payload["config"])
+    folder, run = open_storage(ctx.payload["dataset"]), open_storage(ctx.payload["run"])
+    manifest = read_manifest(folder)
+    device = pick_device(config.train.device, ctx.local_rank)
+    set_threads(config.train.threads_per_rank, ctx.local_size)
+    seed_everything(config.train.seed)
+
+    columns = pick_columns(manifest, config.model.inputs, config.model.label)
+    task = build_task(
+        config.model.task, columns.features, columns.label, config.model.inputs, manifest.text.get("pad_id", -100)
+    )
+    model = build_model(config, manifest)
+    ctx.heartbeat(0, "ring")
+    timeout = timedelta(seconds=config.launch.collective_timeout_s)
+    strategy = build_strategy(
+        ParallelSettings(**config.parallel.model_dump()),
+        Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size),
+        device,
+        config.optim.clip_norm,
+        timeout,
+    )
+    failed = True
+    readers: list[Reader] = []
+    try:
+        ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
+        seed_everything(config.train.seed, strategy.data_rank)  # dropout differs between data ranks, weights do not
+        open_reader = reader_opener(config, folder, manifest, columns, strategy, device, ctx.world_size, readers)
+        result = _train(ctx, config, manifest, run, strategy, task, model, open_reader, began)
+        failed = False
+        return result
+    finally:
+        for reader in readers:
+            reader.close()
+        strategy.close(failed)
+
+
+def _train(
+    ctx: WorkerContext,
+    config: RunConfig,
+    manifest: DatasetManifest,
+    run: Storage,
+    strategy: Strategy,
+    task: Task,
+    model: nn.Module,
+    open_reader: Callable[[str, bool], Reader],
+    began: float,
+) -> dict[str, Any]:
+    reader = open_reader("train", True)
+    valid = open_reader(config.train.valid_split, False)
+    settings = loop_settings(config)
+    steps = total_steps(settings, reader.steps_per_epoch)
+    lr_at = learning_rate_schedule(config, steps)
+    strategy.prepare(model, task, optimizer_factory(config))
+
+    def on_commit(info: CheckpointInfo) -> None:
+        data = {"step": info.step, "uri": info.uri, "metric": info.metric, "bytes": info.bytes, "world": info.world}
+        ctx.event("checkpoint", data)
+
+    keep = config.checkpoint
+    retention = Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode)
+    checkpoints = Checkpointer(
+        run.at("checkpoints"), peers(ctx.world_size, keep.timeout_s), retention, keep.asynchronous, on_commit
+    )
+    trainer_facts = {
+        "dataset": manifest.fingerprint,
+        "order": reader.order_state(),
+        "config_digest": ctx.payload.get("config_digest", ""),
+    }
+
+    audit = open_audit(ctx, config, run, reader, strategy)
+
+    def save(state: TrainerState, metric: float | None) -> None:
+        if audit is not None:
+            audit.flush()  # no step a checkpoint vouches for may be missing from the audit
+        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | trainer_facts, metric)
+
+    state = TrainerState()
+    if keep.resume and (latest := checkpoints.latest(keep.verify)) is not None:
+        state = restore(checkpoints, latest, strategy, trainer_facts, keep.allow_other_order)
+        ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
+    ctx.event("training", {"from_step": state.step, "steps": steps, "startup_s": time.monotonic() - began})
+
+    def evaluate_valid(step: int) -> dict[str, float]:
+        return evaluate_split(strategy, valid, task, tick=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"))
+
+    training = time.monotonic()
+    first_cursor = state.cursor
+    state = fit(
+        strategy,
+        reader,
+        evaluate_valid,
+        lr_at,
+        save,
+        ctx,
+        settings,
+        state,
+        audit.record if audit else None,
+    )
+    checkpoints.wait()
+    train_s = time.monotonic() - training
+    finished = state.step >= steps or state.stopped_early
+    summary: dict[str, Any] = {
+        "engine": strategy.engine,
+        "finished": finished,
+        "steps": state.step,
+        "samples": state.cursor,
+        "skipped_steps": state.skipped_steps,
+        "stopped_early": state.stopped_early,
+        "best_step": state.best_step,
+        "best_value": state.best_value,
+        "train_s": train_s,
+        "rows_per_s": (state.cursor - first_cursor) / max(train_s, 1e-9),
+        "valid": state.last_valid,
+        "measured": dict(strategy.measured),
+    }
+    if not finished:  # asked to stop: the checkpoint above is where the next run goes on
+        checkpoints.close()
+        return summary
+    if state.best_step not in (None, state.step) and (best := checkpoints.best(config.train.best_mode)) is not None:
+        state_dict = strategy.state_dict()
+        checkpoints.load(best, state_dict, random_state=False)
+        strategy.load_state_dict(state_dict)
+        summary["exported_step"] = best.step
+    checkpoints.close()
+    ctx.heartbeat(state.step, "export")
+    weights = strategy.full_model_state()
+    if ctx.rank == 0 and weights is not None:
+        summary["weights"] = write_weights(run, weights)
+    if config.train.test_split is not None:
+
+        def tick(number: int) -> None:
+            ctx.heartbeat(summary["steps"], f"test batch {number}")
+
+        test = open_reader(config.train.test_split, False)
+        predictions = Predictions(task) if hasattr(task, "probabilities") and strategy.speaks_for_data_rank else None
+        summary["test"] = evaluate_split(strategy, test, task, predictions.add if predictions else None, tick)
+        if predictions is not None:
+            name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
+            summary["predictions"] = predictions.write(run, name)
+    return summary
+
+
+def pick_device(wanted: str, local_rank: int) -> torch.device:
+    """`auto` takes this rank's GPU where there is one. ValueError when `cuda` is asked for and there is none."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'")
+    # With one visible device per rank (Spark's resources) it is device 0 for every rank.
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def set_threads(wanted: int | None, local_size: int) -> None:
+    """Ranks of one host share its cores; more threads than cores is slower than one."""
+    torch.set_num_threads(wanted or max(1, (os.cpu_count() or 1) // max(local_size, 1)))
+
+
+def seed_everything(seed: int, stream: int = 0) -> None:
+    mixed = (seed * 1_000_003 + stream) % 2**32
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
+
+
+def pick_columns(manifest: DatasetManifest, inputs: list[str] | None, label: str | None) -> Columns:
+    """Columns by role, or as the recipe names them; ValueError names the key and the columns there are."""
+    names = {column.name for column in manifest.columns}
+    for key, given in (("model.inputs", inputs or []), ("model.label", [label] if label else [])):
+        if unknown := [name for name in given if name not in names]:
+            raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(names)}")
+    features = inputs or [c.name for c in manifest.columns if c.role == "feature"]
+    labels = [label] if label else [c.name for c in manifest.columns if c.role == "label"]
+    if len(labels) > 1:
+        raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
+    return Columns(features, labels[0] if labels else None, [*features, *labels])
+
+
+def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
+    """The recipe's module, in its master dtype. ValueError where the factory does not take the recipe's args."""
+    factory = load_reference(config.model.factory, "model.factory")
+    try:
+        if hasattr(factory, "from_manifest"):
+            model = factory.from_manifest(manifest, **config.model.args)
+        else:
+            model = factory(**config.model.args)
+    except TypeError as error:
+        raise ValueError(
+            f"model.args = {config.model.args}: {config.model.factory} does not take them: {error}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model.factory = {config.model.factory!r}: made a {type(model).__name__}, not a torch.nn.Module"
+        )
+    model = model.to(getattr(torch, config.train.dtype))
+    if config.train.compile:
+        model.compile()
+    return model
+
+
+def optimizer_factory(config: RunConfig) -> OptimizerFactory:
+    optim = config.optim
+    return lambda named: build_optimizer(
+        named,
+        optim.name,
+        lr=optim.lr,
+        betas=optim.betas,
+        eps=optim.eps,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+    )
+
+
+def learning_rate_schedule(config: RunConfig, steps: int) -> Callable[[int], float]:
+    """Step -> learning rate, with the batch-size rule applied to the peak."""
+    optim = config.optim
+    peak = scaled_lr(optim.lr, optim.scale_lr, config.train.global_batch, optim.reference_batch)
+    return lambda step: learning_rate(
+        step,
+        peak=peak,
+        total_steps=steps,
+        warmup_steps=optim.warmup_steps,
+        schedule=optim.schedule,
+        final_share=optim.final_lr_share,
+    )
+
+
+def peers(world: int, timeout_s: float) -> Peers:
+    """How the ranks of a checkpoint agree."""
+    return torch_peers(timedelta(seconds=timeout_s)) if world > 1 else solo()
+
+
+def reader_opener(
+    config: RunConfig,
+    folder: Storage,
+    manifest: DatasetManifest,
+    columns: Columns,
+    strategy: Strategy,
+    device: torch.device,
+    world: int,
+    opened: list[Reader],
+) -> Callable[[str, bool], Reader]:
+    """split, training? -> a reader of this rank's share; evaluation reads every row once, in stored order."""
+
+    asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
+    gather = data_gather(strategy, world, config.checkpoint.timeout_s) if asks_others and world > 1 else alone
+
+    def open_split(split: str, training: bool) -> Reader:
+        batch = config.train.global_batch if training else config.train.eval_batch
+        reader = make_reader(
+            config.data,
+            folder,
+            manifest,
+            split,
+            columns.read,
+            batch,
+            strategy.data_rank,
+            strategy.data_size,
+            device,
+            evaluation=not training,
+            gather=gather,
+        )
+        opened.append(reader)
+        return reader
+
+    return open_split
+
+
+def data_gather(strategy: Strategy, world: int, timeout_s: float) -> AllGather:
+    """All-gather of JSON values between data ranks: one answer for each, whichever of its ranks gave it."""
+    everyone = peers(world, timeout_s)
+
+    def gather(value: Any) -> list[Any]:
+        answers = everyone.gather(json.dumps([strategy.data_rank, value]).encode())
+        by_rank = dict(json.loads(answer) for answer in answers)
+        return [by_rank[rank] for rank in range(strategy.data_size)]
+
+    return gather
+
+
+def open_audit(
+    ctx: WorkerContext, config: RunConfig, run: Storage, reader: Reader, strategy: Strategy
+) -> AuditLog | None:
+    """The record of which rows each data rank consumed, where `data.audit` asks for it."""
+    if not config.data.audit or not strategy.speaks_for_data_rank:
+        return None
+    plan = reader.plan  # type: ignore[attr-defined]  # audit is refused for readers that have none (conf/rules.py)
+    return AuditLog(
+        run.at("audit"),
+        ctx.attempt,
+        strategy.data_rank,
+        strategy.data_size,
+        reader.order_state(),
+        plan.rows,
+        plan.epoch_samples,
+    )
+
+
+def loop_settings(config: RunConfig) -> LoopSettings:
+    train, keep, early = config.train, config.checkpoint, config.train.early_stopping
+    return LoopSettings(
+        epochs=train.epochs,
+        steps=train.steps,
+        log_every_steps=train.log_every_steps,
+        eval_every_steps=train.eval_every_steps,
+        best_metric=train.best_metric,
+        best_mode=train.best_mode,
+        stop_metric=early.metric if early else None,
+        stop_mode=early.mode if early else "min",
+        patience=early.patience if early else 1,
+        min_delta=early.min_delta if early else 0.0,
+        max_skipped_steps=train.max_skipped_steps,
+        checkpoint_every_steps=keep.every_steps,
+        checkpoint_every_s=keep.every_s,
+        checkpoint_on_best=keep.on_improvement,
+    )
+
+
+def restore(
+    checkpoints: Checkpointer, info: CheckpointInfo, strategy: Strategy, facts: dict[str, Any], allow_other: bool
+) -> TrainerState:
+    """Load `info` into the strategy; ValueError where the dataset or an order setting is another, by name."""
+    state = strategy.state_dict()
+    restored = checkpoints.load(info, state)
+    strategy.load_state_dict(state)
+    before = {"dataset": restored.trainer["dataset"]} | restored.trainer["order"]
+    now = {"dataset": facts["dataset"]} | facts["order"]
+    if differences := explain_difference(before, now):
+        message = f"{info.uri}: was trained on another order of samples: {'; '.join(differences)}"
+        if not allow_other:
+            raise ValueError(
+                f"{message}. Give the run another name, set checkpoint.resume=false to start anew, "
+                "or checkpoint.allow_other_order=true to go on all the same"
+            )
+        log.warning("%s; going on because checkpoint.allow_other_order is set", message)
+    return TrainerState.from_json(restored.trainer["state"])
+
+
+def write_weights(run: Storage, weights: dict[str, torch.Tensor]) -> str:
+    """The whole model as one file that `torch.load(..., weights_only=True)` opens; its path below the run folder."""
+    buffer = pa.BufferOutputStream()
+    torch.save(weights, pa.PythonFile(buffer, mode="w"))
+    run.put_atomic("model/weights.pt", buffer.getvalue().to_pybytes())
+    return "model/weights.pt"
+
+
+class Predictions:
+    """Collects what this rank scores of a split: `id` (the row's place in it), `prediction`, `label`."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def add(self, batch: Batch, outputs: Any) -> None:
+        real = batch.row_weights() > 0
+        assert batch.ids is not None, "evaluation readers carry ids"
+        scores = self.task.probabilities(outputs).cpu()[real].numpy()
+        labels = batch.columns[self.task.label].cpu()[real].numpy()
+        self.parts.append((batch.ids[real].cpu().numpy(), scores, labels))
+
+    def write(self, run: Storage, name: str) -> str | None:
+        """One Parquet file below the run folder; its path, None where this rank scored nothing."""
+        if not self.parts:
+            return None
+        ids, scores, labels = (np.concatenate(part) for part in zip(*self.parts, strict=True))
+        prediction = (
+            pa.array(scores) if scores.ndim == 1 else pa.FixedSizeListArray.from_arrays(scores.ravel(), scores.shape[1])
+        )
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"id": ids, "prediction": prediction, "label": labels}), sink)
+        run.put_atomic(name, sink.getvalue().to_pybytes())
+        return name

@@ -1,0 +1,136 @@
+"""Who sits where: ranks over hosts, and the environment each rank is given. Pure functions of plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One agent's offer of a place to run a rank."""
+
+    agent: str
+    index: int  # Spark's partition id, or 0..n-1 on one machine
+    host: str  # opaque key of the host: agents with the same key share memory and loopback
+    address: str  # by which the other hosts reach this one
+    interface: str  # that carries this address
+    store_port: int  # a listening socket held open for torch's store, should rank 0 sit here
+    shim_port: int  # Horovod's rendezvous on this host's loopback
+    gpus: tuple[str, ...] = ()
+    pid: int = 0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Seat:
+        return cls(**{**values, "gpus": tuple(values["gpus"])})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's position, as Horovod (local, cross) and torchrun (local, node) define it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    node_count: int
+    cross_rank: int  # among the hosts that have this local rank
+    cross_size: int
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def assign_places(hosts: list[str]) -> list[Place]:
+    """Places in the order of `hosts` (one entry per agent). Ranks are contiguous on a host, hosts in order of
+    appearance."""
+    nodes = list(dict.fromkeys(hosts))
+    sizes = [hosts.count(node) for node in nodes]
+    taken = dict.fromkeys(nodes, 0)
+    places = []
+    for host in hosts:
+        node, local = nodes.index(host), taken[host]
+        taken[host] += 1
+        peers = [n for n, size in enumerate(sizes) if size > local]
+        places.append(
+            Place(
+                rank=sum(sizes[:node]) + local,
+                world_size=len(hosts),
+                local_rank=local,
+                local_size=sizes[node],
+                node_rank=node,
+                node_count=len(nodes),
+                cross_rank=peers.index(node),
+                cross_size=len(peers),
+            )
+        )
+    return places
+
+
+def choose_seats(seats: list[Seat], world: int) -> list[Seat]:
+    """`world` of the seats in rank order. Fullest hosts first, so that the ring crosses as few cables as it can."""
+    if world > len(seats):
+        raise ValueError(f"world = {world}: there are seats for {len(seats)} ranks only")
+    by_host: dict[str, list[Seat]] = {}
+    for seat in sorted(seats, key=lambda s: s.index):
+        by_host.setdefault(seat.host, []).append(seat)
+    hosts = sorted(by_host.values(), key=lambda group: (-len(group), group[0].index))
+    return [seat for group in hosts for seat in group][:world]
+
+
+def rank_environment(
+    place: Place,
+    seat: Seat,
+    master: Seat,
+    attempt: int,
+    timeout_s: float,
+    run_id: str,
+    devices: tuple[str, ...],
+) -> dict[str, str]:
+    """The standard variables: anything that runs under torchrun or horovodrun runs under these."""
+    numbers: dict[str, Any] = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.world_size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "GROUP_RANK": place.node_rank,
+        "GROUP_WORLD_SIZE": place.node_count,
+        "ROLE_RANK": place.rank,
+        "ROLE_WORLD_SIZE": place.world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": master.address,
+        "MASTER_PORT": master.store_port,
+        # The store is opened by us on the chosen interface only; torch would open it on all of them.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": attempt - 1,
+        "GLOO_SOCKET_IFNAME": seat.interface,
+        "NCCL_SOCKET_IFNAME": f"={seat.interface}",
+        "TP_SOCKET_IFNAME": seat.interface,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_RANK": place.rank,
+        "HOROVOD_SIZE": place.world_size,
+        "HOROVOD_LOCAL_RANK": place.local_rank,
+        "HOROVOD_LOCAL_SIZE": place.local_size,
+        "HOROVOD_CROSS_RANK": place.cross_rank,
+        "HOROVOD_CROSS_SIZE": place.cross_size,
+        "HOROVOD_HOSTNAME": seat.host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": seat.shim_port,
+        "HOROVOD_GLOO_IFACE": seat.interface,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": max(1, round(timeout_s)),
+    }
+    environment = {name: str(value) for name, value in numbers.items()}
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return environment
+
+
+def visible_devices(seat: Seat, neighbours: list[Seat], which: str) -> tuple[str, ...]:
+    """GPU addresses a rank may see: its own, or all ranks' of its host in local-rank order."""
+    if which == "own":
+        return seat.gpus
+    return tuple(gpu for other in neighbours if other.host == seat.host for gpu in other.gpus)
