@@ -354,7 +354,7 @@ def test_filters_are_decided_before_the_plan(
     make_dataset: MakeDataset, tmp_path: Path, filters: Any, kept: Any
 ) -> None:
     manifest = make_dataset(tmp_path, [[25, 25], [50]])
-    config = DataConfig(filters=filters, tail="pad", columns=["x"], audit=True)
+    config = DataConfig(filters=filters, tail="pad", audit=True)
     reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", ["x"], 8)
     assert isinstance(reader, ParquetReader) and reader.plan.rows == len(list(kept))
     batches = list(reader.batches(0))
