@@ -97,7 +97,7 @@ def _find(recipe: str) -> tuple[str, str]:
         return where, source.read_text()
     except OSError as error:
         near = difflib.get_close_matches(recipe, recipe_names(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ConfigError(recipe, [f"no such recipe ({error.strerror}){hint} Built in: {recipe_names()}"]) from error
 
 

@@ -52,6 +52,18 @@ class Columns:
     read: list[str]
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What one training is made of on this rank."""
+
+    ctx: WorkerContext
+    config: RunConfig
+    run: Storage
+    strategy: Strategy
+    task: Task
+    open_reader: Callable[[str, bool], Reader]  # split, training? -> this rank's share
+
+
 def train(ctx: WorkerContext) -> dict[str, Any]:
     """The entry of every training job. payload: `config` (resolved), `dataset` and `run` (URIs).
 
@@ -85,7 +97,8 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         seed_everything(config.train.seed, strategy.data_rank)  # dropout differs between data ranks, weights do not
         open_reader = reader_opener(config, folder, manifest, columns, strategy, device, ctx.world_size, readers)
-        result = _train(ctx, config, manifest, run, strategy, task, model, open_reader, began)
+        parts = Parts(ctx, config, run, strategy, task, open_reader)
+        result = _train(parts, model, manifest.fingerprint, began)
         failed = False
         return result
     finally:
@@ -94,74 +107,40 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
         strategy.close(failed)
 
 
-def _train(
-    ctx: WorkerContext,
-    config: RunConfig,
-    manifest: DatasetManifest,
-    run: Storage,
-    strategy: Strategy,
-    task: Task,
-    model: nn.Module,
-    open_reader: Callable[[str, bool], Reader],
-    began: float,
-) -> dict[str, Any]:
-    reader = open_reader("train", True)
-    valid = open_reader(config.train.valid_split, False)
+def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> dict[str, Any]:
+    """Resume, fit, export, score: rank 0's summary as plain values."""
+    ctx, config, strategy = parts.ctx, parts.config, parts.strategy
+    reader = parts.open_reader("train", True)
+    valid = parts.open_reader(config.train.valid_split, False)
     settings = loop_settings(config)
     steps = total_steps(settings, reader.steps_per_epoch)
-    lr_at = learning_rate_schedule(config, steps)
-    strategy.prepare(model, task, optimizer_factory(config))
-
-    def on_commit(info: CheckpointInfo) -> None:
-        data = {"step": info.step, "uri": info.uri, "metric": info.metric, "bytes": info.bytes, "world": info.world}
-        ctx.event("checkpoint", data)
-
-    keep = config.checkpoint
-    retention = Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode)
-    checkpoints = Checkpointer(
-        run.at("checkpoints"), peers(ctx.world_size, keep.timeout_s), retention, keep.asynchronous, on_commit
-    )
-    trainer_facts = {
-        "dataset": manifest.fingerprint,
+    strategy.prepare(model, parts.task, optimizer_factory(config))
+    checkpoints = open_checkpoints(parts)
+    audit = open_audit(parts, reader)
+    facts = {
+        "dataset": fingerprint,
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
     }
 
-    audit = open_audit(ctx, config, run, reader, strategy)
-
     def save(state: TrainerState, metric: float | None) -> None:
         if audit is not None:
             audit.flush()  # no step a checkpoint vouches for may be missing from the audit
-        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | trainer_facts, metric)
-
-    state = TrainerState()
-    if keep.resume and (latest := checkpoints.latest(keep.verify)) is not None:
-        state = restore(checkpoints, latest, strategy, trainer_facts, keep.allow_other_order)
-        ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
-    ctx.event("training", {"from_step": state.step, "steps": steps, "startup_s": time.monotonic() - began})
+        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | facts, metric)
 
     def evaluate_valid(step: int) -> dict[str, float]:
-        return evaluate_split(strategy, valid, task, tick=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"))
+        return evaluate_split(strategy, valid, parts.task, tick=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"))
 
+    begun = resume(parts, checkpoints, facts)
+    ctx.event("training", {"from_step": begun.step, "steps": steps, "startup_s": time.monotonic() - began})
     training = time.monotonic()
-    first_cursor = state.cursor
-    state = fit(
-        strategy,
-        reader,
-        evaluate_valid,
-        lr_at,
-        save,
-        ctx,
-        settings,
-        state,
-        audit.record if audit else None,
-    )
+    lr_at, on_step = learning_rate_schedule(config, steps), audit.record if audit else None
+    state = fit(strategy, reader, evaluate_valid, lr_at, save, ctx, settings, begun, on_step)
     checkpoints.wait()
     train_s = time.monotonic() - training
-    finished = state.step >= steps or state.stopped_early
     summary: dict[str, Any] = {
         "engine": strategy.engine,
-        "finished": finished,
+        "finished": state.step >= steps or state.stopped_early,
         "steps": state.step,
         "samples": state.cursor,
         "skipped_steps": state.skipped_steps,
@@ -169,35 +148,76 @@ def _train(
         "best_step": state.best_step,
         "best_value": state.best_value,
         "train_s": train_s,
-        "rows_per_s": (state.cursor - first_cursor) / max(train_s, 1e-9),
+        "rows_per_s": (state.cursor - begun.cursor) / max(train_s, 1e-9),
         "valid": state.last_valid,
         "measured": dict(strategy.measured),
     }
-    if not finished:  # asked to stop: the checkpoint above is where the next run goes on
-        checkpoints.close()
-        return summary
-    if state.best_step not in (None, state.step) and (best := checkpoints.best(config.train.best_mode)) is not None:
-        state_dict = strategy.state_dict()
-        checkpoints.load(best, state_dict, random_state=False)
-        strategy.load_state_dict(state_dict)
-        summary["exported_step"] = best.step
+    if summary["finished"]:  # else: asked to stop; the last checkpoint is where the next command goes on
+        summary |= export(parts, checkpoints, state) | score_test_split(parts, state.step)
     checkpoints.close()
-    ctx.heartbeat(state.step, "export")
-    weights = strategy.full_model_state()
-    if ctx.rank == 0 and weights is not None:
-        summary["weights"] = write_weights(run, weights)
-    if config.train.test_split is not None:
-
-        def tick(number: int) -> None:
-            ctx.heartbeat(summary["steps"], f"test batch {number}")
-
-        test = open_reader(config.train.test_split, False)
-        predictions = Predictions(task) if hasattr(task, "probabilities") and strategy.speaks_for_data_rank else None
-        summary["test"] = evaluate_split(strategy, test, task, predictions.add if predictions else None, tick)
-        if predictions is not None:
-            name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
-            summary["predictions"] = predictions.write(run, name)
     return summary
+
+
+def open_checkpoints(parts: Parts) -> Checkpointer:
+    """The run's checkpoints; the driver hears of each that is committed."""
+    keep = parts.config.checkpoint
+
+    def on_commit(info: CheckpointInfo) -> None:
+        data = {"step": info.step, "uri": info.uri, "metric": info.metric, "bytes": info.bytes, "world": info.world}
+        parts.ctx.event("checkpoint", data)
+
+    return Checkpointer(
+        parts.run.at("checkpoints"),
+        peers(parts.ctx.world_size, keep.timeout_s),
+        Retention(keep.keep_last, keep.keep_best, keep.keep_every, parts.config.train.best_mode),
+        keep.asynchronous,
+        on_commit,
+    )
+
+
+def resume(parts: Parts, checkpoints: Checkpointer, facts: dict[str, Any]) -> TrainerState:
+    """The state to go on from: the newest good checkpoint's, loaded into the strategy, or a new one."""
+    keep = parts.config.checkpoint
+    latest = checkpoints.latest(keep.verify) if keep.resume else None
+    if latest is None:
+        return TrainerState()
+    state = restore(checkpoints, latest, parts.strategy, facts, keep.allow_other_order)
+    parts.ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
+    return state
+
+
+def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> dict[str, Any]:
+    """Write the whole model of the best step (the last one where none is better) as one file; what the summary says."""
+    strategy, said = parts.strategy, dict[str, Any]()
+    if state.best_step not in (None, state.step):
+        best = checkpoints.best(parts.config.train.best_mode)
+        if best is not None:
+            state_dict = strategy.state_dict()
+            checkpoints.load(best, state_dict, random_state=False)
+            strategy.load_state_dict(state_dict)
+            said["exported_step"] = best.step
+    parts.ctx.heartbeat(state.step, "export")
+    weights = strategy.full_model_state()
+    if parts.ctx.rank == 0 and weights is not None:
+        said["weights"] = write_weights(parts.run, weights)
+    return said
+
+
+def score_test_split(parts: Parts, step: int) -> dict[str, Any]:
+    """Metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
+    ctx, strategy, task = parts.ctx, parts.strategy, parts.task
+    if parts.config.train.test_split is None:
+        return {}
+    test = parts.open_reader(parts.config.train.test_split, False)
+    predictions = Predictions(task) if hasattr(task, "probabilities") and strategy.speaks_for_data_rank else None
+    on_batch = predictions.add if predictions else None
+    said: dict[str, Any] = {
+        "test": evaluate_split(strategy, test, task, on_batch, lambda n: ctx.heartbeat(step, f"test batch {n}"))
+    }
+    if predictions is not None:
+        name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
+        said["predictions"] = predictions.write(parts.run, name)
+    return said
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:
@@ -339,16 +359,15 @@ def data_gather(strategy: Strategy, world: int, timeout_s: float) -> AllGather:
     return gather
 
 
-def open_audit(
-    ctx: WorkerContext, config: RunConfig, run: Storage, reader: Reader, strategy: Strategy
-) -> AuditLog | None:
+def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
     """The record of which rows each data rank consumed, where `data.audit` asks for it."""
-    if not config.data.audit or not strategy.speaks_for_data_rank:
+    strategy = parts.strategy
+    if not parts.config.data.audit or not strategy.speaks_for_data_rank:
         return None
     plan = reader.plan  # type: ignore[attr-defined]  # audit is refused for readers that have none (conf/rules.py)
     return AuditLog(
-        run.at("audit"),
-        ctx.attempt,
+        parts.run.at("audit"),
+        parts.ctx.attempt,
         strategy.data_rank,
         strategy.data_size,
         reader.order_state(),
