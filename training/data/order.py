@@ -21,7 +21,7 @@ import numpy as np
 from numpy.random import PCG64, RandomState, SeedSequence
 from numpy.typing import ArrayLike, NDArray
 
-ORDER_VERSION = 1
+ORDER_VERSION = 2
 MIXED_ROW_GROUPS = 64  # row groups a global batch draws from when the window is left to us
 Tail = Literal["drop", "pad", "error"]
 Ints = NDArray[np.int64]
@@ -132,12 +132,27 @@ def _check(rows: int, global_batch: int, settings: OrderSettings) -> None:
 
 
 def _stride(lanes: int) -> int:
-    """A step coprime to `lanes` near its golden section: any run of slots is spread evenly over the lanes, and so over
-    the ranks, which matters where the global batch is no multiple of the lanes (three-distance theorem)."""
-    stride = max(1, round(lanes * 0.6180339887498949))
-    while gcd(stride, lanes) != 1:
-        stride += 1
-    return stride
+    """The step coprime to K = `lanes` that spreads any run of slots most evenly over the lanes, and so over the ranks:
+    what a rank reads of a global batch that is no multiple of K.
+
+    With c(r) the lanes of an interval of n that r consecutive slots visit, |c(r) - r n / K| < 2 (a1 + ... + am), where
+    [0; a1, ..., am] is the continued fraction of stride / K. Proof (Ostrowski; Kuipers and Niederreiter 1974, ch. 2.3):
+    r < K is a sum of at most a1 + ... + am denominators q of its convergents p / q. As stride / K is within 1 / (q q')
+    of p / q, q' the next denominator, the q slots of such a part lie one in each cell of a grid of q equal cells, all
+    moved the same way by less than a cell; each end of the interval gains or loses less than one slot. Whole turns
+    visit every lane once. Hence the smallest sum; near the golden section where several have it.
+    """
+    coprime = [step for step in range(1, lanes + 1) if gcd(step, lanes) == 1]
+    return min(coprime, key=lambda step: (sum(partial_quotients(step, lanes)), abs(step - lanes * 0.6180339887498949)))
+
+
+def partial_quotients(numerator: int, denominator: int) -> list[int]:
+    """[a1, ..., am] of numerator / denominator = 1 / (a1 + 1 / (a2 + ...)), a fraction in (0, 1]."""
+    quotients = []
+    while numerator:
+        quotients.append(denominator // numerator)
+        numerator, denominator = denominator % numerator, numerator
+    return quotients
 
 
 def lanes_of_rank(plan: Plan, rank: int, size: int) -> range:
