@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Cause = Literal["exception", "exit", "signal", "memory", "lost", "hang", "start"]
+Cause = Literal["exception", "exit", "signal", "memory", "disk", "lost", "hang", "start"]
 
 # What ranks say when another one has gone. Seen with Gloo, NCCL, Horovod 0.28.1 and torch's store.
 _RING_BROKE = re.compile(
@@ -18,6 +18,8 @@ _RING_BROKE = re.compile(
     r"|HTTP request failed",
     re.IGNORECASE,
 )
+# ENOSPC and EDQUOT as Python, torch and pyarrow word them, and as a rank repeats what another one met.
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     """The one that began, out of failures in order of arrival: the first that names a cause of its own, else the
     first."""
     return next((f for f in failures if not is_secondary(f)), failures[0])
+
+
+def cause_of(error_type: str, message: str) -> Cause:
+    """What an exception says of the machine: out of memory, a full disk; `exception` where it says nothing of it."""
+    if error_type == "MemoryError":
+        return "memory"
+    return "disk" if _DISK_FULL.search(message) else "exception"
 
 
 class WorkerFailed(RuntimeError):
@@ -121,7 +130,7 @@ class RankState:
         if self.error:
             kind, message = self.error["type"], self.error["message"]
             return Failure(
-                cause="memory" if kind == "MemoryError" else "exception",
+                cause=cause_of(kind, message),
                 words=f"raised {kind}: {message.splitlines()[0] if message else ''}".rstrip(": "),
                 error_type=kind,
                 message=message,

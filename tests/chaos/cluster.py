@@ -1,18 +1,20 @@
 """A real standalone Spark cluster on one machine: master with driver, and three workers, each in a network namespace.
 
-Needs root, `ip` and `tc`. Every worker has its own address on a bridge, so links can be cut and slowed like cables.
+Needs root, `ip`, `tc` and `ss`. Every worker has its own address on a bridge, so links can be cut and slowed like
+cables. The storage all hosts share is a small disk of its own, so that it can be filled.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -20,11 +22,12 @@ import pyspark
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
+DISK_BYTES = 64 << 20
 
 
 def possible() -> bool:
     """Whether this machine lets us make network namespaces."""
-    if os.geteuid() != 0 or not shutil.which("ip"):
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "ss"))):
         return False
     name = f"srtry{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
@@ -43,6 +46,7 @@ class Cluster:
         self.folder, self.workers, self.prefix, self.subnet = folder, workers, f"{prefix}{os.getpid() % 10000}x", subnet
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.bridge = f"{self.prefix}b"
+        self.disk = folder / "disk"
 
     @property
     def master_url(self) -> str:
@@ -55,6 +59,8 @@ class Cluster:
         return f"{self.prefix}{node}"
 
     def start(self) -> None:
+        self.disk.mkdir()  # mounted first: `ip netns exec` gives each process the mounts there are then
+        sh("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "sparkring-chaos", str(self.disk))
         sh("ip", "link", "add", self.bridge, "type", "bridge")
         sh("ip", "link", "set", self.bridge, "up")
         for node in range(self.workers + 1):
@@ -155,6 +161,22 @@ class Cluster:
         else:
             sh("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")
 
+    def fill_disk(self) -> None:
+        """To the last byte, until `free_disk`."""
+        with open(self.disk / "ballast", "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20))
+
+    def free_disk(self) -> None:
+        (self.disk / "ballast").unlink(missing_ok=True)
+
+    def listeners(self, node: int) -> list[tuple[str, set[int]]]:
+        """(address:port, process ids that hold it) of every TCP port listened on in a node."""
+        shown = subprocess.run(
+            ["ip", "netns", "exec", self.namespace(node), "ss", "-Hltnp"], capture_output=True, text=True, check=True
+        ).stdout
+        return [(line.split()[3], {int(pid) for pid in re.findall(r"pid=(\d+)", line)}) for line in shown.splitlines()]
+
     def stop(self) -> None:
         for node in range(self.workers + 1):
             for process in self.members(node):
@@ -169,6 +191,7 @@ class Cluster:
         for node in range(self.workers + 1):
             subprocess.run(["ip", "netns", "del", self.namespace(node)], capture_output=True)
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+        subprocess.run(["umount", "--lazy", str(self.disk)], capture_output=True)
 
 
 @contextmanager

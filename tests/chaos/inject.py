@@ -1,4 +1,5 @@
-"""Faults done to a running victim; after each it must go on, and nothing of an earlier attempt may be left."""
+"""Faults done to a running victim. After each it must go on from a good checkpoint, and nothing of what was there
+before may be left: no process, no port, no row used twice, no other bit."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,36 +16,47 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import victim
 from cluster import Cluster
 
-VICTIM = Path(__file__).with_name("victim.py")
+from training.data.audit import audit_run
+from training.job import JobSpec
+from training.launch import run_local
+
+Weights = dict[int, list[float]]  # step of a checkpoint -> parameters
 
 
 @dataclass
 class Run:
-    """One command line of the victim, restarted where its driver is killed, and all it has said."""
+    """One command line of the victim, given again where its driver is killed, and all it has said."""
 
     cluster: Cluster
-    folder: Path
+    logs: Path
     steps: int
     world: int
     driver: subprocess.Popen[bytes] | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
-    pids: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (command, attempt) -> pids of ranks
+    ranks: dict[int, list[int]] = field(default_factory=dict)  # attempt -> process ids
     commands: int = 0
     _offset: int = 0
 
+    @property
+    def folder(self) -> Path:
+        """Of checkpoints and audit, on the disk all hosts share."""
+        return self.cluster.disk / self.logs.name
+
+    @property
+    def log(self) -> Path:
+        return self.logs / "driver.log"
+
     def start(self) -> None:
         self.commands += 1
-        log = self.folder / "driver.log"
-        self.driver = self.cluster.driver(
-            str(VICTIM), self.cluster.master_url, str(self.folder), str(self.steps), str(self.world), log=log
-        )
+        args = [self.cluster.master_url, self.folder, self.steps, self.world, self.commands * 10_000]
+        self.driver = self.cluster.driver(str(Path(victim.__file__)), *map(str, args), log=self.log)
 
-    def read(self) -> list[dict[str, Any]]:
-        """Events since the last call."""
-        fresh = []
-        with open(self.folder / "driver.log", "rb") as file:
+    def read(self) -> None:
+        """Take in what has been said since the last call."""
+        with open(self.log, "rb") as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -51,72 +64,94 @@ class Run:
                 self._offset += len(line)
                 if line.startswith(b'{"kind"'):
                     event = json.loads(line)
-                    fresh.append(event)
-                    if event["kind"] == "event" and event["event"] == "pid":
-                        self.pids.setdefault((self.commands, event["attempt"]), []).append(event["data"]["pid"])
-        self.events += fresh
-        return fresh
+                    self.events.append(event)
+                    if event.get("event") == "pid":
+                        self.ranks.setdefault(event["attempt"], []).append(event["data"]["pid"])
 
     @property
     def step(self) -> int:
         return max((e["step"] for e in self.events if e["kind"] == "heartbeat"), default=0)
 
-    def await_step(self, step: int, timeout_s: float, after: float = 0.0) -> float:
-        """Time of a heartbeat of `step` or later, said after `after`; TimeoutError with the log's end."""
-        deadline = time.time() + timeout_s
-        seen = 0
+    @property
+    def attempt(self) -> int:
+        return max(self.ranks, default=0)
+
+    def await_event(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 240.0) -> dict[str, Any]:
+        """The first event said from now on that is `wanted`; TimeoutError and RuntimeError with the log's end."""
+        deadline, seen = time.time() + timeout_s, len(self.events)
         while time.time() < deadline:
+            ended = self.driver is not None and self.driver.poll() is not None
             self.read()
             for event in self.events[seen:]:
-                if event["kind"] == "heartbeat" and event["step"] >= step and event["at"] > after:
-                    return float(event["at"])
+                if wanted(event):
+                    return event
             seen = len(self.events)
-            if self.driver is not None and self.driver.poll() is not None:
+            if ended:
                 raise RuntimeError(f"the driver ended with {self.driver.returncode}:\n{self.tail()}")
             time.sleep(0.05)
-        raise TimeoutError(f"no step {step} within {timeout_s:g} s:\n{self.tail()}")
+        raise TimeoutError(f"not heard of within {timeout_s:g} s:\n{self.tail()}")
+
+    def await_step(self, step: int, attempt: int = 0) -> float:
+        """Time of the next heartbeat of `step` or later, in `attempt` or later."""
+        reached = lambda e: e["kind"] == "heartbeat" and e["step"] >= step and e["attempt"] >= attempt  # noqa: E731
+        return float(self.await_event(reached)["at"])
 
     def tail(self) -> str:
-        lines = (self.folder / "driver.log").read_text(errors="replace").splitlines()
+        lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if '"heartbeat"' not in line)[-3000:]
 
-    def orphans(self) -> list[int]:
-        """Ranks of all but the newest attempt that are still there."""
-        newest = max(self.pids, default=(0, 0))
-        return [pid for key, pids in self.pids.items() if key != newest for pid in pids if alive(pid)]
+    def end(self) -> None:
+        """Wait until all steps are made; RuntimeError with the log's end where they are not."""
+        assert self.driver is not None
+        code = self.driver.wait(timeout=600)
+        self.read()
+        if code:
+            raise RuntimeError(f"the driver ended with {code}:\n{self.tail()}")
 
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    def kill(self) -> None:
+        """SIGKILL the driver's Python and its JVM, whatever they are doing."""
+        assert self.driver is not None
+        if self.driver.poll() is None:
+            root = psutil.Process(self.driver.pid)
+            for process in [*root.children(recursive=True), root]:
+                if process.is_running():
+                    process.kill()
+        self.driver.wait()
+        self.read()
 
 
 def kill_rank(run: Run, chance: random.Random) -> None:
-    os.kill(chance.choice(run.pids[max(run.pids)]), signal.SIGKILL)
+    os.kill(chance.choice(run.ranks[run.attempt]), signal.SIGKILL)
 
 
 def stop_rank(run: Run, chance: random.Random) -> None:
-    os.kill(chance.choice(run.pids[max(run.pids)]), signal.SIGSTOP)
+    os.kill(chance.choice(run.ranks[run.attempt]), signal.SIGSTOP)
 
 
 def kill_helper(run: Run, chance: random.Random) -> None:
-    psutil.Process(chance.choice(run.pids[max(run.pids)])).parent().kill()
+    psutil.Process(chance.choice(run.ranks[run.attempt])).parent().kill()
 
 
 def kill_agent(run: Run, chance: random.Random) -> None:
-    psutil.Process(chance.choice(run.pids[max(run.pids)])).parent().parent().kill()
-
-
-def kill_executor(run: Run, chance: random.Random) -> None:
-    nodes = [n for n in range(1, run.cluster.workers + 1) if run.cluster.find(n, "CoarseGrainedExecutorBackend")]
-    run.cluster.find(chance.choice(nodes), "CoarseGrainedExecutorBackend")[0].kill()
+    psutil.Process(chance.choice(run.ranks[run.attempt])).parent().parent().kill()
 
 
 def busy_node(run: Run, chance: random.Random) -> int:
     """A worker that has a rank now: what happens to another one is no fault."""
     return chance.choice([n for n in range(1, run.cluster.workers + 1) if run.cluster.find(n, "training.zygote")])
+
+
+def executor(run: Run, chance: random.Random) -> psutil.Process:
+    return run.cluster.find(busy_node(run, chance), "CoarseGrainedExecutorBackend")[0]
+
+
+def kill_executor(run: Run, chance: random.Random) -> None:
+    executor(run, chance).kill()
+
+
+def decommission(run: Run, chance: random.Random) -> None:
+    """As a node's manager does it: the executor is told to leave, and goes when its tasks have ended."""
+    executor(run, chance).send_signal(signal.SIGPWR)
 
 
 def kill_spark_worker(run: Run, chance: random.Random) -> None:
@@ -133,12 +168,6 @@ def cut_link(run: Run, chance: random.Random) -> None:
     run.cluster.link(node, up=True)
 
 
-def decommission(run: Run, chance: random.Random) -> None:
-    """As a node's manager does it: the executor is told to leave, and goes when its tasks have ended."""
-    executor = run.cluster.find(busy_node(run, chance), "CoarseGrainedExecutorBackend")[0]
-    executor.send_signal(signal.SIGPWR)
-
-
 def slow_link(run: Run, chance: random.Random) -> None:
     node = busy_node(run, chance)
     run.cluster.slow(node, "1mbit")
@@ -146,59 +175,137 @@ def slow_link(run: Run, chance: random.Random) -> None:
     run.cluster.slow(node, None)
 
 
+def fill_disk(run: Run, chance: random.Random) -> None:
+    """Full until an attempt has ended by it."""
+    run.cluster.fill_disk()
+    try:
+        ended = run.await_event(lambda e: e["kind"] == "attempt_ended", 60)
+    finally:
+        run.cluster.free_disk()
+    assert ended["cause"] == "disk", f"a full disk was taken for {ended}"
+
+
 def kill_driver(run: Run, chance: random.Random) -> None:
-    assert run.driver is not None
-    kill_group(run.driver)
+    run.kill()
     run.start()
 
 
-def kill_group(driver: subprocess.Popen[bytes]) -> None:
-    """The driver's Python and its JVM."""
-    root = psutil.Process(driver.pid)
-    for process in [*root.children(recursive=True), root]:
-        if process.is_running():
-            process.kill()
-    driver.wait()
+@dataclass(frozen=True)
+class Fault:
+    act: Callable[[Run, random.Random], None]
+    share: int  # of a soak's faults; those with a short recovery come more often
+    ends_attempt: bool = True
 
 
-FAULTS: dict[str, Callable[[Run, random.Random], None]] = {
-    "SIGKILL of a rank": kill_rank,
-    "SIGSTOP of a rank": stop_rank,
-    "SIGKILL of a helper": kill_helper,
-    "SIGKILL of an agent": kill_agent,
-    "SIGKILL of an executor": kill_executor,
-    "SIGKILL of a Spark worker": kill_spark_worker,
-    "link down for 12 s": cut_link,
-    "link at 1 Mbit/s for 3 s": slow_link,
-    "decommissioning of an executor": decommission,
-    "SIGKILL of the driver, rerun": kill_driver,
+FAULTS: dict[str, Fault] = {
+    "SIGKILL of a rank": Fault(kill_rank, 7),
+    "SIGSTOP of a rank": Fault(stop_rank, 5),
+    "SIGKILL of a helper": Fault(kill_helper, 6),
+    "SIGKILL of an agent": Fault(kill_agent, 4),
+    "SIGKILL of an executor": Fault(kill_executor, 2),
+    "SIGKILL of a Spark worker": Fault(kill_spark_worker, 2),
+    "link down for 12 s": Fault(cut_link, 2),
+    "link at 1 Mbit/s for 3 s": Fault(slow_link, 5, ends_attempt=False),
+    "full disk under checkpoints": Fault(fill_disk, 6),
+    "decommissioning of an executor": Fault(decommission, 3),
+    "SIGKILL of the driver, rerun": Fault(kill_driver, 1),
 }
 
 
-def strike(run: Run, name: str, chance: random.Random, timeout_s: float = 240.0) -> float:
-    """Inject one fault; seconds until training is further than it was, with a little time for orphans to be ended."""
+def strike(run: Run, name: str, chance: random.Random, undisturbed: Weights) -> float:
+    """Inject one fault, wait until training is further than it was and has committed a checkpoint, and check what must
+    hold by then. Returns the seconds from the fault to the first new step; AssertionError names what does not hold."""
     run.read()
-    step, began = run.step, time.time()
-    FAULTS[name](run, chance)
-    recovered = run.await_step(step + 1, timeout_s, after=began + (0.3 if name != "link at 1 Mbit/s for 3 s" else 0))
+    step, attempt, began = run.step, run.attempt, time.time()
+    FAULTS[name].act(run, chance)
+    recovered = run.await_step(step + 1, attempt + FAULTS[name].ends_attempt)
+    saved = run.await_event(lambda e: e.get("event") == "checkpoint" and e["data"]["step"] > step)
+    compare_weights(run, undisturbed)
+    compare_rows(run, at_least=saved["data"]["step"] * victim.ROWS)
     deadline = time.time() + 10
-    while run.orphans() and time.time() < deadline:
-        time.sleep(0.05)
-    if left := run.orphans():
-        raise AssertionError(f"{name}: ranks of earlier attempts are left: {left}")
+    while (left := leftovers(run)) and time.time() < deadline:
+        time.sleep(0.1)
+        run.read()
+    assert not left, f"{name}: left behind: {left}"
     return recovered - began
 
 
-def expected(steps: int, world: int) -> dict[str, Any]:
-    """What an undisturbed run of the victim returns."""
-    import tempfile
+def leftovers(run: Run) -> list[str]:
+    """Ranks of earlier attempts, and ports held by anything but Spark, the newest attempt and its driver."""
+    ranks = set(run.ranks.get(run.attempt, []))
+    found = [f"rank {pid}" for pids in run.ranks.values() for pid in pids if pid not in ranks and alive(pid)]
+    allowed = ranks | {parent.pid for rank in ranks if alive(rank) for parent in psutil.Process(rank).parents()[:2]}
+    for node in range(1, run.cluster.workers + 1):
+        for port, holders in run.cluster.listeners(node):
+            if not holders & allowed and not any(is_spark(pid) for pid in holders):
+                found.append(f"port {port} on node {node}, held by {holders or 'nobody we can see'}")
+    assert run.driver is not None
+    own = [port for port, pids in run.cluster.listeners(0) if run.driver.pid in pids and "127.0.0.1" not in port]
+    if len(own) > 1:
+        found.append(f"ports {own} of the driver: one is the channel's, the others belong to attempts that are over")
+    return found
 
-    from victim import train
 
-    from training.job import JobSpec
-    from training.launch import run_local
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_spark(pid: int) -> bool:
+    """A JVM, or the one process in each that forks Spark's Python workers; an agent is such a fork."""
+    try:
+        process = psutil.Process(pid)
+        parent = process.parent()
+        return process.name() == "java" or (parent is not None and parent.name() == "java")
+    except psutil.NoSuchProcess:
+        return False
+
+
+def compare_weights(run: Run, undisturbed: Weights) -> str:
+    """Every checkpoint so far against the one of an undisturbed run; bit for bit where the world never changed."""
+    worlds = {e["world"] for e in run.events if e["kind"] == "started"}
+    worst = 0.0
+    for event in run.events:
+        if event.get("event") == "checkpoint":
+            step, w = event["data"]["step"], event["data"]["w"]
+            if step in undisturbed:  # one written because training was asked to stop is at a step of its own
+                worst = max(worst, *(abs(a - b) for a, b in zip(w, undisturbed[step], strict=True)))
+    allowed = 0.0 if worlds == {run.world} else 1e-12
+    assert worst <= allowed, f"parameters differ by {worst} from an undisturbed run's (worlds {sorted(worlds)})"
+    return "bit-equal" if worst == 0 else f"within {worst:.1e} (worlds {sorted(worlds)})"
+
+
+def compare_rows(run: Run, at_least: int) -> int:
+    """Rows consumed so far, each once, by the audit's own records; AssertionError where that is not so."""
+    report = audit_run(str(run.folder / "audit"))
+    rows = sum(epoch.rows for epoch in report.epochs)
+    assert not report.problems and rows >= at_least, f"{rows} rows, {at_least} at least; {report.problems}"
+    return rows
+
+
+def verdict(run: Run, undisturbed: Weights) -> str:
+    """Of a run that has ended: all its rows, and its last bits."""
+    rows = compare_rows(run, run.steps * victim.ROWS)
+    assert rows == run.steps * victim.ROWS, f"{rows} rows instead of {run.steps * victim.ROWS}"
+    assert any(e["kind"] == "result" and e["finished"] for e in run.events), run.tail()
+    last = next(e["data"] for e in reversed(run.events) if e.get("event") == "checkpoint")
+    assert last["step"] == run.steps, f"the last checkpoint is of step {last['step']}"
+    left = [pid for pids in run.ranks.values() for pid in pids if alive(pid)]
+    assert not left, f"ranks {left} have outlived the run"
+    return f"{rows} rows once each, parameters {compare_weights(run, undisturbed)}"
+
+
+def undisturbed_run(steps: int, world: int) -> Weights:
+    """Parameters at every checkpoint of a victim nobody disturbs, on this machine without Spark."""
+    found: Weights = {}
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event.get("event") == "checkpoint":
+            found[event["data"]["step"]] = event["data"]["w"]
 
     with tempfile.TemporaryDirectory() as folder:
-        job = JobSpec(train, {"folder": folder, "steps": steps, "sleep_s": 0.0}, preload=("torch",))
-        result: dict[str, Any] = run_local(job, world, lambda event: None).result
-    return result
+        payload = {"folder": folder, "steps": steps, "sleep_s": 0.0}
+        run_local(JobSpec(victim.train, payload, preload=victim.PRELOAD), world, on_event)
+    return found

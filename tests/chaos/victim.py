@@ -1,70 +1,85 @@
 """The driver that chaos is done to: a small exact training job under run_with_recovery, events as JSON on stdout.
 
-    victim.py MASTER FOLDER STEPS WORLD
+    victim.py MASTER FOLDER STEPS WORLD FIRST_ATTEMPT
 
 The model is linear regression in float64 by SGD; the rows of step s are s*24 .. s*24+23, so what must have been
-consumed is known, and the parameters' last bits are those of an undisturbed run. Exit code 0 when all steps are made.
+consumed is known, and the parameters' last bits are those of an undisturbed run. Checkpoints and the audit of rows are
+the product's own, below FOLDER. Exit code 0 when all steps are made.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
 import time
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
 ROWS = 24  # per global batch; divisible by worlds 1, 2 and 3
+CHECKPOINT_STEPS = 10
+PRELOAD = ("torch", "training.checkpoint")
 
 
 def train(ctx: Any) -> dict[str, Any]:
+    """One rank. Returns whether all steps are made; every checkpoint is announced with the parameters it holds."""
     import torch
     import torch.distributed as dist
 
-    folder, steps = Path(ctx.payload["folder"]), ctx.payload["steps"]
+    from conf.storage import open_storage
+    from training.checkpoint import Checkpointer
+    from training.checkpoint_peers import torch_peers
+    from training.data.audit import AuditLog
+    from training.data.batch import Batch
+
+    folder, steps = open_storage(ctx.payload["folder"]), ctx.payload["steps"]
     ctx.event("pid", {"pid": os.getpid()})
     dist.init_process_group("gloo")
-    path = folder / "checkpoint.json"
-    state = json.loads(path.read_text()) if path.exists() else {"step": 0, "w": [0.0] * 4, "rows": 0}
-    w = torch.tensor(state["w"], dtype=torch.float64)
-    rows_done = state["rows"]
-    for step in range(state["step"], steps):
+    said: dict[int, list[float]] = {}
+
+    def announce(info: Any) -> None:
+        ctx.event("checkpoint", {"step": info.step, "w": said[info.step]})
+
+    checkpoints = Checkpointer(folder.at("checkpoints"), torch_peers(timedelta(seconds=60)), on_commit=announce)
+    audit = AuditLog(folder.at("audit"), ctx.attempt, ctx.rank, ctx.world_size, {}, steps * ROWS, steps * ROWS)
+    state = {"w": torch.zeros(4, dtype=torch.float64)}
+    latest = checkpoints.latest()
+    begin = checkpoints.load(latest, state).trainer["step"] if latest else 0
+    w = state["w"]
+    step = begin
+    stop = False
+    while step < steps and not stop:
         ctx.heartbeat(step + 1, "step")
-        ids = torch.arange(step * ROWS, (step + 1) * ROWS, dtype=torch.float64)[ctx.rank :: ctx.world_size]
-        x = torch.stack([torch.sin(ids * (k + 1)) for k in range(4)], dim=1)
-        y = x @ torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64) + torch.cos(ids)
+        ids = torch.arange(step * ROWS, (step + 1) * ROWS)[ctx.rank :: ctx.world_size]
+        x = torch.stack([torch.sin(ids.double() * (k + 1)) for k in range(4)], dim=1)
+        y = x @ torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64) + torch.cos(ids.double())
         gradient = 2 * x.T @ (x @ w - y) / ROWS
-        packed = torch.cat([gradient, torch.tensor([float(len(ids)), float(ctx.should_stop())], dtype=torch.float64)])
+        packed = torch.cat([gradient, torch.tensor([float(ctx.should_stop())], dtype=torch.float64)])
         dist.all_reduce(packed)
         w -= 0.05 * packed[:4]
-        rows_done += int(packed[4])
-        stop = packed[5] > 0
-        if (step + 1) % 10 == 0 or stop or step + 1 == steps:
-            if ctx.rank == 0:
-                new = {"step": step + 1, "w": w.tolist(), "rows": rows_done}
-                part = path.with_suffix(f".{ctx.attempt}")
-                part.write_text(json.dumps(new))
-                part.replace(path)
-                ctx.event("checkpoint", {"step": step + 1})
-            dist.barrier()
-        if stop:
-            break
+        stop = bool(packed[4] > 0)
+        audit.record(0, step, Batch({}, len(ids), ROWS, (step + 1) * ROWS, ids=ids))
+        step += 1
+        if step % CHECKPOINT_STEPS == 0 or stop or step == steps:
+            audit.flush()
+            said[step] = w.tolist()
+            checkpoints.save(step, state, {"step": step})
         time.sleep(ctx.payload["sleep_s"])
+    checkpoints.wait()
     dist.destroy_process_group()
-    digest = hashlib.sha256(json.dumps(w.tolist()).encode()).hexdigest()[:16]
-    return {"finished": step + 1 >= steps, "rows": rows_done, "digest": digest, "w": w.tolist()}
+    return {"finished": step >= steps}
 
 
 def main() -> None:
-    master, folder, steps, world = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    master, folder, steps, world, first_attempt = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     import cloudpickle
     from pyspark.sql import SparkSession
 
+    from conf.storage import open_storage
     from pipelines.barrier import StageOptions
     from pipelines.recover import run_with_recovery
     from training.attempt import Limits
+    from training.checkpoint_catalog import committed
     from training.elastic import Policy
     from training.job import JobSpec
 
@@ -95,11 +110,11 @@ def main() -> None:
         say(event["kind"], {k: v for k, v in event.items() if k not in ("kind", "values", "text")})
 
     def latest_step() -> int | None:
-        path = folder / "checkpoint.json"
-        return json.loads(path.read_text())["step"] if path.exists() else None
+        good, _ = committed(open_storage(folder).at("checkpoints"))
+        return good[-1].step if good else None
 
     sleep_s = float(os.environ.get("VICTIM_SLEEP_S", "0.05"))
-    job = JobSpec(train, {"folder": str(folder), "steps": steps, "sleep_s": sleep_s}, preload=("torch",))
+    job = JobSpec(train, {"folder": folder, "steps": steps, "sleep_s": sleep_s}, preload=PRELOAD)
     result = run_with_recovery(
         spark,
         lambda attempt, size: job,
@@ -109,6 +124,7 @@ def main() -> None:
         is_finished=lambda r: r.result["finished"],
         limits=Limits(90, 4.0),
         options=StageOptions(silence_timeout_s=6.0, patience_s=6.0),
+        first_attempt=first_attempt,
     )
     say("result", {**result.result, "world": result.world})
     spark.stop()
