@@ -17,6 +17,7 @@ import platform
 import random
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(inject.FAULTS), default=list(inject.FAULTS))
     parser.add_argument("--write", type=Path, help="result file")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cluster is taken down then, too
     chance, began = random.Random(args.seed), time.time()
     until = began + args.minutes * 60
     times: dict[str, list[float]] = {}

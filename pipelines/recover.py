@@ -24,7 +24,7 @@ from training.attempt import Control, Limits, OnEvent
 from training.crew import Crew, log_event
 from training.elastic import PLANNED, Decision, Ended, Policy, best_world, decide, should_grow, steps_lost
 from training.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
-from training.job import PRELOAD, JobResult, JobSpec
+from training.job import JobResult, JobSpec
 from training.launch import local_crew
 
 log = logging.getLogger(__name__)
@@ -33,33 +33,34 @@ WATCH_S = 0.5
 
 @dataclass(frozen=True)
 class Platform:
-    """Where attempts run: room for how many ranks, agents for a world, and whether a host is about to leave."""
+    """Where attempts run: room for how many ranks, agents for a world with what their helpers import, and the hosts
+    that are about to leave (none of them is given an agent any more)."""
 
     slots: Callable[[], int]
-    open_crew: Callable[[int], AbstractContextManager[Crew]]
-    leaving: Callable[[], bool] = lambda: False
+    open_crew: Callable[[int, tuple[str, ...]], AbstractContextManager[Crew]]
+    leaving: Callable[[], frozenset[str]] = frozenset
 
 
-def spark_platform(spark: SparkSession, preload: tuple[str, ...], options: StageOptions) -> Platform:
+def spark_platform(spark: SparkSession, options: StageOptions) -> Platform:
     sc = spark.sparkContext
     return Platform(
         slots=lambda: slots(sc),
-        open_crew=lambda world: barrier_crew(spark, world, preload, options),
+        open_crew=lambda world, preload: barrier_crew(spark, world, preload, options),
         leaving=lambda: decommissioning(sc),
     )
 
 
-def local_platform(world: int, preload: tuple[str, ...]) -> Platform:
+def local_platform(world: int) -> Platform:
     """This machine without Spark; always room for `world`."""
-    return Platform(slots=lambda: world, open_crew=lambda count: local_crew(count, preload))
+    return Platform(slots=lambda: world, open_crew=local_crew)
 
 
-def decommissioning(sc: Any) -> bool:
-    """Whether Spark has begun to take an executor of this application away (spot instance, node drain)."""
+def decommissioning(sc: Any) -> frozenset[str]:
+    """Executors of this application that Spark has begun to take away (spot instance, node drain)."""
     scala = sc._jsc.sc()
-    ids = scala.getExecutorIds()
-    scheduler = scala.taskScheduler()
-    return any(scheduler.getExecutorDecommissionState(ids.apply(i)).isDefined() for i in range(ids.size()))
+    ids, scheduler = scala.getExecutorIds(), scala.taskScheduler()
+    found = [str(ids.apply(i)) for i in range(ids.size())]
+    return frozenset(name for name in found if scheduler.getExecutorDecommissionState(name).isDefined())
 
 
 def run_with_recovery(
@@ -74,11 +75,10 @@ def run_with_recovery(
     limits: Limits | None = None,
     options: StageOptions | None = None,
     first_attempt: int = 1,
-    preload: tuple[str, ...] = PRELOAD,
 ) -> JobResult:
     """Run `make_job(attempt, world)` until it returns a result that is finished; see Recovery for the rest."""
     check_slots(spark, policy.world if policy.min_world is None else policy.min_world)
-    platform = spark_platform(spark, preload, options or StageOptions())
+    platform = spark_platform(spark, options or StageOptions())
     recovery = Recovery(platform, make_job, policy, on_event, latest_step, is_finished, control, limits)
     return recovery.run(first_attempt)
 
@@ -108,6 +108,7 @@ class Recovery:
         self._control, self._limits, self._slots_wait_s = control or Control(), limits or Limits(), slots_wait_s
         self._history: list[Ended] = []
         self._crew: Crew | None = None
+        self._left: frozenset[str] = frozenset()  # hosts that were leaving when the crew was opened: not in it
         self._world = 0  # of the running attempt
         self._stack = ExitStack()
         self._failed_at: float | None = None
@@ -138,19 +139,19 @@ class Recovery:
                 attempt, world = attempt + 1, decision.world
 
     def _attempt(self, attempt: int, world: int) -> JobResult:
-        crew = self._usable_crew(world)
+        job = self._make_job(attempt, world)
+        crew = self._usable_crew(world, job.preload)
         self._planned, self._world = None, world
         with self._watching():
-            return crew.run(
-                self._make_job(attempt, world), world, self._listen, attempt, self._control, limits=self._limits
-            )
+            return crew.run(job, world, self._listen, attempt, self._control, limits=self._limits)
 
-    def _usable_crew(self, world: int) -> Crew:
+    def _usable_crew(self, world: int, preload: tuple[str, ...]) -> Crew:
         """The crew of the attempt before while it stands and has a seat for every rank, else a new one."""
         if self._crew is not None and self._crew.why_over() is None and len(self._crew.seats) >= world:
             return self._crew
         self._close_crew()
-        self._crew = self._stack.enter_context(self._platform.open_crew(world))
+        self._left = self._platform.leaving()
+        self._crew = self._stack.enter_context(self._platform.open_crew(world, preload))
         return self._crew
 
     def _close_crew(self) -> None:
@@ -158,9 +159,12 @@ class Recovery:
         self._stack.close()
 
     def _decide(self, ended: Ended) -> Decision:
-        """Waits a little for slots to return before settling for fewer; a decision to stop needs no slots."""
+        """Waits a little for slots to return before settling for fewer; a decision to stop needs no slots.
+
+        A host that leaves goes when nothing of ours is on it any more, so a crew that has an agent there is closed.
+        """
         self._history.append(ended)
-        if self._crew is not None and self._crew.why_over() is not None:
+        if self._crew is not None and (ended.cause == "decommission" or self._crew.why_over() is not None):
             self._close_crew()
         deadline = time.monotonic() + self._slots_wait_s
         while True:
@@ -195,7 +199,7 @@ class Recovery:
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(WATCH_S) and self._planned is None:
             with contextlib.suppress(Exception):  # the JVM is ending; the attempt hears of it too
-                if self._platform.leaving():
+                if self._platform.leaving() - self._left:
                     self._end_for("decommission")
 
     def _end_for(self, reason: str) -> None:

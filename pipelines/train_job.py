@@ -26,7 +26,7 @@ from training.attempt import Control, Limits
 from training.checkpoint_catalog import committed
 from training.elastic import Policy
 from training.failure import Cancelled
-from training.job import JobResult, JobSpec
+from training.job import PRELOAD, JobResult, JobSpec
 from training.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,9 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
         "dataset": dataset.folder.uri,
         "run": run.uri,
     }
-    return JobSpec(ENTRY, payload, collective_timeout_s=resolved.config.launch.collective_timeout_s)
+    preload = (*PRELOAD, ENTRY.partition(":")[0])  # our own code and what it imports: a retry starts seconds sooner
+    timeout_s = resolved.config.launch.collective_timeout_s
+    return JobSpec(ENTRY, payload, preload=preload, collective_timeout_s=timeout_s)
 
 
 def policy(config: RunConfig) -> Policy:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from training.attempt import Limits
-from training.failure import Failure, WorkerFailed, first_failure
+from training.failure import Failure, WorkerFailed, cause_of, first_failure
 from training.job import JobSpec
 from training.launch import local_crew, run_local
 from training.processes import describe_status, kernel_oom_kills
@@ -80,6 +80,19 @@ HVD = "Horovod has been shut down. This was caused by an exception on one of the
 )  # fmt: skip
 def test_the_failure_that_began(failures: list[Failure], first: int) -> None:
     assert first_failure(failures).rank == first
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "cause"),
+    [
+        ("MemoryError", "", "memory"),
+        ("OSError", "[Errno 28] No space left on device", "disk"),
+        ("CheckpointError", "writing ... rank 1 of 3: OSError: [Errno 122] Disk quota exceeded", "disk"),
+        ("OSError", "[Errno 13] Permission denied: '/runs'", "exception"),
+    ],
+)  # fmt: skip
+def test_what_an_exception_says_of_the_machine(error: str, message: str, cause: str) -> None:
+    assert cause_of(error, message) == cause
 
 
 @pytest.mark.ranks

@@ -34,6 +34,7 @@ TABLE = [
     ([ended(1, "lost", 5), ended(2, "lost", 9, world=1)], 2, ELASTIC, "grow", 2),
     ([ended(1, "hang", 5), ended(2, "hang", 5)], 3, FIXED, "retry", 3),  # the machine's, even at one step twice
     ([ended(1, "hang", 5), ended(2, "hang", 5), ended(3, "memory", 5)], 3, FIXED, "stop", 0),  # max_attempts
+    ([ended(1, "disk", 5), ended(2, "disk", 5)], 3, FIXED, "retry", 3),  # as is a full one
     ([ended(1, "grow", 5, world=2)], 3, FIXED, "grow", 3),
     ([ended(n, "decommission", 5) for n in range(1, 9)], 3, FIXED, "retry", 3),  # planned ends are nobody's failure
     ([ended(1, "cancelled")], 3, FIXED, "stop", 0),
