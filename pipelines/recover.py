@@ -115,7 +115,7 @@ class Recovery:
         self._planned: str | None = None  # why we have asked the running attempt to end
 
     def run(self, first_attempt: int = 1) -> JobResult:
-        attempt, world = first_attempt, best_world(self._platform.slots(), self._policy) or self._policy.world
+        attempt, world = first_attempt, self._first_world()
         with self._stack:
             while True:
                 from_step = self._latest_step() or 0
@@ -137,6 +137,15 @@ class Recovery:
                     raise problem or LaunchError(decision.why)
                 self._wait(decision.wait_s)
                 attempt, world = attempt + 1, decision.world
+
+    def _first_world(self) -> int:
+        """The world wanted, or what there is room for where executors do not come within the wait."""
+        deadline = time.monotonic() + self._slots_wait_s
+        while (world := best_world(self._platform.slots(), self._policy)) < self._policy.world:
+            if time.monotonic() > deadline:
+                return world or self._policy.world  # too few even for the least: the launch says so
+            self._wait(0.2)
+        return world
 
     def _attempt(self, attempt: int, world: int) -> JobResult:
         job = self._make_job(attempt, world)
