@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
+from peak_memory import peak_pss
 
 from etl.raw import unpack_flights
 
@@ -48,14 +49,19 @@ def repeated(raw: Path, target: Path, times: int) -> None:
 
 
 def run(folder: Path, words: list[str]) -> dict[str, Any]:
+    """The job's summary, and its peak memory (driver, JVM and ranks together)."""
     command = [sys.executable, "-m", "pipelines.cli", "run", "flights", *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
+    log = folder / "job.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
+        with peak_pss(process.pid, every_s=0.5) as peak:
+            process.wait()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}\n{log.read_text()[-4000:]}")
     (summary,) = (folder / "data/runs/flights").glob("*/summary.json")
     found: dict[str, Any] = json.loads(summary.read_text())
-    return found
+    return found | {"peak_bytes": peak[0]}
 
 
 def rows_of(summary: dict[str, Any], folder: Path) -> dict[str, float]:
@@ -72,6 +78,7 @@ def rows_of(summary: dict[str, Any], folder: Path) -> dict[str, float]:
         "train rows/s": train["rows_per_s"],
         "evaluate s": times["evaluate_s"],
         "total s": times["total_s"],
+        "peak memory GiB": summary["peak_bytes"] / 2**30,
         "etl share": times["etl_s"] / times["total_s"],
         "launch share": times["launch_s"] / times["total_s"],
         "train share": train["train_s"] / times["total_s"],
