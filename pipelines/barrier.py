@@ -87,7 +87,8 @@ def barrier_crew(spark: SparkSession, world: int, preload: tuple[str, ...], opti
     bind = conf.get("spark.driver.bindAddress") or host
     with Crew(bind, (host,), sc.applicationId, options.silence_timeout_s) as crew:
         stage = Stage(sc, crew, world, preload, options)
-        crew.trouble, crew.check = stage.trouble, partial(check_hosts, code=None if in_process(sc) else code)
+        crew.trouble = stage.trouble
+        crew.check = partial(check_hosts, code=None if in_process(sc) else code, horovod="horovod.torch" in preload)
         try:
             yield crew
         finally:

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from training.crew import Crew
-from training.facts import collect_facts, problems, unreachable
+from training.facts import collect_facts, problems, unfit_for_horovod, unreachable
 from training.failure import LaunchError, PreflightError
 from training.worker_env import Seat
 
@@ -69,14 +69,17 @@ def too_few_slots(world: int, count: int, master: str) -> str:
     )
 
 
-def check_hosts(crew: Crew, seats: list[Seat], code: str | None) -> None:
-    """PreflightError with every reason why ranks would fail later; `code` is the digest they should have, if any."""
+def check_hosts(crew: Crew, seats: list[Seat], code: str | None, horovod: bool = False) -> None:
+    """PreflightError with every reason why ranks would fail later; `code` is the digest they should have, if any, and
+    `horovod` whether the ring may be Horovod's."""
     first = {seat.host: seat for seat in reversed(seats)}  # one agent speaks for its host
     facts = {crew.name_of(seat): crew.facts_of(seat) for seat in seats}
     found = problems({**collect_facts(), "code": code}, facts)
     if len(first) > 1:
         names = {seat.agent: crew.name_of(seat) for seat in first.values()}
         found += unreachable(names, crew.reach(list(first.values())))
+        if horovod:
+            found += unfit_for_horovod({crew.name_of(seat): crew.facts_of(seat) for seat in first.values()})
     if found:
         raise PreflightError(
             f"preflight: {len(found)} problem{'s' if len(found) > 1 else ''}\n" + "\n".join(f"  - {p}" for p in found)

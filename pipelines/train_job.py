@@ -123,8 +123,9 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
         "dataset": dataset.folder.uri,
         "run": run.uri,
     }
-    preload = (*PRELOAD, ENTRY.partition(":")[0])  # our own code and what it imports: a retry starts seconds sooner
-    timeout_s = resolved.config.launch.collective_timeout_s
+    engine, timeout_s = resolved.config.parallel.engine, resolved.config.launch.collective_timeout_s
+    # Our own code too: a retry starts seconds sooner.
+    preload = (*(("torch",) if engine == "torch" else PRELOAD), ENTRY.partition(":")[0])
     return JobSpec(ENTRY, payload, preload=preload, collective_timeout_s=timeout_s)
 
 

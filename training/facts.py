@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -30,8 +32,17 @@ def collect_facts() -> dict[str, Any]:
         "disk_folder": tempfile.gettempdir(),
         "disk_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
         "shm_bytes": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
+        "own_name": [socket.gethostname(), address_of_own_name()],
         "time": time.time(),
     }
+
+
+def address_of_own_name() -> str | None:
+    """What this host's name resolves to here; None where it does not."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
 
 
 def version_of(package: str) -> str | None:
@@ -110,3 +121,19 @@ def unreachable(names: Mapping[str, str], failed: Mapping[str, Sequence[Sequence
         for agent, targets in failed.items()
         for address, port, why in targets
     ]
+
+
+def unfit_for_horovod(agents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Hosts of several whose name leads the others nowhere: Horovod 0.28.1 binds the sockets of a process set to what
+    the host's own name resolves to, whatever interface it is given (`InitializeForProcessSet` in its gloo_context.cc).
+    """
+    found = []
+    for host, facts in agents.items():
+        name, address = facts["own_name"]
+        if address is None or ipaddress.ip_address(address).is_loopback:
+            found.append(
+                f"{host}: its own name {name!r} resolves to {address or 'nothing'} there, and Horovod would have the "
+                f"other hosts connect to that; give {name!r} the host's address in its /etc/hosts, or set "
+                "parallel.engine=torch"
+            )
+    return found

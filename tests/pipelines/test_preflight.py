@@ -13,7 +13,7 @@ import pytest
 import training.facts
 from pipelines.package import write_archive
 from pipelines.preflight import check_hosts
-from training.facts import code_digest, collect_facts, problems, unreachable
+from training.facts import code_digest, collect_facts, problems, unfit_for_horovod, unreachable
 from training.failure import LaunchError
 from training.job import JobSpec
 from training.launch import local_crew
@@ -59,6 +59,14 @@ def test_code_is_compared_only_where_it_is_shipped() -> None:
 def test_unreachable_hosts_are_named() -> None:
     (line,) = unreachable({"a": "host-a"}, {"a": [["10.0.0.2", 4000, "timed out"]], "b": []})
     assert line.startswith("host-a: cannot reach 10.0.0.2:4000 (timed out)")
+
+
+def test_a_host_whose_own_name_is_its_loopback_is_no_host_for_a_ring_of_horovods() -> None:
+    good, loop, none = ({"own_name": ["vm", address]} for address in ("10.0.0.7", "127.0.1.1", None))
+    first, second = unfit_for_horovod({"a": good, "b": loop, "c": none})
+    assert first.startswith("b: its own name 'vm' resolves to 127.0.1.1 there")
+    assert "/etc/hosts" in first and "parallel.engine=torch" in first
+    assert second.startswith("c: its own name 'vm' resolves to nothing")
 
 
 def test_the_digest_is_the_same_from_a_folder_and_from_an_archive(tmp_path: Path) -> None:
