@@ -164,46 +164,45 @@ LONG = ("train.epochs=4000", "checkpoint.every_steps=50", "train.log_every_steps
 def begin_training(workplace: Workplace) -> subprocess.Popen[str]:
     """A job that would train for hours, some checkpoints in."""
     process = workplace.start("train", RECIPE, *LONG)
-    runs = workplace.folder / "data/runs/weather"
+    runs, log = workplace.folder / "data/runs/weather", workplace.folder / "started.log"
 
-    def has_checkpoint() -> bool:
-        return workplace.record()["pid"] == process.pid and any(
-            (runs / workplace.record()["folder"]).glob("checkpoints/step-*/COMMIT.json")
-        )
+    def trains() -> bool:
+        record = workplace.record()
+        checkpoints = (runs / record["folder"]).glob("checkpoints/step-*/COMMIT.json")
+        return record["pid"] == process.pid and "training from step" in log.read_text() and any(checkpoints)
 
-    wait_for(has_checkpoint, process, "a checkpoint", workplace.folder / "started.log")
+    wait_for(trains, process, "trained to a checkpoint", log)
     return process
 
 
-def test_sigterm_leaves_a_checkpoint_and_the_same_command_goes_on(
+def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
+    """SIGKILL, another job, the same command again, SIGTERM."""
     assert finished.returncode == 0
     process = begin_training(workplace)
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 143
-    stopped = workplace.record()
-    assert stopped["status"] == "interrupted"
-    parent = next(r for r in reversed(workplace.mlflow_runs()) if r.data.tags["sparkring.key"] == "job")
-    assert parent.info.status == "KILLED"
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive, "ranks or the JVM outlived the job"
-
-    process = begin_training(workplace)
-    assert workplace.record()["folder"] == stopped["folder"], "another run was begun"
-    time.sleep(1)
     process.kill()
     process.wait()
     killed = workplace.record()
     assert killed["status"] == "running"
     wait_until_gone(process.pid)
+    assert workplace.run("etl", RECIPE).returncode == 0
+    assert {r.info.status for r in workplace.mlflow_runs()} == {"FINISHED", "KILLED"}
 
-    done = workplace.run("train", RECIPE, *LONG[:1], "train.steps=1")  # other steps: another training, of its own
-    assert done.returncode == 0, done.stderr
-    assert workplace.record()["folder"] != killed["folder"]
-    left = [r for r in workplace.mlflow_runs() if r.info.status == "RUNNING"]
-    assert not left, "the run of the killed driver was not closed"
+    process = begin_training(workplace)
+    continued = workplace.record()
+    assert [continued[k] for k in ("folder", "mlflow_run_id")] == [killed[k] for k in ("folder", "mlflow_run_id")]
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 143
+    assert workplace.record()["status"] == "interrupted"
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive, "ranks or the JVM outlived the job"
+    runs = {r.info.run_id: r for r in workplace.mlflow_runs()}
+    assert runs[killed["mlflow_run_id"]].info.status == "KILLED"
+    assert not [r for r in runs.values() if r.info.status == "RUNNING"]
+    trains = [r for r in runs.values() if r.data.tags.get("mlflow.parentRunId") == killed["mlflow_run_id"]]
+    assert [r for r in trains if int(r.data.tags.get("sparkring.resumed_from_step", 0)) >= 50]
 
 
 def wait_until_gone(pid: int) -> None:
