@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         datefmt="%H:%M:%S",
         stream=sys.stderr,
     )
-    for noisy in ("py4j", "mlflow", "alembic", "matplotlib", "fsspec", "urllib3"):
+    for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # JSON twins of errors we report ourselves
         logging.getLogger(twin).setLevel(logging.CRITICAL)

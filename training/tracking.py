@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -342,15 +343,18 @@ def _save_pyfunc(target: str, data: Path, op: Op, run_id: str, model_id: str) ->
 
     outputs = Schema.from_json(json.dumps(op["outputs"])) if op["outputs"] else None
     signature = ModelSignature(Schema.from_json(json.dumps(op["inputs"])), outputs) if op["inputs"] else None
-    mlflow.pyfunc.save_model(
-        path=target,
-        loader_module=op["loader_module"],
-        data_path=str(data),
-        mlflow_model=Model(run_id=run_id, model_id=model_id),
-        signature=signature,
-        pip_requirements=op["pip_requirements"],
-        metadata=op["metadata"],
-    )
+    with warnings.catch_warnings():
+        # It asks for an example to check the signature with; ours comes from the manifest, and raw rows are not kept.
+        warnings.filterwarnings("ignore", message=".*An input example was not provided")
+        mlflow.pyfunc.save_model(
+            path=target,
+            loader_module=op["loader_module"],
+            data_path=str(data),
+            mlflow_model=Model(run_id=run_id, model_id=model_id),
+            signature=signature,
+            pip_requirements=op["pip_requirements"],
+            metadata=op["metadata"],
+        )
 
 
 def _batches(ops: list[tuple[Op, int]]) -> Iterator[tuple[list[Op], int]]:
