@@ -1,9 +1,11 @@
 """What exact, shuffled, hashed shards cost over a plain `df.write.parquet` of the same rows.
 
-    python benchmarks/etl_write.py --rows 20000000 --rounds 3 --out benchmarks/results/etl_write_2core_202611.md
+    python benchmarks/etl_write.py --rows 20000000 --rounds 2 --out benchmarks/results/etl_write_2core_202611.md
 
-Both read the same Parquet files (16 columns, 72 bytes a row) in the same session, in ABBA order after one warm-up of
-each at a twentieth of the rows. Wall and CPU seconds (this process, its JVM and Spark's Python workers) per write.
+"shuffled" is what Spark alone can do about a stored order: range partitions of the key's hash, sorted; its files differ
+in rows, its row groups are what they are, nothing is checked or hashed. All read the same Parquet files (16 columns,
+72 bytes a row) in the same session, in the order A B C C B A after one warm-up of each at a twentieth of the rows. Wall
+and CPU seconds (this process, its JVM and Spark's Python workers) per write.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from pyspark.sql import functions as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from conf.manifest import Column
 from conf.schema_etl import ShardConfig
 from conf.storage import open_storage
 from etl.columns import manifest_column
@@ -69,13 +72,28 @@ def write_plain(rows: DataFrame, target: Path) -> None:
     rows.write.parquet(str(target))
 
 
+def write_shuffled(rows: DataFrame, target: Path) -> None:
+    place = F.xxhash64(F.lit(0), F.col("id"))
+    rows.repartitionByRange(shard_count_of(rows), place).sortWithinPartitions(place).write.parquet(str(target))
+
+
+def shard_count_of(rows: DataFrame) -> int:
+    """As many files as ours."""
+    columns = columns_of(rows)
+    return len(plan(rows, {"train": rows.count()}, columns, ShardConfig()).shards)
+
+
+def columns_of(rows: DataFrame) -> list[Column]:
+    return [manifest_column(f.name, f.dataType, "feature") for f in rows.schema.fields]
+
+
 def write_ours(rows: DataFrame, target: Path) -> None:
-    columns = [manifest_column(f.name, f.dataType, "feature") for f in rows.schema.fields]
+    columns = columns_of(rows)
     marked = rows.withColumn(SPLIT, F.lit("train"))
     counts = {"train": marked.count()}
     ordered = with_order(marked, ["id"], 0)
     shards = plan(rows, counts, columns, ShardConfig())
-    numbered = number_rows(rows.sparkSession, ordered, shards.shards)
+    numbered = number_rows(ordered, shards.shards)
     write_shards(numbered, columns, shards, open_storage(str(target)), "data", "snappy")
 
 
@@ -124,19 +142,22 @@ def report(arguments: argparse.Namespace, results: dict[str, list[tuple[float, f
         medians[name] = wall, cpu
         each = ", ".join(f"{r[0]:.1f}" for r in runs)
         lines.append(f"| {name} | {each} | {wall:.1f} | {cpu:.1f} | {runs[0][2] / 2**20:.0f} |")
-    ratio = [medians["ours"][i] / medians["plain"][i] for i in (0, 1)]
-    lines += ["", f"Ours over plain: {ratio[0]:.2f}x wall, {ratio[1]:.2f}x CPU (target 1.3x).", ""]
+    lines.append("")
+    for name, over, aim in (("ours", "plain", " (target 1.3x)"), ("shuffled", "plain", ""), ("ours", "shuffled", "")):
+        wall, cpu = (medians[name][i] / medians[over][i] for i in (0, 1))
+        lines.append(f"- {name} over {over}: {wall:.2f}x wall, {cpu:.2f}x CPU{aim}")
+    lines.append("")
     return "\n".join(lines)
 
 
-def profile(spark: SparkSession, source: Path) -> str:
+def profile(spark: SparkSession, source: Path, target: Path) -> str:
     """Where the time goes: what each step adds, on the smaller table, warm."""
     rows = spark.read.parquet(str(source))
-    columns = [manifest_column(f.name, f.dataType, "feature") for f in rows.schema.fields]
+    columns = columns_of(rows)
     count = rows.count()
     ordered = with_order(rows.withColumn(SPLIT, F.lit("train")), ["id"], 0)
     shards = plan(rows, {"train": count}, columns, ShardConfig())
-    numbered = number_rows(spark, ordered, shards.shards)
+    numbered = number_rows(ordered, shards.shards)
     shuffled = numbered.drop(SPLIT).repartitionById(len(shards.shards), F.col(SHARD))
     arranged = shuffled.sortWithinPartitions(ORDER, *rows.columns)
     to_arrow = arranged.mapInArrow(lambda batches: (b.slice(0, 0).select([0]) for b in batches), "id long")
@@ -146,11 +167,13 @@ def profile(spark: SparkSession, source: Path) -> str:
 
     steps: dict[str, Callable[[], object]] = {
         "read": discard(rows),
-        "find where shards begin (two passes over the key)": lambda: number_rows(spark, ordered, shards.shards),
+        "find where shards begin (two passes over the key)": lambda: number_rows(ordered, shards.shards),
         "read + number": discard(numbered),
         "read + number + shuffle": discard(shuffled),
         "read + number + shuffle + sort": discard(arranged),
         "read + number + shuffle + sort + to Python": discard(to_arrow),
+        "read + write, plain": lambda: measure(write_plain, rows, target),
+        "all of ours": lambda: measure(write_ours, rows, target),
     }
     lines = [f"Steps alone, {count:,} rows, warm:", "", "| step | wall s | CPU s |", "|---|---|---|"]
     for name, step in steps.items():
@@ -164,14 +187,14 @@ def profile(spark: SparkSession, source: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="pairs of measurements, in the order AB BA AB ...")
+    parser.add_argument("--rounds", type=int, default=2, help="measurements of each, in the order ABC CBA ABC ...")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/sparkring-etl-write"))
     parser.add_argument("--memory", default="1g", help="heap of the driver, which in local mode does the work")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--out", type=Path, help="result file; else printed")
     arguments = parser.parse_args()
     spark = session(arguments.memory, arguments.master)
-    writers = {"plain": write_plain, "ours": write_ours}
+    writers = {"plain": write_plain, "shuffled": write_shuffled, "ours": write_ours}
     results: dict[str, list[tuple[float, float, int]]] = {name: [] for name in writers}
     for rows, kept in ((arguments.rows // 20, False), (arguments.rows, True)):
         source = arguments.folder / f"source-{rows}"
@@ -182,7 +205,9 @@ def main() -> None:
                 if kept:
                     results[name].append(found)
                 print(f"{rows} rows, {name}: {found[0]:.1f} s wall, {found[1]:.1f} s CPU", file=sys.stderr)
-    text = report(arguments, results) + profile(spark, arguments.folder / f"source-{arguments.rows // 20}")
+    text = report(arguments, results) + profile(
+        spark, arguments.folder / f"source-{arguments.rows // 20}", arguments.folder / "target"
+    )
     spark.stop()
     if arguments.out:
         arguments.out.write_text(text)

@@ -221,7 +221,7 @@ def _write_table(attempt: Attempt, good: DataFrame, key: list[str], splits: dict
         columns = table.stored_columns(good, config, features)
     with attempt.timed("write"):
         shards = plan(table.to_stored(spark, good, config, features, columns, []), splits, columns, config.shard)
-        numbered = number_rows(spark, with_order(good, key, config.shard.seed), shards.shards)
+        numbered = number_rows(with_order(good, key, config.shard.seed), shards.shards)
         # Features come after the numbers, so that the passes over the key do not join the vocabularies.
         rows = table.to_stored(spark, numbered, config, features, columns, [ORDER, SHARD])
         files = write_shards(rows, columns, shards, attempt.storage, attempt.folder, config.shard.compression)
@@ -237,7 +237,7 @@ def _write_text(attempt: Attempt, good: DataFrame, key: list[str], splits: dict[
     try:
         with attempt.timed("write"):
             shards = plan(rows, packed.rows_by_split, packed.columns, config.shard)
-            numbered = number_rows(spark, with_order(rows, ["sequence"], config.shard.seed), shards.shards)
+            numbered = number_rows(with_order(rows, ["sequence"], config.shard.seed), shards.shards)
             files = write_shards(
                 numbered, packed.columns, shards, attempt.storage, attempt.folder, config.shard.compression
             )

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.manifest import Column, DataFile
@@ -138,12 +140,12 @@ def write_shards(
     return files
 
 
-def number_rows(spark: SparkSession, rows: DataFrame, shards: list[Shard]) -> DataFrame:
+def number_rows(rows: DataFrame, shards: list[Shard]) -> DataFrame:
     """Add SHARD, the position of the row's shard in `shards`, to rows that have SPLIT and ORDER; two passes."""
     starts: dict[str, list[int]] = {}
     for shard in shards:
         starts.setdefault(shard.split, []).append(shard.first)
-    places = _find_cuts(spark, rows, shards, {split: s[1:] for split, s in starts.items() if len(s) > 1})
+    places = _find_cuts(rows, shards, {split: s[1:] for split, s in starts.items() if len(s) > 1})
     split_at = {cut.value for found in places.values() for cut in found if cut.below}
     ranked = _ranked(rows, sorted(split_at))
     sql, first = "NULL", {s: i for i, s in reversed(list(enumerate(s.split for s in shards)))}
@@ -153,9 +155,7 @@ def number_rows(spark: SparkSession, rows: DataFrame, shards: list[Shard]) -> Da
     return ranked.withColumn(SHARD, F.expr(sql))
 
 
-def _find_cuts(
-    spark: SparkSession, rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]]
-) -> dict[str, list[Cut]]:
+def _find_cuts(rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]]) -> dict[str, list[Cut]]:
     if not starts:
         return {}
     bits = bucket_bits(sum(s.rows for s in shards), max(len(s) for s in starts.values()))
@@ -163,12 +163,8 @@ def _find_cuts(
     keyed = keyed.where(F.col(SPLIT).isin(list(starts)))
     histogram = keyed.groupBy(SPLIT, BUCKET).count().toArrow().sort_by(BUCKET)
     opened = {s: buckets_to_open(_of_split(histogram, s, [BUCKET, "count"]), starts[s]) for s in starts}
-    wanted = spark.createDataFrame(
-        [(s, b) for s, found in opened.items() for b in found], f"{SPLIT} string, {BUCKET} int"
-    )
-    inside = (
-        keyed.join(F.broadcast(wanted), [SPLIT, BUCKET]).groupBy(SPLIT, BUCKET, ORDER).count().toArrow().sort_by(ORDER)
-    )
+    wanted = reduce(or_, ((F.col(SPLIT) == s) & F.col(BUCKET).isin(list(found)) for s, found in opened.items()))
+    inside = keyed.where(wanted).groupBy(SPLIT, BUCKET, ORDER).count().toArrow().sort_by(ORDER)
     return {s: cuts(opened[s], _of_split(inside, s, [BUCKET, ORDER, "count"]), starts[s]) for s in starts}
 
 

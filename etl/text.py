@@ -108,7 +108,7 @@ def _pieces(spark: SparkSession, tokens: DataFrame, totals: dict[str, dict[str, 
     documents = {split: total["documents"] for split, total in totals.items()}
     counts = {s: min(n, -(-totals[s]["tokens"] // CHUNK_TOKENS)) for s, n in documents.items()}
     chunks = plan_shards(documents, counts)
-    numbered = number_rows(spark, tokens, chunks)
+    numbered = number_rows(tokens, chunks)
     sums = numbered.groupBy(SHARD).agg(F.sum("length").alias("tokens")).collect()
     starts = _starts(chunks, {row[SHARD]: row["tokens"] for row in sums})
     arranged = numbered.select(SPLIT, SHARD, ORDER, "tokens").repartitionById(len(chunks), F.col(SHARD))

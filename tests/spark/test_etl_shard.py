@@ -30,7 +30,7 @@ def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, **
     ]
     keyed = with_order(rows, key or [f.name for f in fields], 0)
     made = plan(rows.select(*stored), dict(sorted(counts.items(), reverse=True)), columns, config)
-    numbered = number_rows(spark, keyed, made.shards)
+    numbered = number_rows(keyed, made.shards)
     frame = numbered.select(*stored, *[c for c in numbered.columns if c.startswith("__")])
     return write_shards(frame, columns, made, open_storage(str(folder)), "d", "snappy"), columns
 
