@@ -197,16 +197,16 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {
-    "SIGKILL of a rank": Fault(kill_rank, 7),
+    "SIGKILL of a rank": Fault(kill_rank, 9),
     "SIGSTOP of a rank": Fault(stop_rank, 5),
-    "SIGKILL of a helper": Fault(kill_helper, 6),
+    "SIGKILL of a helper": Fault(kill_helper, 7),
     "SIGKILL of an agent": Fault(kill_agent, 4),
-    "SIGKILL of an executor": Fault(kill_executor, 2),
-    "SIGKILL of a Spark worker": Fault(kill_spark_worker, 2),
-    "link down for 12 s": Fault(cut_link, 2),
-    "link at 1 Mbit/s for 3 s": Fault(slow_link, 5, ends_attempt=False),
-    "full disk under checkpoints": Fault(fill_disk, 6),
-    "decommissioning of an executor": Fault(decommission, 3),
+    "SIGKILL of an executor": Fault(kill_executor, 1),
+    "SIGKILL of a Spark worker": Fault(kill_spark_worker, 1),
+    "link down for 12 s": Fault(cut_link, 1),
+    "link at 1 Mbit/s for 3 s": Fault(slow_link, 6, ends_attempt=False),
+    "full disk under checkpoints": Fault(fill_disk, 9),
+    "decommissioning of an executor": Fault(decommission, 2),
     "SIGKILL of the driver, rerun": Fault(kill_driver, 1),
 }
 
@@ -214,9 +214,14 @@ FAULTS: dict[str, Fault] = {
 def strike(run: Run, name: str, chance: random.Random, undisturbed: Weights) -> float:
     """Inject one fault, wait until training is further than it was and has committed a checkpoint, and check what must
     hold by then. Returns the seconds from the fault to the first new step; AssertionError names what does not hold."""
-    run.read()
-    step, attempt, began = run.step, run.attempt, time.time()
-    FAULTS[name].act(run, chance)
+    while True:
+        run.await_step(0)
+        step, attempt, began = run.step, run.attempt, time.time()
+        try:
+            FAULTS[name].act(run, chance)
+            break
+        except (IndexError, ProcessLookupError, psutil.NoSuchProcess):
+            continue  # the attempt has just ended by itself, to go on with more ranks: nothing there to strike
     recovered = run.await_step(step + 1, attempt + FAULTS[name].ends_attempt)
     saved = run.await_event(lambda e: e.get("event") == "checkpoint" and e["data"]["step"] > step)
     compare_weights(run, undisturbed)
