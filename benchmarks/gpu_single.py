@@ -1,6 +1,6 @@
 """Everything one GPU can prove, in one call, without Spark:
 
-    python benchmarks/gpu_single.py [--sizes 124M 1.3B] [--steps 40] [--out benchmarks/results/gpu_<name>_<yyyymm>.md]
+    python benchmarks/gpu_single.py [--recipes gpt-124m gpt-1b] [--steps 40] [--out FILE.md]
 
 1. ten AdamW steps of a small GPT on the GPU in float64 equal the CPU's; float32 within 2e-5;
 2. the named GPTs in bf16 with torch.compile, fused AdamW and the project's own reader over Parquet: tokens/s, model
@@ -28,18 +28,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from conf.load import load_config
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.reader import ParquetReader, ReaderSettings
 from training.models.gpt import GPT, LanguageModelTask
-from training.models.sizes import GPT_SIZES
 from training.optim import build_optimizer
 from training.parallel import ParallelSettings, Place, build_strategy
 
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "4090": 165.0, "V100": 125.0}
 TOKENS = 1024
-BATCH = {"124M": 64, "1.3B": 16}
+BATCH = {"gpt-124m": 64, "gpt-1b": 16}  # rows per step of each recipe
 
 
 class CompiledTask(LanguageModelTask):
@@ -115,11 +115,12 @@ def flops_per_token(model: GPT) -> float:
     return 6.0 * count + 12.0 * model.layers * model.embed.embedding_dim * TOKENS
 
 
-def train_size(size: str, steps: int, batch: int, device: torch.device, folder: Path) -> dict[str, Any]:
+def train_recipe(recipe: str, steps: int, batch: int, device: torch.device, folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = GPT(**GPT_SIZES[size])
+    sizes = load_config(recipe).config.model.args
+    model = GPT(**sizes)
     flops = flops_per_token(model)
-    manifest = write_tokens(folder, rows=batch * (steps + 12), vocab=GPT_SIZES[size]["vocab"])
+    manifest = write_tokens(folder, rows=batch * (steps + 12), vocab=sizes["vocab"])
     settings = ReaderSettings(lanes=8, threads=4)
     reader = ParquetReader(open_storage(str(folder)), manifest, "train", None, batch, settings=settings, device=device)
     strategy = build_strategy(ParallelSettings(precision="bf16"), Place(), device, clip_norm=1.0)
@@ -144,7 +145,7 @@ def train_size(size: str, steps: int, batch: int, device: torch.device, folder: 
     name = torch.cuda.get_device_name()
     peak = next((tflops for key, tflops in PEAK_TFLOPS.items() if key in name), None)
     return {
-        "size": size,
+        "recipe": recipe,
         "batch": batch,
         "step_s": step_s,
         "tokens_per_s": batch * TOKENS / step_s,
@@ -158,15 +159,13 @@ def train_size(size: str, steps: int, batch: int, device: torch.device, folder: 
 
 def report(lines: list[str], found: list[dict[str, Any]]) -> str:
     rows = [
-        f"| {r['size']} | {r['batch']} x {TOKENS} | {r['step_s'] * 1e3:.1f} | {r['tokens_per_s']:,.0f} | "
+        f"| {r['recipe']} | {r['batch']} x {TOKENS} | {r['step_s'] * 1e3:.1f} | {r['tokens_per_s']:,.0f} | "
         f"{'unknown peak' if r['mfu'] is None else format(r['mfu'], '.1%')} | {r['peak_memory_bytes'] / 2**30:.1f} | "
         f"{r['stall_share']:.2%} | {r['first_loss']:.3f} -> {r['last_loss']:.3f} |"
         for r in found
     ]
     head = f"# One GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}\n\n`python benchmarks/gpu_single.py`"
-    table = (
-        "| size | batch | step ms | tokens/s | MFU | peak GiB | data stall | loss |\n|---|---|---|---|---|---|---|---|"
-    )
+    table = "| recipe | batch | step ms | tokens/s | MFU | peak GiB | stall | loss |\n|---|---|---|---|---|---|---|---|"
     return "\n".join(
         [head, "", "## Equal to the CPU", "", *lines, "", "## bf16, torch.compile, own reader", "", table, *rows, ""]
     )
@@ -174,7 +173,7 @@ def report(lines: list[str], found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", nargs="+", default=["124M", "1.3B"], choices=sorted(GPT_SIZES))
+    parser.add_argument("--recipes", nargs="+", default=list(BATCH), choices=list(BATCH))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, help="rows per step; default by size")
     parser.add_argument("--out", type=Path)
@@ -183,11 +182,11 @@ def main() -> None:
         raise SystemExit("no CUDA device is visible: this benchmark needs one (it ran nothing)")
     device = torch.device("cuda")
     lines, found = equality(device), []
-    for size in arguments.sizes:
+    for recipe in arguments.recipes:
         torch._dynamo.reset()
         with tempfile.TemporaryDirectory() as folder:
-            batch = arguments.batch or BATCH.get(size, 8)
-            found.append(train_size(size, arguments.steps, batch, device, Path(folder)))
+            batch = arguments.batch or BATCH[recipe]
+            found.append(train_recipe(recipe, arguments.steps, batch, device, Path(folder)))
     text = report(lines, found)
     sys.stdout.write(text)
     if arguments.out:

@@ -92,6 +92,7 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, rounds:
             bare_seconds.append(both[bare])
             ratios.append(both[ours] / both[bare])
             cpu_ratios.append(cpu[ours] / cpu[bare])
+    measured = strategy.measure()
     result = {
         "case": name,
         "engine": strategy.engine,
@@ -102,7 +103,10 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, rounds:
         "ratios": [round(r, 3) for r in ratios],
         "sent_bytes": statistics.median(sent),
         "planned_bytes": sum(plan.sent_bytes.values()),
-        "memory_bytes": sum(strategy.measured.values()),
+        "memory_bytes": sum(
+            v for k, v in measured.items() if k in ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+        ),
+        "bubble_share": measured.get("bubble_share"),
     }
     if strategy.data_size > 1 and not strategy.settings.zero:
         result |= hidden_share(part, task, our_seconds)

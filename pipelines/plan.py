@@ -89,7 +89,7 @@ def show_plan(config: RunConfig) -> str:
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:
-    """The rows of the table after training: what was predicted, and what rank 0 measured."""
+    """The rows of the table after training: what was predicted, and what the ranks measured."""
     return rows_of(plan_of(config, manifest), measured)
 
 

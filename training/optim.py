@@ -66,11 +66,8 @@ def _ratio(weight_norm: torch.Tensor, update_norm: torch.Tensor) -> torch.Tensor
     return torch.where(usable, weight_norm / update_norm.clamp_min(1e-30), torch.ones_like(weight_norm))
 
 
-class Lars(torch.optim.Optimizer):
-    """Layer-wise adaptive rate scaling (You et al. 2017, https://arxiv.org/abs/1708.03888, equation 6)."""
-
-    def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.9, trust: float = 1e-3) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "trust": trust, "weight_decay": 0.0, "adapt": True})
+class LayerWise(torch.optim.Optimizer):
+    """Steps parameter by parameter; `_update` is the rule."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -78,6 +75,16 @@ class Lars(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Lars(LayerWise):
+    """Layer-wise adaptive rate scaling (You et al. 2017, https://arxiv.org/abs/1708.03888, equation 6)."""
+
+    def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.9, trust: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "trust": trust, "weight_decay": 0.0, "adapt": True})
 
     def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
         decay, rate = group["weight_decay"], group["lr"]
@@ -93,20 +100,13 @@ class Lars(torch.optim.Optimizer):
         parameter.sub_(state["momentum_buffer"])
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(LayerWise):
     """Layer-wise Adam for large batches (You et al. 2019, https://arxiv.org/abs/1904.00962, algorithm 2, phi = id)."""
 
     def __init__(
         self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]

@@ -22,6 +22,7 @@ from torch import nn
 from training.models.plan import ShardingPlan, expand, plan_of
 from training.parallel.batching import part_bounds
 from training.parallel.blocks import repeated_blocks
+from training.parallel.measure import ring_share
 from training.parallel.pipeline import chain_names, cut_chain, estimated_costs
 from training.parallel.schedules import schedule_table, simulate
 from training.parallel.settings import ParallelSettings
@@ -147,7 +148,7 @@ def make_plan(
         dp_bytes += sent
     sent_bytes = {"dp x cp": dp_bytes // mesh.pp}
     sent_bytes |= _activation_bytes(trace, model, cut, kinds, sharding, settings, mesh, per_pass * micro)
-    sent_bytes["pp, tied weights"] = _tied_bytes(model, cut, kinds, settings, mesh) * element_bytes
+    sent_bytes["pp tied weights"] = _tied_bytes(model, cut, kinds, settings, mesh) * element_bytes
     return Plan(
         mesh,
         engine,
@@ -225,15 +226,10 @@ def _stage(
     if zero == 3:
         gathers = micro * (2.0 * sum(blocks) + (whole - sum(blocks)))
     if not zero:
-        sent = 2 * ring(mesh.dp * mesh.cp) * whole
+        sent = 2 * ring_share(mesh.dp * mesh.cp) * whole
     else:
-        sent = ring(shard) * (gathers + scatters) + 2 * ring(replicas) * reduced * whole / shard
+        sent = ring_share(shard) * (gathers + scatters) + 2 * ring_share(replicas) * reduced * whole / shard
     return memory, int(sent * (2 if settings.precision != "fp32" and zero else element))
-
-
-def ring(ranks: int) -> float:
-    """Share of the data each rank sends in a reduce-scatter or an all-gather."""
-    return (ranks - 1) / ranks
 
 
 def stage_parameters(model: nn.Module, names: list[str]) -> dict[str, nn.Parameter]:
@@ -285,9 +281,9 @@ def _activation_bytes(
         elif kind in ("enter", "vocab_head") or (kind == "column" and not name.startswith(entered)):
             volume += trace.taken[name]
     tokens = [trace.given[name] / width(model, name) for name, kind in kinds.items() if kind == "vocab_head"]
-    sent["tp"] = 2 * ring(mesh.tp) * (volume + 3 * sum(tokens)) / (mesh.cp * mesh.pp)
+    sent["tp"] = 2 * ring_share(mesh.tp) * (volume + 3 * sum(tokens)) / (mesh.cp * mesh.pp)
     exchanged = sum((1 + passes(name)) * (trace.taken[name] + trace.given[name]) for name in cores(model, sharding))
-    sent["cp"] = ring(mesh.cp) * exchanged / (mesh.cp * mesh.tp * mesh.pp)
+    sent["cp"] = ring_share(mesh.cp) * exchanged / (mesh.cp * mesh.tp * mesh.pp)
     return {axis: int(value * per_element) for axis, value in sent.items()}
 
 
@@ -309,14 +305,13 @@ def width(model: nn.Module, name: str) -> int:
 
 def rows_of(plan: Plan, measured: dict[str, float] | None = None) -> list[dict[str, Any]]:
     """The table: quantity, unit, predicted, and measured where `measured` has the quantity."""
-    worst = max(plan.stages, key=lambda s: s.at_step + s.gathered + s.activations)
     rows: list[tuple[str, str, Any]] = [
         ("mesh", f"{describe(plan.mesh)} = {plan.mesh.world} ranks", plan.engine),
         ("parameters", "count", plan.parameters),
         ("parameters_per_stage", "count, largest", max(s.parameters for s in plan.stages)),
     ]
     for kind in ("weights", "gradients", "optimizer", "gathered", "activations"):
-        rows.append((f"{kind}_bytes", "per rank, largest stage", getattr(worst, kind)))
+        rows.append((f"{kind}_bytes", "per rank, largest", max(getattr(stage, kind) for stage in plan.stages)))
     rows += [(f"sent_bytes {axis}", "per rank and step", size) for axis, size in plan.sent_bytes.items()]
     rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))
     known = measured or {}
@@ -327,7 +322,9 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
     """Plain text, one line per quantity."""
 
     def show(value: Any) -> str:
-        return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+        if value is None or isinstance(value, str):
+            return value or ""
+        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.4f}"
 
     lines = [("quantity", "unit", "predicted", "measured")]
     lines += [(r["quantity"], r["unit"], show(r["predicted"]), show(r["measured"])) for r in rows]

@@ -150,7 +150,7 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
         "train_s": train_s,
         "rows_per_s": (state.cursor - begun.cursor) / max(train_s, 1e-9),
         "valid": state.last_valid,
-        "measured": dict(strategy.measured),
+        "measured": strategy.measure(),
     }
     if summary["finished"]:  # else: asked to stop; the last checkpoint is where the next command goes on
         summary |= export(parts, checkpoints, state) | score_test_split(parts, state.step)

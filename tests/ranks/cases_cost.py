@@ -91,7 +91,7 @@ def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         results[name] = {
             "sent": (after - before) / world / STEPS,
             "predicted": plan.sent_bytes,
-            "measured": strategy.measured,
+            "measured": strategy.measure(),
             "stage": asdict(plan.stages[strategy.mesh.coordinates(rank).pp]),
         }
         strategy.axis.close(failed=True)

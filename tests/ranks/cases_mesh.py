@@ -16,7 +16,7 @@ VOCAB, ROWS, TOKENS = 40, 16, 16
 def small_gpt(tied: bool = True, kv_heads: int = 8) -> GPT:
     """Weights larger than usual, so that clipping acts and every path matters."""
     torch.manual_seed(3)
-    gpt = GPT(VOCAB, width=32, layers=4, heads=8, kv_heads=kv_heads, hidden=48, tied=tied)
+    gpt = GPT(VOCAB, width=32, layers=2, heads=8, kv_heads=kv_heads, hidden=48, tied=tied)
     with torch.no_grad():
         for parameter in gpt.parameters():
             if parameter.ndim > 1:

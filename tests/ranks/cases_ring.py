@@ -1,4 +1,4 @@
-"""Ring, DDP and one process over the same table."""
+"""Ring, DDP, ZeRO and one process over the same table, with a user's own module."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import torch
 from problem import Net, SquaredError, make_strategy, table_batch, train
 
 
-def one_process(optimizer: str = "adamw") -> dict[str, Any]:
+def one_process() -> dict[str, Any]:
     torch.manual_seed(7)
     batches = [table_batch(step, 24) for step in range(10)]
-    return train(make_strategy(0, 1, {"accumulate": 2}), Net().double(), SquaredError(), batches, optimizer, lr=1e-2)
+    return train(make_strategy(0, 1, {"accumulate": 2}), Net().double(), SquaredError(), batches, lr=1e-2)
 
 
-def ring(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
-    torch.manual_seed(7 + rank)  # rank 0's parameters must win
-    batches = [table_batch(step, 24) for step in range(10)]
-    strategy = make_strategy(rank, world, payload["settings"], local_size=payload.get("local_size"))
-    result = train(strategy, Net().double(), SquaredError(), batches, uneven=payload.get("uneven", False), lr=1e-2)
-    result["axis"] = type(strategy.axis).__name__
+def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """`cases`: parallel settings by name; `uneven` leaves the last rank no rows, `local_size` is ranks per host."""
+    results = {}
+    for name, case in payload["cases"].items():
+        case = {"accumulate": 2, "bucket_bytes": 3000, **case}
+        uneven, local_size = case.pop("uneven", False), case.pop("local_size", None)
+        torch.manual_seed(7 + rank)  # rank 0's parameters must win
+        batches = [table_batch(step, 24) for step in range(10)]
+        strategy = make_strategy(rank, world, case, local_size=local_size)
+        results[name] = train(strategy, Net().double(), SquaredError(), batches, uneven=uneven, lr=1e-2)
+        results[name]["axis"] = type(strategy.axis).__name__
+        strategy.axis.close(failed=True)  # keeps the process groups for the next case
     strategy.close()
-    return result
+    return results

@@ -65,13 +65,12 @@ def not_a_number(rank: int, world: int, payload: dict[str, Any]) -> dict[str, An
     """Step 1 has a NaN in the rows of the last data rank."""
     results = {}
     for name, settings in payload["cases"].items():
-        strategy = make_strategy(rank, world, settings)
-        strategy.prepare(Net().double(), SquaredError(), lambda named: build_optimizer(named))
+        strategy = prepared(rank, world, settings)
         infos = []
         for step in range(3):
-            batch = table_batch(step, 24)
+            batch = token_batch(step)
             if step == 1:
-                batch.columns["x"][-2] = float("nan")
+                batch.weight[-2] = float("nan")
             before = strategy.full_model_state()
             strategy.forward_backward(rank_part(batch, strategy))
             infos.append(asdict(strategy.step(1e-2)))

@@ -46,14 +46,17 @@ def check(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch")
     ranks = launch(world, "cases_cost:cost", {"cases": cases}, engine=engine, prefix=NAMESPACE)
     wrong = []
     for name in cases:
-        predicted, sent = sum(ranks[0][name]["predicted"].values()), ranks[0][name]["sent"]
-        if abs(sent / predicted - 1) > 0.02:
-            wrong.append(f"{name}: sent {sent:,.0f}, formula {predicted:,} ({sent / predicted:.4f})")
-        for rank in ranks:
-            for kind, measured in rank[name]["measured"].items():
-                planned = rank[name]["stage"][kind.removesuffix("_bytes")]
-                if abs(measured / planned - 1) > 0.01:
-                    wrong.append(f"{name}: {kind} {measured:,.0f}, planned {planned:,}")
+        predicted, sent, measured = (ranks[0][name][key] for key in ("predicted", "sent", "measured"))
+        if abs(sent / sum(predicted.values()) - 1) > 0.02:
+            wrong.append(f"{name}: sent {sent:,.0f}, formula {predicted} ({sent / sum(predicted.values()):.4f})")
+        for axis, planned in predicted.items():  # what training itself counts
+            counted = measured[f"sent_bytes {axis}"]
+            if abs(counted / planned - 1) > 0.01:
+                wrong.append(f"{name}: {axis} counted {counted:,.0f}, formula {planned:,}")
+        for kind in ("weights", "gradients", "optimizer"):
+            planned = max(rank[name]["stage"][kind] for rank in ranks)
+            if abs(measured[f"{kind}_bytes"] / planned - 1) > 0.01:
+                wrong.append(f"{name}: {kind} {measured[f'{kind}_bytes']:,.0f}, planned {planned:,}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -68,7 +68,7 @@ def test_a_spoiled_gradient_is_seen(results: Results, launch: Any) -> None:
     cases = {name: {**case, "spoil": 1e-6} for name, case in {"ddp": {}, "zero2": {"zero": 2}, "tp": {"tp": 2}}.items()}
     ranks = launch(2, "cases_mesh:many", {"cases": cases})
     for name in cases:
-        assert max(worst_difference(rank[name], results.oracle({})) for rank in ranks) > 1e3 * TOLERANCE
+        assert max(worst_difference(rank[name], results.oracle({})) for rank in ranks) > 100 * TOLERANCE
 
 
 def test_rounded_precisions_stay_within_their_tolerance(results: Results, launch: Any) -> None:

@@ -1,9 +1,11 @@
-"""Data-parallel rings equal one process: rows, not ranks, are what is averaged over."""
+"""Data-parallel rings equal one process: rows, not ranks, are what is averaged over. The module is a user's: biases,
+blocks, and a 0-dim parameter that cannot be cut."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,30 +16,45 @@ from problem import worst_difference
 
 pytestmark = pytest.mark.ranks
 
+TORCH, HOROVOD = {"engine": "torch"}, {"engine": "horovod"}
+LAUNCHES: dict[str, tuple[int, str, dict[str, tuple[str, dict[str, Any]]]]] = {  # case -> (the axis it takes, settings)
+    f"{engine} {world}": (
+        world,
+        engine,
+        {"even": (axis, {"engine": engine}), "uneven": (axis, {"engine": engine, "uneven": True})},
+    )
+    for engine, axis in (("torch", "TorchDDP"), ("horovod", "HorovodRing"))
+    for world in (2, 3)
+}
+LAUNCHES["torch 3"][2].update(
+    {f"zero {level}": ("Zero", {**TORCH, "zero": level, "uneven": True}) for level in (1, 2, 3)}
+)
+LAUNCHES["horovod 3"][2]["zero 1"] = ("HorovodZero1", {**HOROVOD, "zero": 1, "uneven": True})
+LAUNCHES["hosts"] = (  # ranks that share hosts sum in two levels, where every host has as many
+    4,
+    "torch",
+    {
+        f"{size} a host": (axis, {**TORCH, "local_size": size, "uneven": True})
+        for size, axis in ((2, "TorchRing"), (1, "TorchDDP"), (3, "TorchDDP"))
+    },
+)
 
-@pytest.mark.parametrize(("engine", "zero"), [("horovod", 1), ("torch", 1), ("torch", 2), ("torch", 3)])
-def test_a_users_module_trains_under_zero_unchanged(launch, engine: str, zero: int) -> None:
-    """Biases, uneven rows, and a 0-dim parameter that cannot be cut."""
-    settings = {"engine": engine, "zero": zero, "accumulate": 2, "bucket_bytes": 3000}
-    for result in launch(3, "cases_ring:ring", {"settings": settings, "uneven": True}, engine=engine):
-        assert worst_difference(result, one_process()) < 1e-12
+
+@pytest.fixture(scope="module")
+def launched() -> dict[str, list[dict[str, Any]]]:
+    """Every rank's results by launch, each made once."""
+    return {}
 
 
-@pytest.mark.parametrize(("engine", "world"), [("horovod", 2), ("torch", 2), ("horovod", 3), ("torch", 3)])
-@pytest.mark.parametrize("uneven", [False, True])
-def test_ring_equals_one_process(launch, engine: str, world: int, uneven: bool) -> None:
-    settings = {"engine": engine, "accumulate": 2, "bucket_bytes": 3000}
-    results = launch(world, "cases_ring:ring", {"settings": settings, "uneven": uneven}, engine=engine)
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name, (_, _, cases) in LAUNCHES.items() for case in cases])
+def test_equals_one_process(launch: Any, launched: dict[str, list[dict[str, Any]]], name: str, case: str) -> None:
+    world, engine, cases = LAUNCHES[name]
+    if name not in launched:
+        settings = {key: each for key, (_, each) in cases.items()}
+        launched[name] = launch(world, "cases_ring:many", {"cases": settings}, engine=engine)
     expected = one_process()
     assert expected["losses"][-1] < expected["losses"][0]
-    for result in results:
-        assert worst_difference(result, expected) < 1e-12
-    assert results[0]["engine"] == {"horovod": "horovod", "torch": "torch-gloo"}[engine]
-
-
-@pytest.mark.parametrize(("local_size", "axis"), [(2, "TorchRing"), (1, "TorchDDP"), (3, "TorchDDP")])
-def test_ranks_that_share_hosts_sum_in_two_levels(launch, local_size: int, axis: str) -> None:
-    payload = {"settings": {"engine": "torch", "accumulate": 2, "bucket_bytes": 3000}, "local_size": local_size}
-    for result in launch(4, "cases_ring:ring", {**payload, "uneven": True}):
-        assert result["axis"] == axis
-        assert worst_difference(result, one_process()) < 1e-12
+    for rank in launched[name]:
+        assert rank[case]["axis"] == cases[case][0]
+        assert rank[case]["engine"] == {"horovod": "horovod", "torch": "torch-gloo"}[engine]
+        assert worst_difference(rank[case], expected) < 1e-12

@@ -28,33 +28,77 @@ TWO = {
 HOROVOD = {"horovod": {"engine": "horovod"}, "horovod-zero1": {"engine": "horovod", "zero": 1}}
 
 
-def test_saved_under_one_layout_continues_under_another(launch: Any) -> None:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the checkpoints that tests share."""
+    return tmp_path_factory.mktemp("saved")
+
+
+def save(launch: Any, folder: Path, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
+    """Half of the steps under each layout, then a checkpoint, where it is not there yet."""
+    missing = {name: case for name, case in cases.items() if not (folder / name).exists()}
+    if missing:
+        launch(world, "cases_state:save_half", {"cases": missing, "tmp": str(folder)}, engine=engine)
+
+
+def load(launch: Any, folder: Path, cases: dict[str, Any], names: list[str], engine: str = "torch") -> None:
+    """Every checkpoint goes on under every layout of two ranks as one process which never stopped."""
+    payload = {"cases": cases, "saved": names, "tmp": str(folder)}
+    curves = launch(2, "cases_state:load_half", payload, engine=engine)[0]
     expected = run_steps(prepared(0, 1, {}), range(2 * HALF))[HALF:]
-    launch(4, "cases_state:save_half", {"cases": FOUR})
-    launch(2, "cases_state:save_half", {"cases": HOROVOD}, engine="horovod")
-    saved = [*FOUR, *HOROVOD]
-    curves = launch(2, "cases_state:load_half", {"cases": TWO, "saved": saved})[0]
-    curves |= launch(2, "cases_state:load_half", {"cases": HOROVOD, "saved": saved}, engine="horovod")[0]
-    assert len(curves) == len(saved) * (len(TWO) + len(HOROVOD))
+    assert len(curves) == len(cases) * len(names)
     for name, losses in curves.items():
         assert losses == pytest.approx(expected, abs=1e-12), name
 
 
-def test_a_nan_on_one_rank_skips_the_step_on_all(launch: Any) -> None:
-    torch_cases = {"ddp": {"engine": "torch"}, "zero2": {"engine": "torch", "zero": 2}}
-    ranks = launch(2, "cases_state:not_a_number", {"cases": torch_cases})
-    rings = launch(2, "cases_state:not_a_number", {"cases": HOROVOD}, engine="horovod")
-    for results in [*ranks, *rings]:
+def test_saved_under_one_layout_continues_under_another(launch: Any, saved: Path) -> None:
+    save(launch, saved, 4, FOUR)
+    load(launch, saved, TWO, list(FOUR))
+
+
+def test_checkpoints_go_from_horovod_to_torch_and_back(launch: Any, saved: Path) -> None:
+    save(launch, saved, 2, HOROVOD, "horovod")
+    save(launch, saved, 4, {"dp-tp-zero3": FOUR["dp-tp-zero3"]})
+    load(launch, saved, {"tp": TWO["tp"]}, list(HOROVOD))
+    load(launch, saved, HOROVOD, ["dp-tp-zero3", "horovod-zero1"], "horovod")
+
+
+NAN = {  # case -> (settings, the rank whose loss is not a number: the first that sees the last data rank's loss)
+    "ddp": ({"engine": "torch"}, 1),
+    "zero2": ({"engine": "torch", "zero": 2}, 1),
+    "pipeline": (PIPE, 1),
+    "tensor": ({"engine": "torch", "tp": 2}, 0),
+    "context": ({"engine": "torch", "cp": 2}, 0),
+}
+
+
+def skipped_together(ranks: list[dict[str, Any]], bad: dict[str, int]) -> None:
+    for results in ranks:
         for name, infos in results.items():
             assert [info["skipped"] for info in infos] == [False, True, False], name
-            assert infos[1]["first_bad_rank"] == 1, name
-    assert [info["moved"] for info in ranks[0]["ddp"]] == [True, False, True]
+            assert infos[1]["first_bad_rank"] == bad[name], name
+    for name, infos in ranks[0].items():
+        assert [info["moved"] for info in infos] == [True, False, True], name
+
+
+def test_a_nan_on_one_rank_skips_the_step_on_all(launch: Any) -> None:
+    cases = {name: settings for name, (settings, _) in NAN.items()}
+    skipped_together(launch(2, "cases_state:not_a_number", {"cases": cases}), {n: rank for n, (_, rank) in NAN.items()})
+
+
+def test_a_nan_on_one_rank_skips_the_step_on_all_of_horovods(launch: Any) -> None:
+    ranks = launch(2, "cases_state:not_a_number", {"cases": HOROVOD}, engine="horovod")
+    skipped_together(ranks, dict.fromkeys(HOROVOD, 1))
 
 
 def test_a_parameter_without_gradient_is_named(launch: Any) -> None:
-    for name, case in {"ddp": {"engine": "torch"}, "zero3": {"engine": "torch", "zero": 3}}.items():
-        for message in launch(2, "cases_state:unreached", {"cases": {name: case}}):
-            assert "idle.weight" in message[name] and "requires_grad_(False)" in message[name]
+    cases = {"ddp": {"engine": "torch"}, "zero3": {"engine": "torch", "zero": 3}}
+    for messages in launch(2, "cases_state:unreached", {"cases": cases}):
+        for name in cases:
+            assert "idle.weight" in messages[name] and "requires_grad_(False)" in messages[name]
+
+
+def test_a_parameter_without_gradient_is_named_under_horovod(launch: Any) -> None:
     for message in launch(2, "cases_state:unreached", {"cases": HOROVOD}, engine="horovod"):
         for name in HOROVOD:
             assert "idle.bias" in message[name]

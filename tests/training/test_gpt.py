@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from conf.load import load_config
 from training.models.gpt import GPT, LanguageModelTask, generate, perplexity, rotate
-from training.models.sizes import GPT_SIZES
 
 
 def tiny(**args: object) -> GPT:
@@ -35,11 +35,11 @@ def test_rotary_products_depend_on_distance_only() -> None:
 
 
 def test_parameter_counts_are_the_published_sizes() -> None:
-    published = {"124M": 124e6, "1.3B": 1.3e9, "7B": 6.74e9, "70B": 68.98e9}
-    for name, args in GPT_SIZES.items():
+    published = {"gpt-124m": 124e6, "gpt-1b": 1.3e9, "gpt-7b": 6.74e9, "gpt-70b": 68.98e9}
+    for recipe, parameters in published.items():
         with torch.device("meta"):
-            count = sum(p.numel() for p in GPT(**args).parameters())
-        assert count == pytest.approx(published[name], rel=0.02), name
+            count = sum(p.numel() for p in GPT(**load_config(recipe).config.model.args).parameters())
+        assert count == pytest.approx(parameters, rel=0.02), recipe
 
 
 def test_a_tied_head_is_one_weight() -> None:

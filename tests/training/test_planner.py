@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from conf.load import load_config
 from training.models.gpt import GPT, LanguageModelTask
-from training.models.sizes import GPT_SIZES
 from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.check import layout_problems
 from training.parallel.reduce import local_tensor
@@ -21,12 +21,10 @@ from training.planner import format_rows, make_plan, rows_of
 from training.world import Mesh, resolve_mesh
 
 META = torch.device("meta")
-BIG = {
-    "124M": (8, {"zero": 1}),
-    "1.3B": (16, {"zero": 2}),
-    "7B": (64, {"zero": 3, "tp": 2, "activation_checkpointing": True}),
-    "70B": (512, {"zero": 1, "tp": 8, "pp": 8, "micro_batches": 16, "sequence_parallel": True}),
-    "70B interleaved": (512, {"tp": 8, "pp": 8, "micro_batches": 16, "schedule": "interleaved", "stages_per_rank": 2}),
+RECIPES = ("gpt-124m", "gpt-1b", "gpt-7b", "gpt-70b")
+PIPELINES = {  # the same model on 512 ranks in pipelines, which the recipe has none of
+    "gpt-70b": {"zero": 1, "tp": 8, "pp": 8, "micro_batches": 16, "sequence_parallel": True},
+    "gpt-70b interleaved": {"tp": 8, "pp": 8, "micro_batches": 16, "schedule": "interleaved", "stages_per_rank": 2},
 }
 
 
@@ -44,25 +42,35 @@ def fake_world() -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def gpt(size: str) -> GPT:
+def gpt(recipe: str) -> GPT:
     with META:
-        return GPT(**GPT_SIZES[size.split()[0]])
+        return GPT(**load_config(recipe).config.model.args)
 
 
-@pytest.mark.parametrize("name", list(BIG))
-def test_big_models_are_built_as_planned(fake_world: Any, name: str) -> None:
-    world, options = BIG[name]
-    settings = ParallelSettings(engine="torch", **options)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_named_recipes_are_built_as_planned(fake_world: Any, recipe: str) -> None:
+    config = load_config(recipe).config
+    settings = ParallelSettings(**config.parallel.model_dump())
+    built_as_planned(fake_world, recipe, settings, config.launch.world, config.train.global_batch)
+
+
+@pytest.mark.parametrize("name", list(PIPELINES))
+def test_big_pipelines_are_built_as_planned(fake_world: Any, name: str) -> None:
+    built_as_planned(fake_world, name.split()[0], ParallelSettings(engine="torch", **PIPELINES[name]), 512, 1024)
+
+
+def built_as_planned(fake_world: Any, recipe: str, settings: ParallelSettings, world: int, global_batch: int) -> None:
+    """One rank of every stage, built on the meta device as if all the others were there."""
     mesh = resolve_mesh(world, pp=settings.pp, tp=settings.tp)
-    assert layout_problems(settings, world, global_batch=1024, model=gpt(name)) == []
+    assert layout_problems(settings, world, global_batch, model=gpt(recipe)) == []
     with META:
         tokens = torch.zeros(1, 2048, dtype=torch.int64)
-    plan = make_plan(gpt(name), settings, mesh, "torch-gloo", inputs=(tokens,), global_batch=1024)
+    plan = make_plan(gpt(recipe), settings, mesh, "torch-gloo", inputs=(tokens,), global_batch=global_batch)
     for stage in range(mesh.pp):
         rank = stage * mesh.dp * mesh.tp
         fake_world(rank, world)
         strategy = build_strategy(settings, Place(rank, world), META)
-        strategy.prepare(gpt(name), LanguageModelTask(), lambda named: torch.optim.AdamW([p for _, p in named]))
+        strategy.prepare(gpt(recipe), LanguageModelTask(), lambda named: torch.optim.AdamW([p for _, p in named]))
         held = sum(4 * local_tensor(p.detach()).numel() for _, p in strategy.named)
         planned = plan.stages[stage]
         assert held == pytest.approx(planned.weights, rel=0.01), f"stage {stage}"

@@ -14,6 +14,7 @@ class DataAxis(ABC):
 
     engine: str
     size: int  # ranks the gradient is combined over
+    step_bytes: float = 0.0  # sent per step by calls torch does not see
     averages: bool = False  # the reduction divides by `size`: losses are multiplied by it first
     forward_is_collective: bool = True  # every rank must run every pass, even on 0 rows
 

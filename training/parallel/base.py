@@ -52,7 +52,6 @@ class Strategy(ABC):
     data_rank: int  # which part of each global batch this rank reads ...
     data_size: int  # ... of how many
     speaks_for_data_rank: bool  # of the ranks that read the same rows, this is the one that reports them
-    measured: dict[str, float]  # bytes this rank holds after the first step, by the planner's names
     waited_s: float  # seconds blocked on the other ranks' gradients so far; 0 where backward itself waits (DDP, FSDP)
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
 
@@ -78,6 +77,14 @@ class Strategy(ABC):
     @abstractmethod
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    @abstractmethod
+    def measure(self) -> dict[str, float]:
+        """What the planner predicts as it turned out, by the planner's names, the same on every rank. Collective.
+
+        Bytes held at the first optimizer step (the fullest rank's), bytes sent in the second (the ranks' mean, not
+        counted under torch.compile), and a pipeline's bubble since the second.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

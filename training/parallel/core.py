@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from training.parallel.axis import DataAxis
 from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
 from training.parallel.batching import split_batch, to_device, weighted_sum
 from training.parallel.layout import Layout
+from training.parallel.measure import WireMeter, combined, held_bytes
 from training.parallel.norm import clip_factor, scale_gradients, square_sum
 from training.parallel.pipeline import Pipeline
 from training.parallel.precision import autocast, loss_scale
-from training.parallel.reduce import storage_bytes
 from training.parallel.settings import ParallelSettings
 from training.world import Mesh
 
@@ -53,7 +54,8 @@ class MeshStrategy(Strategy):
         self.scaler = loss_scale(settings.precision)
         self.checked = False
         self.waited_s = 0.0
-        self.measured: dict[str, float] = {}  # after the first step: what the planner predicted
+        self.steps = 0  # the optimizer has made
+        self.held: dict[str, float] = {}
         self.pending = False
 
     # --- prepare -------------------------------------------------------------------------------------------------
@@ -69,6 +71,8 @@ class MeshStrategy(Strategy):
         if not self.named:
             raise ValueError("the model has no trainable parameters (requires_grad) on this rank: nothing to train")
         self.optimizer = make_optimizer([(names.plain_name(name), p) for name, p in self.named])
+        self.meter = WireMeter(self.layout.groups())
+        self.compiled = any(module._compiled_call_impl is not None for module in self.module.modules())
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -77,7 +81,8 @@ class MeshStrategy(Strategy):
             raise RuntimeError("forward_backward was called twice without step(): parts are the strategy's own affair")
         self.pending = True
         self.runnable.train()
-        total = self._pipelined(self.pipeline, batch) if self.pipeline is not None else self._accumulated(batch)
+        with self._metered():
+            total = self._pipelined(self.pipeline, batch) if self.pipeline is not None else self._accumulated(batch)
         self._require_gradients(batch)
         self.loss_sum = total
         return total
@@ -124,8 +129,26 @@ class MeshStrategy(Strategy):
         combined = self.axis.size if self.axis.averages else 1
         return self.scaler.scale * combined / (self.mesh.cp * global_rows)
 
+    def _metered(self) -> AbstractContextManager[object]:
+        """The second step's collectives are counted: the first one sets things up. Compiled code cannot be looked
+        into without running it another way, so under torch.compile nothing is counted."""
+        counted = self.steps == 1 and self.mesh.world > 1 and not self.compiled
+        return self.meter if counted else nullcontext()
+
     def step(self, lr: float) -> StepInfo:
         self.pending = False
+        with self._metered():
+            info = self._step(lr)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
+        self.scaler.update(info.skipped)
+        if not info.skipped:
+            self.steps += 1
+        elif self.steps == 1:
+            self.meter.sent.clear()
+        return info
+
+    def _step(self, lr: float) -> StepInfo:
         self.layout.settle(self.module)
         began = time.monotonic()
         self.axis.finish()
@@ -133,29 +156,15 @@ class MeshStrategy(Strategy):
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         norm = self._norm() / self.scaler.scale
         if not math.isfinite(norm):
-            info = StepInfo(norm, skipped=True, first_bad_rank=self._first_bad_rank())
-        else:
-            scale_gradients(gradients, clip_factor(norm, self.clip_norm) / self.scaler.scale)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr * group.get("lr_scale", 1.0)
-            self.optimizer.step()
-            self.axis.after_step()
-            if not self.measured:
-                self.measured = self._memory()
-            info = StepInfo(norm)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.module.zero_grad(set_to_none=True)
-        self.scaler.update(info.skipped)
-        return info
-
-    def _memory(self) -> dict[str, float]:
-        """Bytes of the storages that exist at the optimizer's step, by kind; the planner's names."""
-        states = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-        return {
-            "weights_bytes": storage_bytes(self.module.parameters()),
-            "gradients_bytes": storage_bytes(p.grad for _, p in self.named if p.grad is not None),
-            "optimizer_bytes": storage_bytes(states),
-        }
+            return StepInfo(norm, skipped=True, first_bad_rank=self._first_bad_rank())
+        scale_gradients(gradients, clip_factor(norm, self.clip_norm) / self.scaler.scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.optimizer.step()
+        if not self.held:
+            self.held = held_bytes(self.module, [p for _, p in self.named], self.optimizer)
+        self.axis.after_step()
+        return StepInfo(norm)
 
     def _norm(self) -> float:
         """Global norm of the combined (still loss-scaled) gradients, the same float on every rank."""
@@ -206,6 +215,16 @@ class MeshStrategy(Strategy):
         share = share / self.mesh.cp
         dist.all_reduce(share)
         return share
+
+    def measure(self) -> dict[str, float]:
+        sent = {f"sent_bytes {axis}": count for axis, count in self.meter.sent.items()}
+        if self.axis.step_bytes:
+            sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.axis.step_bytes
+        mine = self.held | sent | (self.pipeline.seconds if self.pipeline is not None else {})
+        everyone: list[Any] = [mine] * self.mesh.world
+        if self.mesh.world > 1:
+            dist.all_gather_object(everyone, mine)
+        return combined(everyone)
 
     def state_dict(self) -> dict[str, Any]:
         state = {

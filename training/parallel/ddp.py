@@ -46,6 +46,8 @@ class TorchDDP(DataAxis):
         self.engine = f"torch-{dist.get_backend()}"
 
     def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
+        if self.device.type == "meta":  # built to be looked at; DDP's constructor reads values, and adds no parameter
+            return model
         self.model = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,

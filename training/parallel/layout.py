@@ -54,6 +54,10 @@ class Layout:
         """After backward: gradients as their parameters are cut, tied weights' gradients summed over their stages."""
         return None
 
+    def groups(self) -> dict[str, str]:
+        """Process groups by name -> the axis of the planner they serve, where their calls do not tell."""
+        return {}
+
     def counted(self, name: str) -> bool:
         """Whether the norm counts this rank's copy of the parameter (a tied weight has two)."""
         return True
@@ -170,6 +174,12 @@ class MeshLayout(Layout):
             grad = grads[name].grad
             if grad is not None:
                 dist.all_reduce(local_tensor(grad), group=group)
+
+    def groups(self) -> dict[str, str]:
+        found = {str(group.group_name): "pp tied weights" for _, group in self.ties}
+        if self.mesh.tp > 1:
+            found[str(self.device_mesh["tp"].get_group().group_name)] = "tp"
+        return found
 
     def counted(self, name: str) -> bool:
         return name not in self.uncounted

@@ -116,6 +116,7 @@ class Link:
         self.shapes: dict[Any, tuple[torch.Size, torch.dtype]] = {}
         self.announced: set[Any] = set()
         self.sending: list[tuple[Any, torch.Tensor]] = []
+        self.waited_s = 0.0
 
     def _peer(self, stage: int) -> int:
         return dist.get_global_rank(self.group, stage % self.ranks)
@@ -134,7 +135,7 @@ class Link:
         self.sending.append((dist.isend(x, self._peer(to_stage), group=self.group, tag=tag), x))
 
     def receive(self, from_stage: int, key: Any, tag: int) -> torch.Tensor:
-        peer = self._peer(from_stage)
+        peer, began = self._peer(from_stage), time.monotonic()
         if key is None or key not in self.shapes:
             header = torch.zeros(HEADER, dtype=torch.int64, device=self.device)
             dist.recv(header, peer, group=self.group, tag=tag)
@@ -143,13 +144,16 @@ class Link:
         shape, dtype = self.shapes[key]
         x = torch.empty(shape, dtype=dtype, device=self.device)
         dist.recv(x, peer, group=self.group, tag=tag)
+        self.waited_s += time.monotonic() - began
         return x
 
     def drain(self) -> None:
         """Wait until everything sent has been taken."""
+        began = time.monotonic()
         for work, _ in self.sending:
             work.wait()
         self.sending = []
+        self.waited_s += time.monotonic() - began
 
 
 class Pipeline:
@@ -171,6 +175,7 @@ class Pipeline:
         self.link = Link(group, len(table), device)
         self.device = device
         self.last_action = {a.stage: a for a in self.actions if a.kind in "BW"}
+        self.seconds: dict[str, float] = {}  # of all passes but the first, which sets up: whole, and at work
 
     def train(
         self,
@@ -183,6 +188,7 @@ class Pipeline:
 
         loss(outputs, rows) -> (to differentiate, sum of weighted row losses); before_backward(stage, its last one).
         """
+        began, waited_s = time.monotonic(), self.link.waited_s
         rows = -(-max(batch.rows, 1) // self.micro_batches)
         batch = pad_rows(batch, rows * self.micro_batches)
         micros = [slice_batch(batch, i * rows, (i + 1) * rows) for i in range(self.micro_batches)]
@@ -207,7 +213,15 @@ class Pipeline:
                 before_backward(self.stages[action.stage], action == self.last_action[action.stage])
                 self._backward(action, kept, rows)
         self.link.drain()
+        self._clock(time.monotonic() - began, self.link.waited_s - waited_s)
         return total
+
+    def _clock(self, pass_s: float, waited_s: float) -> None:
+        if not self.seconds:
+            self.seconds = {"pass_s": 0.0, "work_s": 0.0}
+            return
+        self.seconds["pass_s"] += pass_s
+        self.seconds["work_s"] += pass_s - waited_s
 
     def _tag(self, boundary: int, micro: int, backward: int) -> int:
         return (boundary * self.micro_batches + micro) * 2 + backward

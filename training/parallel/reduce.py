@@ -10,7 +10,7 @@ gradients then live in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ class Transport(Protocol):
 
     def start(self, name: str, buffer: torch.Tensor) -> Any: ...
 
-    def wait(self, handle: Any) -> None: ...
+    def wait(self, handle: Any) -> object: ...
 
 
 @dataclass
@@ -56,12 +56,6 @@ def plan_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[Any], limit_bytes:
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's piece of a DTensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind the tensors: what is really allocated on this rank."""
-    storages = [local_tensor(tensor.detach()).untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
 
 def settle_partial(parameter: nn.Parameter) -> None:

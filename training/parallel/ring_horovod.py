@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from training.parallel.axis import DataAxis
+from training.parallel.measure import ring_share
 from training.parallel.reduce import GradientReducer
 
 
@@ -30,18 +31,42 @@ def available() -> str | None:
     return None
 
 
-class HorovodTransport:
-    """Sums by Horovod's all-reduce; the tensor's name pairs the calls of the ranks."""
+class HorovodLink:
+    """Horovod's collectives over all ranks; a call's name pairs it with the other ranks'. Counts the bytes sent."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.sent_bytes = 0.0
+
+    def _count(self, share: float, tensor: torch.Tensor) -> None:
+        self.sent_bytes += share * tensor.numel() * tensor.element_size()
 
     def start(self, name: str, buffer: torch.Tensor) -> Any:
+        """A sum over the ranks, in place (reduce.Transport)."""
         import horovod.torch as hvd
 
+        self._count(2 * ring_share(self.ranks), buffer)
         return hvd.allreduce_async_(buffer, name=name, op=hvd.Sum)
 
-    def wait(self, handle: Any) -> None:
+    def start_all_to_all(self, name: str, rows: torch.Tensor) -> Any:
+        """Row r of (w, n) goes to rank r; `wait` gives (w, n), row r from rank r."""
         import horovod.torch as hvd
 
-        hvd.synchronize(handle)
+        self._count(ring_share(self.ranks), rows)
+        return hvd.alltoall_async(rows, name=name)
+
+    def start_all_gather(self, name: str, flat: torch.Tensor) -> Any:
+        """(n,) on each rank; `wait` gives (w x n,)."""
+        import horovod.torch as hvd
+
+        self._count(self.ranks - 1, flat)
+        return hvd.allgather_async(flat, name=name)
+
+    def wait(self, handle: Any) -> torch.Tensor:
+        import horovod.torch as hvd
+
+        result = hvd.synchronize(handle)
+        return result[0] if isinstance(result, tuple) else result
 
 
 def start_horovod(rank: int, world_size: int) -> None:
@@ -64,48 +89,16 @@ def broadcast_from_first(model: nn.Module) -> None:
     hvd.broadcast_parameters(sorted((name, t.data) for name, t in tensors.items() if t.numel()), root_rank=0)
 
 
-def all_to_all_start(rows: torch.Tensor, name: str) -> Any:
-    """Row r of (w, n) goes to rank r; `wait` gives (w, n), row r from rank r."""
-    import horovod.torch as hvd
-
-    return hvd.alltoall_async(rows, name=name)
-
-
-def wait(handle: Any) -> torch.Tensor:
-    import horovod.torch as hvd
-
-    result = hvd.synchronize(handle)
-    return result[0] if isinstance(result, tuple) else result
-
-
-def all_gather(flat: torch.Tensor, name: str) -> torch.Tensor:
-    """(n,) on each rank -> (w x n,)."""
-    import horovod.torch as hvd
-
-    gathered: torch.Tensor = hvd.allgather(flat, name=name)
-    return gathered
-
-
-def shut_down() -> None:
-    import horovod.torch as hvd
-
-    hvd.shutdown()
-
-
-class HorovodRing(DataAxis):
-    """Every rank holds everything; gradients are summed."""
+class HorovodAxis(DataAxis):
+    """What the two have in common: a link, and a reducer for what is summed whole."""
 
     engine = "horovod"
     forward_is_collective = False
+    reducer: GradientReducer
 
     def __init__(self, size: int, bucket_bytes: int) -> None:
         self.size, self.bucket_bytes = size, bucket_bytes
-
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
-        broadcast_from_first(model)
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        self.reducer = GradientReducer(trainable, HorovodTransport(), self.bucket_bytes)
-        return model
+        self.link = HorovodLink(size)
 
     @contextmanager
     def scope(self, last: bool) -> Iterator[None]:
@@ -113,10 +106,25 @@ class HorovodRing(DataAxis):
             self.reducer.arm()
         yield
 
-    def finish(self) -> None:
-        self.reducer.finish()
+    def after_step(self) -> None:
+        self.step_bytes, self.link.sent_bytes = self.link.sent_bytes, 0.0
 
     def close(self, failed: bool) -> None:
         self.reducer.close()
         if not failed:
-            shut_down()
+            import horovod.torch as hvd
+
+            hvd.shutdown()
+
+
+class HorovodRing(HorovodAxis):
+    """Every rank holds everything; gradients are summed."""
+
+    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
+        broadcast_from_first(model)
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        self.reducer = GradientReducer(trainable, self.link, self.bucket_bytes)
+        return model
+
+    def finish(self) -> None:
+        self.reducer.finish()

@@ -11,8 +11,7 @@ optimizer writes in place, and checkpoints load into any other layout. 0-dim par
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +20,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from training.parallel.axis import DataAxis
 from training.parallel.reduce import GradientReducer, local_tensor, plan_buckets
-from training.parallel.ring_horovod import (
-    HorovodTransport,
-    all_gather,
-    all_to_all_start,
-    broadcast_from_first,
-    shut_down,
-)
-from training.parallel.ring_horovod import wait as wait_for
+from training.parallel.ring_horovod import HorovodAxis, broadcast_from_first
 
 
 @dataclass
@@ -63,21 +54,18 @@ def unpack(packed: torch.Tensor, into: torch.Tensor) -> None:
     into.copy_(packed.reshape(-1, inner)[: into.shape[0]].reshape(into.shape))
 
 
-class HorovodZero1(DataAxis):
+class HorovodZero1(HorovodAxis):
     """Every rank holds all weights and updates its shard of them."""
 
-    engine = "horovod"
-    forward_is_collective = False
-
     def __init__(self, mesh: DeviceMesh, bucket_bytes: int) -> None:
-        self.mesh, self.size, self.bucket_bytes = mesh, mesh.size(), bucket_bytes
-        self.rank = mesh.get_local_rank()
+        super().__init__(mesh.size(), bucket_bytes)
+        self.mesh, self.rank = mesh, mesh.get_local_rank()
 
     def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
         broadcast_from_first(model)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.scalars = [(name, p) for name, p in trainable if p.ndim == 0]
-        self.reducer = GradientReducer([p for _, p in self.scalars], HorovodTransport(), self.bucket_bytes)
+        self.reducer = GradientReducer([p for _, p in self.scalars], self.link, self.bucket_bytes)
         cut = [(name, p) for name, p in trainable if p.ndim > 0]
         sizes = [p.numel() * p.element_size() for _, p in cut]
         plans = plan_buckets(sizes, [p.dtype for _, p in cut], self.bucket_bytes)
@@ -105,18 +93,12 @@ class HorovodZero1(DataAxis):
         order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
         return sorted([*self.scalars, *shards], key=lambda item: order[item[0]])
 
-    @contextmanager
-    def scope(self, last: bool) -> Iterator[None]:
-        if last:
-            self.reducer.arm()
-        yield
-
     def finish(self) -> None:
         """Gradients of this rank's shards, summed over the ranks; whole gradients are freed."""
         self.reducer.finish()
         handles = [self._send(number, bucket) for number, bucket in enumerate(self.buckets)]
         for bucket, handle in zip(self.buckets, handles, strict=True):
-            summed = wait_for(handle).view(self.size, -1).sum(dim=0)
+            summed = self.link.wait(handle).view(self.size, -1).sum(dim=0)
             for piece in bucket:
                 shape = local_tensor(piece.shard).shape
                 local = summed[piece.start : piece.stop][: shape.numel()].view(shape)
@@ -127,17 +109,18 @@ class HorovodZero1(DataAxis):
         packed = torch.cat([pack(grad, self.size) for grad in grads], dim=1)
         for piece in bucket:
             piece.whole.grad = None
-        return all_to_all_start(packed, f"zero1.{number}")
+        return self.link.start_all_to_all(f"zero1.{number}", packed)
 
     def after_step(self) -> None:
+        """Every rank's shards to all; also after a load, so that the whole weights are those of the shards."""
+        handles = [self._gather(number, bucket) for number, bucket in enumerate(self.buckets)]
         with torch.no_grad():
-            for number, bucket in enumerate(self.buckets):
-                mine = [pack(piece.whole, self.size)[self.rank] for piece in bucket]
-                packed = all_gather(torch.cat(mine), f"zero1.weights.{number}").view(self.size, -1)
+            for bucket, handle in zip(self.buckets, handles, strict=True):
+                packed = self.link.wait(handle).view(self.size, -1)
                 for piece in bucket:
                     unpack(packed[:, piece.start : piece.stop], piece.whole)
+        super().after_step()
 
-    def close(self, failed: bool) -> None:
-        self.reducer.close()
-        if not failed:
-            shut_down()
+    def _gather(self, number: int, bucket: list[Piece]) -> Any:
+        mine = [pack(piece.whole.detach(), self.size)[self.rank] for piece in bucket]
+        return self.link.start_all_gather(f"zero1.weights.{number}", torch.cat(mine))
