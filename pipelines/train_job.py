@@ -27,6 +27,7 @@ from training.checkpoint_catalog import committed
 from training.elastic import Policy
 from training.failure import Cancelled
 from training.job import PRELOAD, JobResult, JobSpec
+from training.tls import Certificate
 from training.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ def stage_options(launch: LaunchConfig) -> StageOptions:
         interface=launch.interface,
         lines_per_s=launch.log_lines_per_s,
         silence_timeout_s=launch.silence_timeout_s,
+        tls=Certificate(launch.tls_certificate, launch.tls_key) if launch.tls_certificate and launch.tls_key else None,
         profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if asks else None,
     )
 

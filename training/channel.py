@@ -10,7 +10,7 @@ without MAC:
 
 H is HMAC-SHA256 under the secret. Later frames carry the first 16 bytes of HMAC-SHA256 under the connection's own
 key over direction, counter and body, so none can be forged, replayed or dropped unnoticed. Nothing here hides
-content from someone who reads the network: that is TLS's work (docs/security.md). Nothing is unpickled, ever.
+content from someone who reads the network: that is tls.py, below this. Nothing is unpickled, ever.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ import struct
 import threading
 from typing import Any
 
+from training.tls import TlsSocket
+
 MAX_FRAME_BYTES = 16 << 20
 MAX_GREETING_BYTES = 2048
 MAC_BYTES = 16
 _LENGTH = struct.Struct(">I")
 
 Message = dict[str, Any]
+Connected = socket.socket | TlsSocket
 
 
 class ProtocolError(ConnectionError):
@@ -71,7 +74,7 @@ def proof(secret: str, role: str, server_nonce: str, client_nonce: str, agent: s
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
-def read_exactly(sock: socket.socket, count: int) -> bytes:
+def read_exactly(sock: Connected, count: int) -> bytes:
     """`count` bytes; EOFError where the other side has closed."""
     chunks, missing = [], count
     while missing:
@@ -83,7 +86,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
     return b"".join(chunks)
 
 
-def read_body(sock: socket.socket, limit: int) -> bytes:
+def read_body(sock: Connected, limit: int) -> bytes:
     """One length-prefixed body. The length is checked before a byte of it is read."""
     (length,) = _LENGTH.unpack(read_exactly(sock, _LENGTH.size))
     if not 0 < length <= limit:
@@ -91,14 +94,14 @@ def read_body(sock: socket.socket, limit: int) -> bytes:
     return read_exactly(sock, length)
 
 
-def write_body(sock: socket.socket, body: bytes) -> None:
+def write_body(sock: Connected, body: bytes) -> None:
     sock.sendall(_LENGTH.pack(len(body)) + body)
 
 
 class Wire:
     """One authenticated connection. `send` is safe from any thread, `receive` belongs to one."""
 
-    def __init__(self, sock: socket.socket, key: bytes, me: bytes, other: bytes):
+    def __init__(self, sock: Connected, key: bytes, me: bytes, other: bytes):
         self.sock = sock
         self._key, self._me, self._other = key, me, other
         self._sent = self._received = 0
@@ -152,7 +155,7 @@ def text_of(message: Message, key: str) -> str:
     return value
 
 
-def greet_as_driver(sock: socket.socket, secret: str, seen_of: Any, timeout_s: float) -> tuple[Wire, str]:
+def greet_as_driver(sock: Connected, secret: str, seen_of: Any, timeout_s: float) -> tuple[Wire, str]:
     """Challenge whoever has connected; (wire, agent id) or ProtocolError, EOFError, TimeoutError.
 
     `seen_of(agent)` is the number of that agent's messages the driver already has (a reconnection resends the rest).
@@ -172,7 +175,7 @@ def greet_as_driver(sock: socket.socket, secret: str, seen_of: Any, timeout_s: f
     return Wire(sock, bytes.fromhex(proof(secret, "key", nonce, theirs, agent)), b"d", b"a"), agent
 
 
-def greet_as_agent(sock: socket.socket, secret: str, agent: str, timeout_s: float) -> tuple[Wire, int]:
+def greet_as_agent(sock: Connected, secret: str, agent: str, timeout_s: float) -> tuple[Wire, int]:
     """Prove ourselves and have the driver prove itself; (wire, messages it has already seen)."""
     sock.settimeout(timeout_s)
     challenge = decode(read_body(sock, MAX_GREETING_BYTES))
@@ -191,7 +194,7 @@ def greet_as_agent(sock: socket.socket, secret: str, agent: str, timeout_s: floa
     return Wire(sock, key, b"a", b"d"), seen if isinstance(seen, int) else 0
 
 
-def keep_alive(sock: socket.socket, dead_after_s: int) -> None:
+def keep_alive(sock: Connected, dead_after_s: int) -> None:
     """Let the kernel notice a peer that vanished without a word (host lost, cable cut)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -20,6 +20,7 @@ from training.hub import Hub
 from training.job import JobResult, JobSpec
 from training.link import Endpoint
 from training.rendezvous import Store
+from training.tls import Certificate
 from training.worker_env import Place, Seat, assign_places, choose_seats, rank_environment, visible_devices
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Crew:
         addresses: tuple[str, ...] = (),
         run_id: str = "run",
         silence_timeout_s: float = 20.0,
+        tls: Certificate | None = None,
     ):
         self._inbox: queue.Queue[tuple[str, Message | None]] = queue.Queue(maxsize=10_000)
         self._seats: dict[str, Seat] = {}
@@ -45,8 +47,8 @@ class Crew:
         self._lost: set[str] = set()
         self.check: Callable[[Crew, list[Seat]], None] = lambda crew, seats: None  # before ranks first sit there
         self.trouble: Callable[[], str | None] = lambda: None  # why the agents' own carrier has failed, if it has
-        self._hub = Hub(host, self._receive)
-        self.endpoint = Endpoint(addresses or (host,), self._hub.port, self._hub.secret)
+        self._hub = Hub(host, self._receive, tls=tls.context() if tls else None)
+        self.endpoint = Endpoint(addresses or (host,), self._hub.port, self._hub.secret, tls.pem() if tls else "")
 
     def __enter__(self) -> Crew:
         return self

@@ -6,12 +6,14 @@ import contextlib
 import logging
 import math
 import socket
+import ssl
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from training.channel import Message, ProtocolError, Wire, greet_as_driver, keep_alive, new_secret
+from training.tls import TlsSocket
 
 log = logging.getLogger(__name__)
 MAX_STRANGERS = 64  # connections that have not proved themselves yet; one more ends the oldest
@@ -22,8 +24,14 @@ class Hub:
     """Accepts agents on (host, port). `on_message(agent, message)` runs in that agent's thread; None means it
     disconnected."""
 
-    def __init__(self, host: str, on_message: Callable[[str, Message | None], None], secret: str | None = None):
-        self.secret = secret or new_secret()
+    def __init__(
+        self,
+        host: str,
+        on_message: Callable[[str, Message | None], None],
+        secret: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ):
+        self.secret, self._tls = secret or new_secret(), tls
         self._on_message = on_message
         self._lock = threading.Lock()
         self._wires: dict[str, Wire] = {}
@@ -104,7 +112,9 @@ class Hub:
 
     def _greet(self, sock: socket.socket, address: object) -> None:
         try:
-            wire, agent = greet_as_driver(sock, self.secret, lambda a: self._seen.get(a, 0), GREETING_TIMEOUT_S)
+            sock.settimeout(GREETING_TIMEOUT_S)
+            spoken = TlsSocket(sock, self._tls, is_server=True) if self._tls is not None else sock
+            wire, agent = greet_as_driver(spoken, self.secret, lambda a: self._seen.get(a, 0), GREETING_TIMEOUT_S)
             keep_alive(sock, dead_after_s=20)
         except (OSError, EOFError) as error:
             sock.close()

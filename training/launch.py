@@ -12,6 +12,7 @@ from training.agent import Agent, AgentOptions
 from training.attempt import Control, Limits, OnEvent
 from training.crew import Crew, log_event
 from training.job import JobResult, JobSpec
+from training.tls import Certificate
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +36,18 @@ def run_local(
 
 @contextmanager
 def local_crew(
-    world: int, preload: tuple[str, ...], *, lines_per_s: float = 200.0, run_id: str = "local"
+    world: int,
+    preload: tuple[str, ...],
+    *,
+    lines_per_s: float = 200.0,
+    run_id: str = "local",
+    tls: Certificate | None = None,
 ) -> Iterator[Crew]:
     """`world` agents on loopback, for as many attempts as one likes; their helpers stay warm between them."""
     if world < 1:
         raise ValueError(f"world = {world}: at least one rank")
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)), **os.environ}
-    with Crew("127.0.0.1", run_id=run_id) as crew:
+    with Crew("127.0.0.1", run_id=run_id, tls=tls) as crew:
         options = AgentOptions(crew.endpoint, environment, preload, lines_per_s=lines_per_s)
         threads = [threading.Thread(target=_run_agent, args=(options, i), daemon=True) for i in range(world)]
         for thread in threads:

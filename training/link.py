@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.channel import Message, ProtocolError, Wire, encode, greet_as_agent, keep_alive
+from training.tls import TlsSocket, trusting
 
 MAX_WAITING_BYTES = 32 << 20
 BEAT_S = 1.0
@@ -23,6 +24,7 @@ class Endpoint:
     addresses: tuple[str, ...]  # tried in order; the first whose driver proves it knows the secret is taken
     port: int
     secret: str
+    certificate: str = ""  # PEM; the driver speaks TLS and must have its key. Empty: it speaks plainly
 
     def __repr__(self) -> str:
         return f"Endpoint({self.addresses}, {self.port})"  # never the secret, whoever prints it
@@ -44,7 +46,8 @@ def connect(endpoint: Endpoint, agent: str, patience_s: float, timeout_s: float 
                 problems[address] = str(error)
                 continue
             try:
-                wire, seen = greet_as_agent(sock, endpoint.secret, agent, timeout_s)
+                spoken = TlsSocket(sock, trusting(endpoint.certificate), False) if endpoint.certificate else sock
+                wire, seen = greet_as_agent(spoken, endpoint.secret, agent, timeout_s)
                 keep_alive(sock, dead_after_s=20)
                 return wire, seen
             except (OSError, EOFError) as error:  # ProtocolError is an OSError: somebody else's port
