@@ -5,7 +5,7 @@ BIN := .venv/bin
 export MLFLOW_DISABLE_TELEMETRY := true
 ARGS ?=
 
-.PHONY: help setup check format test test-slow demo ui lock package clean
+.PHONY: help setup check format test test-slow demo ui peers lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,10 @@ format: setup  ## rewrite to the house style
 
 package: setup  ## the code archive a cluster needs: dist/sparkring.zip
 	@$(BIN)/sparkring package
+
+peers:  ## the other readers benchmarks/data_readers.py measures, in an environment of their own: build/peers
+	@$(BIN)/python -m venv build/peers
+	@build/peers/bin/pip install --quiet --no-deps -r benchmarks/peers.txt
 
 lock:  ## resolve requirements.lock anew from pyproject.toml
 	@python3.11 -m venv .venv-lock && .venv-lock/bin/pip install -q pip-tools

@@ -1,11 +1,9 @@
 """How fast rows become tensors: this project's reader beside the decoder's limit and its peers.
 
-    python benchmarks/data_readers.py --theme table --rows 1000000 --out benchmarks/results/data_table_2core_202611.md \
-        --peers-python /tmp/peers/bin/python
+    python benchmarks/data_readers.py --theme table --rows 4000000 --out benchmarks/results/data_table_2core_202611.md \
+        --peers-python build/peers/bin/python
 
-The peers live in an environment of their own, made by
-
-    python -m venv /tmp/peers && /tmp/peers/bin/pip install --no-deps -r benchmarks/peers.txt
+The peers live in an environment of their own, made by `make peers`.
 
 Each measurement is a fresh process (benchmarks/data_cases.py), in the order A B C ... C B A, repeated; the page cache
 is warm (every file is read before). Memory is the peak of the proportional set size of the process and its children,
@@ -33,13 +31,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.parquet as pq
 from PIL import Image
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
+from etl.write import SHARD, WriteTask, write_shard  # noqa: E402
 
 PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming")
 CASES = {
@@ -90,29 +88,32 @@ def manifest_columns(theme: str) -> tuple[Column, ...]:
 
 
 def write(folder: Path, theme: str, rows: int, files: int = 4) -> None:
-    """The dataset as `etl` would leave it: equal files, exact row groups, a manifest."""
+    """The dataset as `etl` leaves it: equal files written by its own write task, exact row groups, a manifest."""
     if (folder / "_manifest.json").exists():
         return
-    random, listed = np.random.default_rng(7), []
+    columns, random = manifest_columns(theme), np.random.default_rng(7)
     bounds = np.linspace(0, rows, files + 1).astype(int).tolist()
+    paths = tuple(f"data-bench/train-{number:05d}.parquet" for number in range(files))
+    task = WriteTask(str(folder), paths, columns, GROUP[theme], "snappy")
+    listed = []
     for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        path = folder / "data-bench" / f"train-{number:05d}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sizes = [min(GROUP[theme], end - at) for at in range(begin, end, GROUP[theme])]
-        schema = make_table(theme, 0, 1, random).schema
-        with pq.ParquetWriter(path, schema, compression="snappy", write_page_checksum=True) as writer:
-            for group, size in enumerate(sizes):
-                writer.write_table(make_table(theme, begin + group * GROUP[theme], size, random))
-        data = path.read_bytes()
+        starts = range(begin, end, GROUP[theme])
+        tables = (make_table(theme, at, min(GROUP[theme], end - at), random) for at in starts)
+        batches = (
+            batch.append_column(SHARD, pa.array([number] * batch.num_rows, pa.int32()))
+            for table in tables
+            for batch in table.to_batches()
+        )
+        record = next(write_shard(task, batches)).to_pylist()[0]
         listed.append(
             DataFile(
-                path=str(path.relative_to(folder)), split="train", rows=end - begin, bytes=len(data),
-                sha256=hashlib.sha256(data).hexdigest(), row_groups=tuple(sizes),
+                path=paths[number], split="train", rows=record["rows"], bytes=record["bytes"],
+                sha256=record["sha256"], row_groups=tuple(record["row_groups"]),
             )
         )  # fmt: skip
     manifest = DatasetManifest(
         name=theme, fingerprint=hashlib.sha256(theme.encode()).hexdigest(), created_at="",
-        columns=manifest_columns(theme), files=tuple(listed), splits={"train": SplitInfo(rows=rows, files=files)},
+        columns=columns, files=tuple(listed), splits={"train": SplitInfo(rows=rows, files=files)},
         accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}),
     )  # fmt: skip
     (folder / "_manifest.json").write_text(manifest.to_json())
@@ -195,12 +196,25 @@ def report(theme: str, rows: int, results: dict[str, list[dict[str, Any]]], note
             f"{_median(runs, lambda r: r['first_batch_s']):.2f} | "
             f"{_median(runs, lambda r: r['peak_pss_mib']):.0f} | {int(_median(runs, lambda r: r['rows'])):,} |"
         )
+    lines += accounts(results)
     for lanes in (64, 8):
         lines.append("")
         lines.append(
             f"Distinct row groups in a global batch, {lanes} lanes: {groups_per_batch(theme, folder, lanes):.1f}."
         )
     return "\n".join(lines) + "\n"
+
+
+def accounts(results: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Where the reader's seconds went, by its own meter: of its threads, so they may exceed the wall's."""
+    causes = ("read_s", "decode_s", "shuffle_s", "collate_s", "data_stall_s")
+    lines = ["", "Its own meter, seconds per million rows:", "", f"| | {' | '.join(c[:-2] for c in causes)} |"]
+    lines.append("|---|" + "---|" * len(causes))
+    for case, runs in results.items():
+        if runs and runs[0]["account"]:
+            spent = [_median(runs, lambda r, c=c: r["account"].get(c, 0.0) / r["rows"] * 1e6) for c in causes]
+            lines.append(f"| {case} | {' | '.join(f'{s:.3f}' for s in spent)} |")
+    return lines
 
 
 def _median(runs: list[dict[str, Any]], of: Any) -> float:

@@ -182,14 +182,15 @@ def _write(task: WriteTask, path: str, tables: Iterator[pa.Table]) -> dict[str, 
     groups: list[int] = []
     with destination(task.root_uri, path) as under:
         sink = _HashingSink(under)
-        # Dictionary pages help codes and repeated values; continuous floats only pay for them, twice.
-        coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout in ("scalar", "binary")]
+        # Dictionary pages help codes and repeated values; floats, tokens and images only pay for them, twice.
+        coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout == "scalar"]
         with pq.ParquetWriter(
             pa.PythonFile(sink, mode="w"),
             schema,
             compression=task.compression,
             use_dictionary=coded,
             store_schema=False,
+            write_page_checksum=True,
         ) as writer:
             for table in tables:
                 writer.write_table(table, row_group_size=task.row_group)

@@ -46,6 +46,17 @@ def test_row_groups_do_not_depend_on_the_batches(tmp_path, sizes):
     assert not footer.schema.to_arrow_schema().field("x").nullable
 
 
+def test_a_flipped_bit_in_a_page_is_found_by_the_pages_checksum(tmp_path):
+    values = np.random.default_rng(0).random(4000)  # does not compress: no other check would see it
+    run(tmp_path, [Column(name="x", dtype="float64")], [batch(x=values)], row_group=4000)
+    path = tmp_path / "d/train-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(OSError, match="CRC"):
+        pq.ParquetFile(path, page_checksum_verification=True).read()
+
+
 def test_workers_are_given_no_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert worker_uri(open_storage("sets").at("t")) == str(tmp_path / "sets" / "t")

@@ -1,19 +1,25 @@
 """Shards: equal, exact, in an order that is the same whatever the partitions; every type whole or refused."""
 
 import hashlib
+from contextlib import closing
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pyspark.sql import functions as F
 
+from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
 from conf.schema_etl import ShardConfig
 from conf.storage import open_storage
 from etl.columns import manifest_column, stored_expression
 from etl.errors import EtlError
 from etl.shard import Plan, number_rows, plan, with_order, write_shards
 from etl.split import SPLIT
+from training.data.batch import Ragged
+from training.data.reader import ParquetReader
 
 pytestmark = pytest.mark.spark
 
@@ -37,6 +43,29 @@ def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, **
 
 def table(folder, files):
     return pa.concat_tables([pq.read_table(folder / f.path) for f in files])
+
+
+def tensors(folder, files, columns):
+    """What a training process gets of these files: every column of all rows, in one batch."""
+    rows = sum(f.rows for f in files)
+    manifest = DatasetManifest(
+        name="d", fingerprint="0" * 64, created_at="", columns=tuple(columns), files=tuple(files),
+        splits={"train": SplitInfo(rows=rows, files=len(files))},
+        accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}),
+    )  # fmt: skip
+    with closing(ParquetReader(open_storage(str(folder)), manifest, "train", None, rows)) as reader:
+        (batch,) = reader.batches(0)
+    return batch.columns
+
+
+def row(value, number):
+    """Row `number` of a column of a batch, as plain Python."""
+    if not isinstance(value, Ragged):
+        return value[number].tolist() if isinstance(value, torch.Tensor) else value[number]
+    rows = value.values.tolist()
+    for offsets in value.offsets:
+        rows = [rows[a:b] for a, b in pairwise(offsets.tolist())]
+    return rows[number]
 
 
 def skewed(spark, partitions, aqe):
@@ -113,15 +142,20 @@ def test_every_column_kind_end_to_end(spark, tmp_path):
         "a_matrix": {"shape": [2, 2]},
     }
     files, columns = write(session, rows, tmp_path, ["id"], {"train": 2}, 2, **options)
-    got = {r["id"]: r for r in table(tmp_path, files).to_pylist()}
-    assert got[3] == {
-        "id": 3, "a_bool": False, "a_byte": 3, "a_short": 3, "an_int": 3, "a_long": -9007199254740990, "a_float": 1.0,
-        "a_double": 1.0, "a_half": 1.0, "a_decimal": 0.375, "a_date": 1, "a_time": 2_999_999,
+    batch = tensors(tmp_path, files, columns)
+    place = {i: number for number, i in enumerate(batch["id"].tolist())}
+    assert {name: row(value, place[3]) for name, value in batch.items()} == {
+        "a_nullable__valid": True, "id": 3, "a_bool": False, "a_byte": 3, "a_short": 3, "an_int": 3,
+        "a_long": -9007199254740990, "a_float": 1.0, "a_double": 1.0, "a_half": 1.0, "a_decimal": 0.375, "a_date": 1, "a_time": 2_999_999,
         "a_local_time": 1704067200_000001, "a_nullable": 3, "a_filled": 3.0, "a_vector": [3.0, 2.0],
         "a_matrix": [[3, 1], [2, 3]], "a_ragged": [0, 1, 2, 3], "a_nested": [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]],
         "some_dates": [0, 1, 2, 3], "a_binary": b"xxx",
     }  # fmt: skip
-    assert got[1]["a_nullable"] is None and got[2]["a_filled"] is None and got[1]["a_half"] == float(np.float16(1 / 3))
+    assert not batch["a_nullable__valid"][place[1]] and batch["a_filled"][place[2]] == -1.0
+    assert batch["a_half"].dtype == torch.float16 and batch["a_half"][place[1]] == float(np.float16(1 / 3))
+    for name, dtype in {"a_bool": "bool", "a_byte": "int8", "a_short": "int16", "an_int": "int32", "a_long": "int64",
+                        "a_float": "float32", "a_double": "float64", "a_nullable": "int64"}.items():  # fmt: skip
+        assert str(batch[name].dtype) == f"torch.{dtype}", name
     kinds = {c.name: (c.dtype, c.layout, c.shape) for c in columns}
     assert kinds["a_time"] == ("int64", "scalar", ()) and kinds["a_date"][0] == "int32"
     assert kinds["a_half"] == ("float16", "scalar", ()) and kinds["a_matrix"] == ("int64", "vector", (2, 2))
@@ -147,7 +181,8 @@ def test_ml_vectors(spark, tmp_path):
 
     rows = spark.createDataFrame([(0, Vectors.dense([1.0, 2.0])), (1, Vectors.sparse(2, [1], [3.0]))], ["id", "v"])
     files, columns = write(spark, rows, tmp_path, ["id"], v={"shape": [2]})
-    assert sorted(table(tmp_path, files)["v"].to_pylist()) == [[0.0, 3.0], [1.0, 2.0]] and columns[1].dtype == "float64"
+    v = tensors(tmp_path, files, columns)["v"]
+    assert sorted(v.tolist()) == [[0.0, 3.0], [1.0, 2.0]] and v.dtype == torch.float64
     with pytest.raises(EtlError, match=r"column 'v' is .*declare `shape: \[n\]`"):
         write(spark, rows, tmp_path, ["id"])
 

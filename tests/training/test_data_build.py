@@ -17,7 +17,7 @@ from conf.storage import open_storage
 from training.data.batch import Batch, Meter, Ragged
 from training.data.build import make_reader, reader_settings
 from training.data.mix import MixedReader
-from training.data.reader import ParquetReader
+from training.data.reader import ParquetReader, ReaderSettings
 from training.data.transfer import map_tensors, to_device
 
 MakeDataset = Callable[..., DatasetManifest]
@@ -34,6 +34,7 @@ def test_every_setting_arrives() -> None:
     assert all(getattr(default, name) != value for name, value in given.items()), (
         "a value that is the default proves nothing"
     )
+    assert default == ReaderSettings()
 
 
 def test_evaluation_reads_every_row_once_whatever_training_does(make_dataset: MakeDataset, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import io
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -449,3 +451,21 @@ def test_the_meter_accounts_for_the_epoch(make_dataset: MakeDataset, tmp_path: P
     for name in ("read_s", "decode_s", "shuffle_s", "collate_s", "data_stall_s", "first_batch_s", "verify_s"):
         assert taken[name] > 0, name
     assert reader.meter.take() == {}
+
+
+def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Path) -> None:
+    """pyarrow would, at the first `to_numpy`: 30 MB and a quarter of a second in every rank."""
+    program = f"""if True:
+        import sys
+        from pathlib import Path
+        from conf.manifest import DatasetManifest
+        from conf.storage import open_storage
+        from training.data.reader import ParquetReader
+        manifest = DatasetManifest.from_json(Path({str(tmp_path)!r}, "_manifest.json").read_text(), "m")
+        reader = ParquetReader(open_storage({str(tmp_path)!r}), manifest, "train", None, 25)
+        rows = sum(batch.rows for batch in reader.batches(0))
+        reader.close()
+        assert rows == 100, rows
+        assert "pandas" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -29,21 +29,20 @@ class Seat:
     gather: AllGather
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is read of which dataset, in global batches of how many rows; `columns` None: all of them."""
+
+    storage: Storage
+    manifest: DatasetManifest
+    split: str
+    columns: Sequence[str] | None
+    global_batch: int
+
+
 def reader_settings(config: DataConfig) -> ReaderSettings:
-    return ReaderSettings(
-        lanes=config.lanes,
-        window_row_groups=config.window_row_groups,
-        seed=config.seed,
-        tail=config.tail,
-        shuffle=config.shuffle,
-        threads=config.threads,
-        max_bytes=config.max_bytes,
-        chunk_bytes=config.chunk_bytes,
-        ahead=config.ahead,
-        verify=config.verify,
-        audit=config.audit,
-        decoders=dict(config.decoders),
-    )
+    """The keys of `data` that are the reader's own; both call them by the same names."""
+    return ReaderSettings(**{f.name: getattr(config, f.name) for f in fields(ReaderSettings)})
 
 
 def make_reader(
@@ -66,27 +65,20 @@ def make_reader(
     `gather` asks them all.
     """
     seat = Seat(data_rank, data_size, device, gather)
+    wanted = Wanted(storage, manifest, split, columns, global_batch)
     settings = reader_settings(config)
     if evaluation:
         settings = replace(settings, shuffle=False, tail="pad", audit=True)
     elif config.reader == "petastorm":
-        return _petastorm(config, storage, manifest, split, columns, global_batch, seat)
+        return _petastorm(config, wanted, seat)
     elif config.mix is not None:
         return _mixed(config, config.mix, settings, columns, global_batch, seat)
-    return _one(config, storage, manifest, split, columns, global_batch, settings, seat)
+    return _one(config, wanted, settings, seat)
 
 
-def _one(
-    config: DataConfig,
-    storage: Storage,
-    manifest: DatasetManifest,
-    split: str,
-    columns: Sequence[str] | None,
-    global_batch: int,
-    settings: ReaderSettings,
-    seat: Seat,
-) -> ParquetReader:
-    files = manifest.files_of(split)
+def _one(config: DataConfig, wanted: Wanted, settings: ReaderSettings, seat: Seat) -> ParquetReader:
+    storage, manifest = wanted.storage, wanted.manifest
+    files = manifest.files_of(wanted.split)
     opener = _opener(config.cache, storage, manifest)
     if config.on_corrupt == "quarantine":
         chosen = quarantine(files, opener, seat.rank, seat.size, seat.gather)
@@ -98,32 +90,24 @@ def _one(
     decoded = None
     if config.cache.decoded is not None:
         cache = DiskCache(config.cache.decoded, config.cache.decoded_max_bytes, [f.sha256 for f in manifest.files])
-        decoded = DecodedGroups(cache, columns or [c.name for c in manifest.columns], conditions)
+        decoded = DecodedGroups(cache, wanted.columns or [c.name for c in manifest.columns], conditions)
     return ParquetReader(
-        storage, manifest, split, columns, global_batch, seat.rank, seat.size, settings, seat.device,
-        opener, decoded, chosen,
+        storage, manifest, wanted.split, wanted.columns, wanted.global_batch, seat.rank, seat.size, settings,
+        seat.device, opener, decoded, chosen,
     )  # fmt: skip
 
 
-def _petastorm(
-    config: DataConfig,
-    storage: Storage,
-    manifest: DatasetManifest,
-    split: str,
-    columns: Sequence[str] | None,
-    global_batch: int,
-    seat: Seat,
-) -> Reader:
+def _petastorm(config: DataConfig, wanted: Wanted, seat: Seat) -> Reader:
     from training.data.petastorm import PetastormReader, PetastormSettings, urls_of
 
-    how = config.petastorm
+    how, manifest = config.petastorm, wanted.manifest
     own = how.url is None
-    names = [c.name for c in manifest.columns] if columns is None else list(columns)
+    names = [c.name for c in manifest.columns] if wanted.columns is None else list(wanted.columns)
     known = {c.name: c for c in manifest.columns}
     return PetastormReader(
-        urls_of(storage, manifest, split) if how.url is None else how.url,
+        urls_of(wanted.storage, manifest, wanted.split) if how.url is None else how.url,
         [known[name] for name in names if name in known] if own or set(names) <= set(known) else names,
-        global_batch,
+        wanted.global_batch,
         seat.rank,
         seat.size,
         PetastormSettings(how.pool, how.workers, config.seed, config.shuffle, how.shuffle_rows),
@@ -156,7 +140,7 @@ def _mixed(
             storage.read_bytes(MANIFEST_NAME).decode(), f"{part.dataset}/{MANIFEST_NAME}"
         )
         own = replace(settings, seed=settings.seed + number, tail="pad", max_bytes=share)
-        parts.append(_one(config, storage, manifest, part.split, columns, global_batch, own, host))
+        parts.append(_one(config, Wanted(storage, manifest, part.split, columns, global_batch), own, host))
     plan = make_mix(
         [part.plan.rows for part in parts],
         [part.weight for part in mix.parts],

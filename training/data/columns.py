@@ -117,8 +117,7 @@ def _present(column: Column, array: pa.Array) -> Array | None:
             f"column {column.name!r} has {array.null_count} nulls and is declared without (nulls: refuse); "
             "rebuild the dataset, or declare mask or fill for the column"
         )
-    present: Array = array.is_valid().to_numpy(zero_copy_only=False)
-    return present
+    return plain_values(array.is_valid())
 
 
 def _zero(stored: pa.DataType) -> pa.Scalar:
@@ -136,11 +135,30 @@ def scalar_values(column: Column, array: pa.Array) -> Array:
         array = array.cast(pa.date32()).view(pa.int32())
     elif pa.types.is_decimal(stored):
         array = array.cast(pa.float64() if numpy_dtype(column).kind == "f" else pa.int64())
-    values: Array = array.to_numpy(zero_copy_only=False)
-    target = numpy_dtype(column)
+    values, target = plain_values(array), numpy_dtype(column)
     if values.dtype.kind in "iu" and target.kind in "iu" and values.dtype.itemsize > target.itemsize:
         _refuse_overflow(column, values, target)
     return values
+
+
+PLAIN: dict[pa.DataType, np.dtype[Any]] = {
+    pa.type_for_alias(name): np.dtype(name)
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+} | {pa.float16(): np.dtype(np.float16)}
+
+
+def plain_values(array: pa.Array) -> Array:
+    """(n,) values of a boolean or numeric array without nulls, a view of its buffer where Arrow's layout is numpy's.
+
+    What `to_numpy` gives; but that imports pandas, which costs every process 30 MB and a quarter of a second.
+    """
+    if not len(array):
+        return np.zeros(0, PLAIN.get(array.type, np.dtype(np.bool_)))
+    buffer, end = array.buffers()[1], array.offset + len(array)
+    if pa.types.is_boolean(array.type):
+        bits = np.unpackbits(np.frombuffer(buffer, np.uint8), count=end, bitorder="little")
+        return bits[array.offset :].view(np.bool_)
+    return np.frombuffer(buffer, PLAIN[array.type], count=end)[array.offset :]
 
 
 def _refuse_overflow(column: Column, values: Array, target: np.dtype[Any]) -> None:
@@ -164,7 +182,7 @@ def vector_values(column: Column, array: pa.Array) -> Array:
                 f"column {column.name!r} has {leaf.null_count} nulls inside vectors; only whole vectors may be null"
             )
     if not pa.types.is_fixed_size_list(array.type):
-        lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+        lengths = plain_values(pc.list_value_length(array))
         _same_length(column, lengths, width if len(column.shape) == 1 else column.shape[0], "elements")
     if len(leaf) != len(array) * width:
         raise DataError(f"column {column.name!r}: {len(leaf)} elements in {len(array)} rows of shape {column.shape}")
@@ -192,7 +210,8 @@ def variable_rows(column: Column, data: pa.ChunkedArray) -> tuple[Rows, Array | 
         return Rows(values, (offsets,)), present
     levels: list[NDArray[np.int64]] = []
     while _is_list(array.type):
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = pc.list_value_length(array)
+        lengths = plain_values(lengths.fill_null(0) if lengths.null_count else lengths)
         levels.append(np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
         array = array.flatten()
         if array.null_count:

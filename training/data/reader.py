@@ -256,7 +256,7 @@ class ParquetReader:
             self._pool.put(slot, table, order, int(self.plan.group_start[group]))
         except ValueError as error:
             raise type(error)(f"{self._source.describe(index)}: {error}") from error
-        return {"read": read_s, "decode": decode_s + time.perf_counter() - began}
+        return {"read": read_s, "decode": decode_s, "shuffle": time.perf_counter() - began}
 
     def _chunk(self, engine: Engine, epoch: int, edges: list[int]) -> _Chunk:
         """The batches between these edges: one gather, then views of it."""
@@ -276,7 +276,8 @@ class ParquetReader:
         ]
         if weight is not None:
             batches[-1] = replace(batches[-1], weight=weight[len(weight) - sizes[-1] :])
-        timing = engine.timing | {"shuffle": shuffled - began, "collate": time.perf_counter() - shuffled}
+        placed = engine.timing.get("shuffle", 0.0)
+        timing = engine.timing | {"shuffle": placed + shuffled - began, "collate": time.perf_counter() - shuffled}
         chunk = _Chunk(batches, timing, engine.decoded)
         engine.timing, engine.decoded = {}, 0
         return chunk
