@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
 
-from pipelines.netcheck import Pair, nccl_transport, netcheck, ring_bandwidth, rounds, summarise
+from pipelines.cli import main
+from pipelines.netcheck import Pair, nccl_transport, ring_bandwidth, rounds, summarise
 
 
 @pytest.mark.parametrize("world", range(1, 12))
@@ -50,9 +52,12 @@ def test_the_transport_is_what_nccl_says(log: str, expected: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.ranks
-def test_two_ranks_of_a_real_stage(spark: Any) -> None:
-    report = netcheck(spark, 2)
-    (pair,) = report.pairs
-    assert 0 < pair.latency_s < 1 and pair.bytes_per_s > 1e6
-    assert report.ring_bytes_per_s > 1e6
-    assert report.transport == "Gloo, TCP on lo"
+def test_the_command_measures_two_ranks_of_a_real_stage(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["netcheck", "flights"]) == 0
+    first, *ranks, pair, ring = capfd.readouterr().out.strip().splitlines()[-5:]
+    assert first == "2 ranks over Gloo, TCP on lo"
+    assert [line.split(":")[0].strip() for line in ranks] == ["rank 0", "rank 1"]
+    latency_us, rate = re.fullmatch(r"  0 - 1: ([\d,]+) us, ([\d.]+) Gbit/s", pair).groups()  # type: ignore[union-attr]
+    assert 0 < int(latency_us.replace(",", "")) < 1e6 and float(rate) > 0
+    measured = re.match(r"ring: ([\d.]+) Gbit/s bus bandwidth measured", ring)
+    assert measured and float(measured[1]) > 0
