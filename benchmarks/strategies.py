@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -165,17 +166,18 @@ def run(world: int, link: str, rounds: int, only: list[str]) -> list[dict[str, A
 def table(results: list[dict[str, Any]]) -> str:
     lines = [
         "| strategy | engine | step s | bare s | ours / bare (median, by round) | the same in CPU time | "
-        "MB sent per rank and step | formula MB | memory MB | hidden |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "MB sent per rank and step | formula MB | memory MB | hidden | bubble (schedule's) |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         bare = (
             f"{r['bare_s']:.3f} | {r['ratio']:.3f} {r['ratios']} | {r['cpu_ratio']:.3f}" if r["bare_s"] else "- | - | -"
         )
         hidden = f"{r['hidden_share']:.0%}" if "hidden_share" in r else "-"
+        bubble = "{:.2f} ({:.2f})".format(*r["bubble"]) if r["bubble"][0] is not None else "-"
         lines.append(
             f"| {r['case']} | {r['engine']} | {r['step_s']:.3f} | {bare} | {r['sent_bytes'] / 1e6:.2f} | "
-            f"{r['planned_bytes'] / 1e6:.2f} | {r['memory_bytes'] / 1e6:.1f} | {hidden} |"
+            f"{r['planned_bytes'] / 1e6:.2f} | {r['memory_bytes'] / 1e6:.1f} | {hidden} | {bubble} |"
         )
     return "\n".join(lines)
 
@@ -187,41 +189,56 @@ def main() -> None:
     parser.add_argument("--links", nargs="+", default=["loopback", "1gbit", "200mbit"])
     parser.add_argument("--cases", nargs="*", default=[], help="only these; default all")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {}
     target = HERE / "results" / f"strategies_2core_{time.strftime('%Y%m')}"
+    found: dict[str, Any] = {}  # parts measured before stay, those measured now replace them
+    if target.with_suffix(".json").exists():
+        found = json.loads(target.with_suffix(".json").read_text())
     for world in arguments.ranks:
         for link in arguments.links:
-            load = os.getloadavg()[0]
-            found[f"{world} ranks, {link}"] = {
-                "load_before": load,
-                "results": run(world, link, arguments.rounds, arguments.cases),
-            }
+            began, busy_s, own_s = time.monotonic(), machine_busy_s(), children_s()
+            results = run(world, link, arguments.rounds, arguments.cases)
+            others_s = machine_busy_s() - busy_s - (children_s() - own_s)
+            others = max(0.0, others_s) / (time.monotonic() - began) / (os.cpu_count() or 1)
+            part = {"rounds": arguments.rounds, "others_share": others, "results": results}
+            found[f"{world} ranks, {link}"] = part
             target.with_suffix(".json").write_text(json.dumps(found, indent=1))
-            target.with_suffix(".md").write_text(report(found, " ".join(sys.argv[1:])))
+            target.with_suffix(".md").write_text(report(found))
 
 
-def report(found: dict[str, Any], arguments: str) -> str:
+def machine_busy_s() -> float:
+    """CPU seconds this machine has worked since it started."""
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def children_s() -> float:
+    """CPU seconds of the ranks that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def report(found: dict[str, Any]) -> str:
     import torch
 
     head = (
-        f"# Strategies on {os.cpu_count()} cores\n\n`python benchmarks/strategies.py {arguments}`, "
+        f"# Strategies on {os.cpu_count()} cores\n\n`python benchmarks/strategies.py`, "
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, torch {torch.__version__}, one thread per rank. GPT of 2 "
         "M parameters (vocab 1024, width 192, 4 layers), 64 tokens, 8 rows per rank, AdamW, clipping. Ours and bare "
         "code take turns in the same processes; CPU time is of all threads of a rank and suffers less from other "
         "load on the machine. `bare` of zero1 (horovod) is DDP + ZeroRedundancyOptimizer, of horovod its "
         "DistributedOptimizer, of 1f1b torch's Schedule1F1B (no tied weight, no global norm). `hidden`: share of the "
-        "all-reduce's time alone that the step does not show.\n"
+        "all-reduce's time alone that the step does not show. All AdamW kernels are fused ones. The GPU paths have not "
+        "been run: no GPU was at hand.\n"
     )
     parts = [
-        f"\n## {name}\n\nLoad of the machine before: {part['load_before']:.1f}\n\n{table(part['results'])}\n"
+        f"\n## {name}\n\n{part['rounds']} rounds; other work took {part['others_share']:.0%} of the cores.\n\n"
+        f"{table(part['results'])}\n"
         for name, part in found.items()
     ]
-    cores = os.cpu_count() or 1
-    if any(part["load_before"] > cores for part in found.values()):
+    if any(part["others_share"] > 0.1 for part in found.values()):
         head += (
-            f"\nOther work ran on the machine (load above its {cores} cores, see each part): step times, their ratios "
-            "and `hidden` are NOT a measurement of overhead; only bytes and memory are unaffected. Repeat on a quiet "
-            "machine.\n"
+            "\nOther work ran on the machine (see each part): where it took more than 10 %, step times, their ratios "
+            "and `hidden` are not a measurement of overhead; bytes and memory are unaffected.\n"
         )
     return head + "".join(parts)
 

@@ -22,7 +22,7 @@ Step = Callable[[], None]
 
 
 def _adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
+    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, fused=True)
 
 
 def _step(run: nn.Module, parameters: list[Any], optimizer: Any, task: Any, part: Any) -> Step:
@@ -45,7 +45,7 @@ def ddp(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
 def zero_redundancy(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
     run = DistributedDataParallel(model, gradient_as_bucket_view=True)
     parameters = list(model.parameters())
-    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-3, weight_decay=0.01)
+    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)
     return _step(run, parameters, optimizer, task, part)
 
 

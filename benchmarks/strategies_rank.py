@@ -106,7 +106,7 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, rounds:
         "memory_bytes": sum(
             v for k, v in measured.items() if k in ("weights_bytes", "gradients_bytes", "optimizer_bytes")
         ),
-        "bubble_share": measured.get("bubble_share"),
+        "bubble": [measured.get("bubble_share"), plan.bubble],
     }
     if strategy.data_size > 1 and not strategy.settings.zero:
         result |= hidden_share(part, task, our_seconds)

@@ -95,6 +95,11 @@ RULES: tuple[Rule, ...] = (
         "parallel.stages_per_rank={stages_per_rank} with pp(1): there is no pipeline; set parallel.pp",
     ),
     Rule(
+        "balance-needs-pipeline",
+        lambda f: f.mesh["pp"] == 1 and f.parallel["balance"] == "measured",
+        "parallel.balance=measured with pp(1): there are no stages to balance; set parallel.pp",
+    ),
+    Rule(
         "micro-batches-need-pipeline",
         lambda f: f.mesh["pp"] == 1 and f.parallel["micro_batches"] > 1,
         "parallel.micro_batches={micro_batches} with pp(1): only pipelines have micro-batches; use parallel.accumulate",

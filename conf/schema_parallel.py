@@ -29,6 +29,9 @@ class ParallelConfig(Strict):
     )
     schedule: str = Field("1f1b", description="pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble")
     stages_per_rank: PositiveInt = Field(1, description="pipeline stages per rank, of the schedules that interleave")
+    balance: Literal["estimated", "measured"] = Field(
+        "estimated", description="cost of a block by which stages are cut: its weights, or its time on a first batch"
+    )
     micro_batches: PositiveInt = Field(1, description="parts a pipeline cuts each pass into")
     accumulate: PositiveInt = Field(1, description="passes per step; gradients are communicated once per step")
     offload: bool = Field(False, description="keep shards and optimizer state in host memory (needs zero >= 1)")

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from training.parallel.reduce import local_tensor
+
 Named = Iterable[tuple[str, nn.Parameter]]
 
 
@@ -40,11 +42,10 @@ def build_optimizer(
     momentum: float = 0.9,
     weight_decay: float = 0.01,
 ) -> torch.optim.Optimizer:
-    """adamw, sgd (momentum), lars or lamb over `parameter_groups`; fused kernels for AdamW on CUDA."""
+    """adamw (fused kernels), sgd (momentum), lars or lamb over `parameter_groups`."""
     groups = parameter_groups(named, weight_decay)
-    on_gpu = all(p.is_cuda for group in groups for p in group["params"])
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=on_gpu or None)
+        return AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
     if name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=momentum)
     if name == "lamb":
@@ -64,6 +65,17 @@ def _ratio(weight_norm: torch.Tensor, update_norm: torch.Tensor) -> torch.Tensor
     """weight / update, and 1 where either is 0 (a weight that starts at 0 must be able to leave it)."""
     usable = (weight_norm > 0) & (update_norm > 0)
     return torch.where(usable, weight_norm / update_norm.clamp_min(1e-30), torch.ones_like(weight_norm))
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's. The update is by element, so a DTensor's shard is stepped as the plain tensor it is: on a small model
+    DTensor's own dispatch would cost more than the arithmetic. The state stays DTensors, for checkpoints."""
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> bool:
+        has_complex: bool = super()._init_group(group, *lists)
+        for tensors in lists:
+            tensors[:] = [local_tensor(tensor) for tensor in tensors]
+        return has_complex
 
 
 class LayerWise(torch.optim.Optimizer):

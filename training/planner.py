@@ -219,7 +219,7 @@ def _stage(
         "weights": weights * element,
         "gradients": cut * element,
         "optimizer": states * cut * element,
-        "gathered": (whole if horovod_zero else gathered) * element,
+        "gathered": (2 * whole if horovod_zero else gathered) * element,
     }
     reduced = 1 if mesh.pp > 1 or zero <= 1 else micro
     gathers, scatters = float(whole), float(whole * reduced)

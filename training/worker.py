@@ -114,7 +114,8 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     valid = parts.open_reader(config.train.valid_split, False)
     settings = loop_settings(config)
     steps = total_steps(settings, reader.steps_per_epoch)
-    strategy.prepare(model, parts.task, optimizer_factory(config))
+    sample = next(iter(valid.batches(0)), None) if config.parallel.balance == "measured" else None
+    strategy.prepare(model, parts.task, optimizer_factory(config), sample)
     checkpoints = open_checkpoints(parts)
     audit = open_audit(parts, reader)
     facts = {

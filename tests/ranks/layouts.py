@@ -27,6 +27,7 @@ TWO: dict[str, dict[str, Any]] = {
     "gpipe": {**PIPE, "schedule": "gpipe"},
     "gpipe-breadth-first": {**PIPE, "schedule": "gpipe", "stages_per_rank": 2},
     "1f1b": PIPE,
+    "1f1b-measured": {**PIPE, "balance": "measured"},
     "1f1b-checkpointing": {**PIPE, "activation_checkpointing": True},
     "interleaved": INTERLEAVED,
     "zero-bubble": ZERO_BUBBLE,

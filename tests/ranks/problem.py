@@ -110,7 +110,8 @@ def train(
 ) -> dict[str, Any]:
     """Losses, norms, the first step's gradients and the final parameters, in a form to compare between strategies."""
     recorder = Recorder(strategy, spoil)
-    strategy.prepare(model, task, lambda named: recorder.make(optimizer, list(named)))
+    sample = rank_part(batches[0], strategy, uneven)
+    strategy.prepare(model, task, lambda named: recorder.make(optimizer, list(named)), sample)
     losses, infos = [], []
     for batch in batches:
         value = strategy.forward_backward(rank_part(batch, strategy, uneven))

@@ -31,6 +31,7 @@ BITES: dict[str, tuple[int, dict[str, Any], str]] = {
     "sequence-needs-tensor": (2, {"sequence_parallel": True}, "cpu"),
     "sequence-and-context": (4, {"tp": 2, "cp": 2, "sequence_parallel": True}, "cpu"),
     "stages-need-pipeline": (2, {"stages_per_rank": 2}, "cpu"),
+    "balance-needs-pipeline": (2, {"balance": "measured"}, "cpu"),
     "micro-batches-need-pipeline": (2, {"micro_batches": 2}, "cpu"),
     "checkpoint-split-backward": (2, {"pp": 2, "schedule": "zero-bubble", "activation_checkpointing": True}, "cpu"),
     "half-messages-on-cpu": (2, {"pp": 2, "precision": "fp16"}, "cpu"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
@@ -15,6 +16,7 @@ class DataAxis(ABC):
     engine: str
     size: int  # ranks the gradient is combined over
     step_bytes: float = 0.0  # sent per step by calls torch does not see
+    waited_s: float = 0.0  # blocked on the other ranks, so far; on GPUs only what blocks the host
     averages: bool = False  # the reduction divides by `size`: losses are multiplied by it first
     forward_is_collective: bool = True  # every rank must run every pass, even on 0 rows
 
@@ -28,6 +30,15 @@ class DataAxis(ABC):
     def parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         """What the optimizer is given: the model's trainable parameters, or the shards this rank owns."""
         return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what blocks until the other ranks have come as far."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began
 
     def scope(self, last: bool) -> AbstractContextManager[object]:
         """Around one part's forward and backward; `last` parts start the reduction."""

@@ -52,12 +52,21 @@ class Strategy(ABC):
     data_rank: int  # which part of each global batch this rank reads ...
     data_size: int  # ... of how many
     speaks_for_data_rank: bool  # of the ranks that read the same rows, this is the one that reports them
-    waited_s: float  # seconds blocked on the other ranks' gradients so far; 0 where backward itself waits (DDP, FSDP)
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
 
+    @property
     @abstractmethod
-    def prepare(self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory) -> None:
-        """Place, wrap and shard `model`; every rank ends with the same parameters (rank 0's)."""
+    def waited_s(self) -> float:
+        """Seconds blocked on the other ranks' gradients and weights so far: what is left of a step is its own work."""
+
+    @abstractmethod
+    def prepare(
+        self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory, sample: Batch | None = None
+    ) -> None:
+        """Place, wrap and shard `model`; every rank ends with the same parameters (rank 0's).
+
+        `sample`: a batch of this data rank's, for what is timed before it is placed (parallel.balance=measured).
+        """
 
     @abstractmethod
     def forward_backward(self, batch: Batch) -> torch.Tensor:

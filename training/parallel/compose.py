@@ -70,12 +70,8 @@ def build_strategy(
     device: torch.device,
     clip_norm: float | None = None,
     timeout: timedelta = timedelta(minutes=5),
-    stage_costs: list[float] | None = None,
 ) -> MeshStrategy:
-    """The strategy `settings` ask for, with its collectives formed. Collective; ValueError names what does not fit.
-
-    `stage_costs`: measured seconds per module of the model's chain (pipeline.measured_costs); None estimates them.
-    """
+    """The strategy `settings` ask for, with its collectives formed. Collective; ValueError names what does not fit."""
     mesh = resolve_mesh(place.world_size, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
     engine = choose_engine(settings, mesh)
     problems = strategy_problems(asdict(settings), asdict(mesh), engine, device.type)
@@ -92,7 +88,7 @@ def build_strategy(
         layout = Layout(settings, place.rank)
     else:
         scope = partial(autocast, settings.precision, device)
-        layout = MeshLayout(settings, place.rank, mesh, axes, device, scope, stage_costs)
+        layout = MeshLayout(settings, place.rank, mesh, axes, device, scope)
     return MeshStrategy(settings, mesh, place.rank, device, clip_norm, axis, layout)
 
 

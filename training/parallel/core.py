@@ -7,7 +7,6 @@ the others. Which goes around which is decided in compose.py alone.
 from __future__ import annotations
 
 import math
-import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,18 +52,24 @@ class MeshStrategy(Strategy):
         self.norm_is_local = mesh.pp == mesh.tp == 1 and (settings.zero == 0 or mesh.world == 1)
         self.scaler = loss_scale(settings.precision)
         self.checked = False
-        self.waited_s = 0.0
         self.steps = 0  # the optimizer has made
         self.held: dict[str, float] = {}
         self.pending = False
 
+    @property
+    def waited_s(self) -> float:
+        return self.axis.waited_s + (self.pipeline.link.waited_s if self.pipeline is not None else 0.0)
+
     # --- prepare -------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory) -> None:
+    def prepare(
+        self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory, sample: Batch | None = None
+    ) -> None:
         self.task = task
         self.plain_keys = list(model.state_dict(keep_vars=True))
         self.aliases = names.tied_names(model)
-        self.module = self.layout.place(model.to(self.device), task)
+        columns = to_device(sample.columns, self.device) if sample is not None else None
+        self.module = self.layout.place(model.to(self.device), task, columns)
         self.pipeline = self.layout.pipeline
         self.runnable = self.axis.wrap(self.module, list(self.pipeline.stages.values()) if self.pipeline else None)
         self.named = list(self.axis.parameters(self.module))
@@ -150,9 +155,8 @@ class MeshStrategy(Strategy):
 
     def _step(self, lr: float) -> StepInfo:
         self.layout.settle(self.module)
-        began = time.monotonic()
-        self.axis.finish()
-        self.waited_s += time.monotonic() - began
+        with self.axis.waiting():
+            self.axis.finish()
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         norm = self._norm() / self.scaler.scale
         if not math.isfinite(norm):

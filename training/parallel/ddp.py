@@ -8,6 +8,7 @@ Memory per fp32 parameter with AdamW: 16 bytes (weight 4, gradient 4 in the buck
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.parallel.axis import DataAxis
-from training.parallel.reduce import GradientReducer, Transport, local_tensor
+from training.parallel.reduce import GradientReducer, Transport, bucket_limit, local_tensor
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None) -> None:
@@ -51,19 +52,29 @@ class TorchDDP(DataAxis):
         self.model = DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
-            bucket_cap_mb=self.bucket_bytes / 2**20,
+            bucket_cap_mb=bucket_limit(sum(p.nbytes for p in model.parameters()), self.bucket_bytes) / 2**20,
             gradient_as_bucket_view=True,
             forward_sync_buffers=any(b.is_floating_point() for b in model.buffers()),
         )
+        next(p for p in model.parameters() if p.requires_grad).register_hook(self._in_backward)
         return self.model
+
+    def _in_backward(self, gradient: torch.Tensor) -> None:
+        """Note when this rank's own backward is over: autograd calls back in the order it was asked, and DDP, which
+        then waits for its buckets, asks when the last gradient is there."""
+        torch.autograd.Variable._execution_engine.queue_callback(self._computed)
+
+    def _computed(self) -> None:
+        self.computed_at = time.monotonic()
 
     @contextmanager
     def scope(self, last: bool) -> Iterator[None]:
-        if last:
-            yield
-        else:
+        if not last:
             with self.model.no_sync():
                 yield
+            return
+        yield
+        self.waited_s += time.monotonic() - self.computed_at
 
 
 class GroupTransport:

@@ -16,7 +16,15 @@ from training.models.plan import ShardingPlan, expand, plan_of
 from training.parallel.blocks import checkpoint_blocks
 from training.parallel.context import apply_context, gather_sequence
 from training.parallel.ddp import broadcast_model
-from training.parallel.pipeline import Pipeline, Stage, chain_names, cut_chain, estimated_costs, graft
+from training.parallel.pipeline import (
+    Pipeline,
+    Stage,
+    chain_names,
+    cut_chain,
+    estimated_costs,
+    graft,
+    measured_costs,
+)
 from training.parallel.reduce import local_tensor, settle_partial
 from training.parallel.schedules import schedule_table
 from training.parallel.settings import ParallelSettings
@@ -34,7 +42,7 @@ class Layout:
     def __init__(self, settings: ParallelSettings, rank: int) -> None:
         self.settings, self.rank = settings, rank
 
-    def place(self, model: nn.Module, task: Any) -> nn.Module:
+    def place(self, model: nn.Module, task: Any, sample: Columns | None) -> nn.Module:
         if self.settings.activation_checkpointing:
             checkpoint_blocks(model)
         return model
@@ -78,16 +86,14 @@ class MeshLayout(Layout):
         device_mesh: DeviceMesh,
         device: torch.device,
         scope: Callable[[], AbstractContextManager[object]],
-        stage_costs: list[float] | None = None,
     ) -> None:
         super().__init__(settings, rank)
         self.mesh, self.device_mesh, self.device, self.scope = mesh, device_mesh, device, scope
         self.at = mesh.coordinates(rank)
-        self.stage_costs = stage_costs
         self.ties: list[tuple[str, dist.ProcessGroup]] = []
         self.uncounted: set[str] = set()
 
-    def place(self, model: nn.Module, task: Any) -> nn.Module:
+    def place(self, model: nn.Module, task: Any, sample: Columns | None) -> nn.Module:
         plan = plan_of(model)
         check_heads(model, plan, self.mesh)
         broadcast_model(model, None)
@@ -98,14 +104,25 @@ class MeshLayout(Layout):
             sequence = self.settings.sequence_parallel
             apply_tensor(model, needed(plan, model, "tp"), self.device_mesh["tp"], sequence)
         if self.mesh.pp == 1:
-            return super().place(model, task)
-        return self._cut(model, plan)
-
-    def _cut(self, model: nn.Module, plan: ShardingPlan | None) -> nn.Module:
-        settings, ranks = self.settings, self.mesh.pp
+            return super().place(model, task, sample)
         names = chain_names(model, plan)
+        return self._cut(model, names, self._costs(model, names, task, sample))
+
+    def _costs(self, model: nn.Module, names: list[str], task: Any, sample: Columns | None) -> list[float]:
+        """Per module of the chain; measured ones are rank 0's on every rank."""
+        if self.settings.balance == "estimated":
+            return estimated_costs(model, names)
+        if sample is None:
+            raise ValueError("parallel.balance=measured: there is no batch to time the blocks on")
+        with self.scope():
+            seconds = torch.tensor(measured_costs(model, names, task.inputs(self.columns(sample))[0]))
+        dist.broadcast(seconds, src=0)
+        return [float(each) for each in seconds]
+
+    def _cut(self, model: nn.Module, names: list[str], costs: list[float]) -> nn.Module:
+        settings, ranks = self.settings, self.mesh.pp
         count = ranks * settings.stages_per_rank
-        stages = cut_chain(names, self.stage_costs or estimated_costs(model, names), count)
+        stages = cut_chain(names, costs, count)
         table = schedule_table(
             settings.schedule, ranks, settings.micro_batches * settings.accumulate, settings.stages_per_rank
         )

@@ -37,7 +37,7 @@ class Bucket:
     views: list[torch.Tensor]
     filled: set[int] = field(default_factory=set)
     handle: Any = None
-    started: bool = False
+    result: Any = None  # what the transport's wait gave
 
 
 def plan_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[Any], limit_bytes: int) -> list[list[int]]:
@@ -65,22 +65,21 @@ def settle_partial(parameter: nn.Parameter) -> None:
         parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
+def bucket_limit(total_bytes: int, limit_bytes: int) -> int:
+    """At most `limit_bytes`, and four buckets or more of at least 1 MB, so that a small model's reduction too has
+    something to hide behind."""
+    return min(limit_bytes, max(-(-total_bytes // 4), 2**20))
+
+
 class GradientReducer:
     """Sums the gradients of `parameters` over the ranks of a transport."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], transport: Transport, bucket_bytes: int) -> None:
         self.transport = transport
         self.armed = False
-        self.buckets = [
-            self._bucket(f"gradients.{number}", [parameters[i] for i in indices])
-            for number, indices in enumerate(
-                plan_buckets(
-                    [local_tensor(p).numel() * p.element_size() for p in parameters],
-                    [p.dtype for p in parameters],
-                    bucket_bytes,
-                )
-            )
-        ]
+        sizes = [local_tensor(p).numel() * p.element_size() for p in parameters]
+        plans = plan_buckets(sizes, [p.dtype for p in parameters], bucket_limit(sum(sizes), bucket_bytes))
+        self.buckets = [self._bucket(f"gradients.{n}", [parameters[i] for i in plan]) for n, plan in enumerate(plans)]
         self.next_start = 0
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(bucket, index))
@@ -88,8 +87,7 @@ class GradientReducer:
             for index, parameter in enumerate(bucket.parameters)
         ]
 
-    @staticmethod
-    def _bucket(name: str, parameters: list[nn.Parameter]) -> Bucket:
+    def _bucket(self, name: str, parameters: list[nn.Parameter]) -> Bucket:
         locals_ = [local_tensor(p.detach()) for p in parameters]
         buffer = torch.zeros(sum(t.numel() for t in locals_), dtype=locals_[0].dtype, device=locals_[0].device)
         pieces = buffer.split([t.numel() for t in locals_])
@@ -131,7 +129,6 @@ class GradientReducer:
             if len(bucket.filled) < len(bucket.parameters):
                 return
             bucket.handle = self.transport.start(bucket.name, bucket.buffer)
-            bucket.started = True
             self.next_start += 1
 
     def finish(self) -> None:
@@ -143,8 +140,8 @@ class GradientReducer:
                     self._fill(bucket, index)
         self._start_ready()
         for bucket in self.buckets:
-            self.transport.wait(bucket.handle)
-            bucket.filled, bucket.handle, bucket.started = set(), None, False
+            bucket.result = self.transport.wait(bucket.handle)
+            bucket.filled, bucket.handle = set(), None
         self.next_start = 0
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 Engine = Literal["auto", "horovod", "torch"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Balance = Literal["estimated", "measured"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class ParallelSettings:
     engine: Engine = "auto"
     schedule: str = "1f1b"
     stages_per_rank: int = 1
+    balance: Balance = "estimated"
     micro_batches: int = 1
     accumulate: int = 1
     offload: bool = False

@@ -15,8 +15,8 @@ all-to-all and a local sum move (w-1)/w.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,9 +37,30 @@ from training.parallel.ddp import GroupTransport, broadcast_model
 from training.parallel.precision import DTYPES
 from training.parallel.reduce import GradientReducer
 
+Waiting = Callable[[], AbstractContextManager[None]]
+
+
+class TimedAllGather:
+    """fully_shard's own all-gather, which on Gloo blocks until all ranks have come to it."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self.waiting = waiting
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        with self.waiting():
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
 
 class AllToAllReduceScatter:
     """fully_shard's reduce-scatter as all-to-all plus a local sum in rank order."""
+
+    def __init__(self, waiting: Waiting = nullcontext) -> None:
+        self.waiting = waiting
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -53,7 +74,8 @@ class AllToAllReduceScatter:
         async_op: bool = False,
     ) -> None:
         received = torch.empty_like(input_tensor)
-        dist.all_to_all_single(received, input_tensor, group=group)
+        with self.waiting():
+            dist.all_to_all_single(received, input_tensor, group=group)
         torch.sum(received.view(group.size(), -1), dim=0, out=output_tensor.view(-1))
 
 
@@ -110,7 +132,8 @@ class Zero(DataAxis):
         assert isinstance(sharded, FSDPModule)
         sharded.set_force_sum_reduction_for_comms(True)
         if dist.get_backend(self.mesh.get_group(self.mesh.ndim - 1)) == "gloo":
-            sharded.set_custom_reduce_scatter(AllToAllReduceScatter())  # type: ignore[arg-type]
+            sharded.set_custom_reduce_scatter(AllToAllReduceScatter(self.waiting))  # type: ignore[arg-type]
+            sharded.set_custom_all_gather(TimedAllGather(self.waiting))  # type: ignore[arg-type]
         return sharded
 
     @contextmanager

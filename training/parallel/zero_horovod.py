@@ -2,7 +2,7 @@
 
 Bytes sent per rank and step: (w-1)/w x bytes of the gradients by all-to-all (each rank sums its own shard) and (w-1)/w
 x bytes of the weights by all-gather: together 1.0 of the all-reduce's volume. Memory that stays after a step, fp32 with
-AdamW: 4 bytes of weights and 8/w of moments per parameter; within it 4 of gradients and a bucket.
+AdamW: 4 bytes of weights and 8/w of moments per parameter; within it 4 of gradients and 4 of buckets.
 
 Every parameter is cut along dim 0 as a DTensor is, and a rank's shard is a view into its own whole weight: the
 optimizer writes in place, and checkpoints load into any other layout. 0-dim parameters are reduced whole.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,19 +19,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from training.parallel.reduce import GradientReducer, local_tensor, plan_buckets
-from training.parallel.ring_horovod import HorovodAxis, broadcast_from_first
-
-
-@dataclass
-class Piece:
-    """One parameter: whole, this rank's shard of it, and its columns in the bucket (w, columns)."""
-
-    name: str
-    whole: nn.Parameter
-    shard: nn.Parameter
-    start: int
-    stop: int
+from training.parallel.reduce import Bucket, GradientReducer
+from training.parallel.ring_horovod import HorovodAxis, HorovodLink, broadcast_from_first
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
@@ -42,16 +30,95 @@ def rows_per_rank(rows: int, ranks: int) -> int:
 
 def pack(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
     """(rows, ...) -> (ranks, columns): row r holds rank r's shard, zeros where it has less."""
-    rows = rows_per_rank(tensor.shape[0], ranks)
+    missing = ranks * rows_per_rank(tensor.shape[0], ranks) - tensor.shape[0]
     flat = tensor.reshape(tensor.shape[0], -1)
-    padded = nn.functional.pad(flat, (0, 0, 0, ranks * rows - tensor.shape[0]))
-    return padded.reshape(ranks, -1)
+    return (nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat).reshape(ranks, -1)
 
 
 def unpack(packed: torch.Tensor, into: torch.Tensor) -> None:
     """The inverse of `pack`, into a whole tensor."""
-    inner = into.numel() // into.shape[0]
-    into.copy_(packed.reshape(-1, inner)[: into.shape[0]].reshape(into.shape))
+    ranks = packed.shape[0]
+    if into.shape[0] % ranks == 0:
+        into.view(ranks, -1).copy_(packed)
+    else:
+        into.copy_(packed.reshape(-1, into.numel() // into.shape[0])[: into.shape[0]].view(into.shape))
+
+
+class ShardTransport:
+    """An all-to-all of a bucket's rows, so that each rank can sum its own."""
+
+    def __init__(self, link: HorovodLink) -> None:
+        self.link = link
+
+    def start(self, name: str, buffer: torch.Tensor) -> Any:
+        return self.link.start_all_to_all(name, buffer)
+
+    def wait(self, handle: Any) -> torch.Tensor:
+        return self.link.wait(handle)
+
+
+class ShardReducer(GradientReducer):
+    """Buckets of (w, columns), row r rank r's shards, sent while backward runs."""
+
+    def __init__(self, parameters: list[nn.Parameter], link: HorovodLink, bucket_bytes: int) -> None:
+        self.ranks = link.ranks
+        super().__init__(parameters, ShardTransport(link), bucket_bytes)
+
+    def _bucket(self, name: str, parameters: list[nn.Parameter]) -> Bucket:
+        widths = [rows_per_rank(p.shape[0], self.ranks) * math.prod(p.shape[1:]) for p in parameters]
+        buffer = parameters[0].new_empty(self.ranks, sum(widths))
+        return Bucket(f"shards.{name}", parameters, buffer, list(buffer.split(widths, dim=1)))
+
+    def _fill(self, bucket: Bucket, index: int) -> None:
+        grad = bucket.parameters[index].grad
+        if grad is None:
+            bucket.views[index].zero_()
+        else:
+            bucket.views[index].copy_(pack(grad, self.ranks))
+        bucket.filled.add(index)
+
+
+class Shards:
+    """What this rank owns of one bucket. `weights` and `sent` are the same elements: views into the whole weights, and
+    into this rank's row of the bucket; `gradients` are views into `summed`, as DTensors."""
+
+    def __init__(self, bucket: Bucket, mesh: DeviceMesh) -> None:
+        rank, ranks = mesh.get_local_rank(), mesh.size()
+        self.bucket, self.row = bucket, bucket.buffer[rank]
+        self.widths = [view.shape[1] for view in bucket.views]
+        self.summed = torch.zeros_like(self.row)
+        self.weights, self.sent, self.parameters, self.gradients = [], [], [], []
+        for whole, row, grad in zip(
+            bucket.parameters, self.row.split(self.widths), self.summed.split(self.widths), strict=True
+        ):
+            rows = rows_per_rank(whole.shape[0], ranks)
+            local = whole.detach()[rank * rows : (rank + 1) * rows]
+            self.weights.append(local)
+            self.sent.append(row[: local.numel()].view(local.shape))
+            self.parameters.append(nn.Parameter(self._dtensor(local, whole, mesh)))
+            self.gradients.append(self._dtensor(grad[: local.numel()].view(local.shape), whole, mesh))
+
+    @staticmethod
+    def _dtensor(local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+
+    def reduce(self) -> None:
+        """Sum what the ranks sent; whole gradients are freed."""
+        torch.sum(self.bucket.result.view(-1, len(self.row)), dim=0, out=self.summed)
+        self.bucket.result = None
+        for whole, parameter, gradient in zip(self.bucket.parameters, self.parameters, self.gradients, strict=True):
+            whole.grad, parameter.grad = None, gradient
+
+    def gather(self, link: HorovodLink) -> Any:
+        """Start sending this rank's weights to all."""
+        torch._foreach_copy_(self.sent, self.weights)
+        return link.start_all_gather(f"weights.{self.bucket.name}", self.row)
+
+    def fill(self, gathered: torch.Tensor) -> None:
+        """The whole weights, from every rank's shards."""
+        pieces = gathered.view(-1, len(self.row)).split(self.widths, dim=1)
+        for whole, piece in zip(self.bucket.parameters, pieces, strict=True):
+            unpack(piece, whole.detach())
 
 
 class HorovodZero1(HorovodAxis):
@@ -59,68 +126,33 @@ class HorovodZero1(HorovodAxis):
 
     def __init__(self, mesh: DeviceMesh, bucket_bytes: int) -> None:
         super().__init__(mesh.size(), bucket_bytes)
-        self.mesh, self.rank = mesh, mesh.get_local_rank()
+        self.mesh = mesh
 
     def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
         broadcast_from_first(model)
-        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self.scalars = [(name, p) for name, p in trainable if p.ndim == 0]
-        self.reducer = GradientReducer([p for _, p in self.scalars], self.link, self.bucket_bytes)
-        cut = [(name, p) for name, p in trainable if p.ndim > 0]
-        sizes = [p.numel() * p.element_size() for _, p in cut]
-        plans = plan_buckets(sizes, [p.dtype for _, p in cut], self.bucket_bytes)
-        self.buckets = [self._pieces([cut[i] for i in indices]) for indices in plans]
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        self.scalars = GradientReducer([p for p in trainable if p.ndim == 0], self.link, self.bucket_bytes)
+        self.reducer = ShardReducer([p for p in trainable if p.ndim > 0], self.link, self.bucket_bytes)
+        self.shards = [Shards(bucket, self.mesh) for bucket in self.reducer.buckets]
         return model
 
-    def _pieces(self, named: list[tuple[str, nn.Parameter]]) -> list[Piece]:
-        pieces, start = [], 0
-        for name, whole in named:
-            rows = rows_per_rank(whole.shape[0], self.size)
-            stop = start + rows * math.prod(whole.shape[1:])
-            mine = whole.detach()[self.rank * rows : (self.rank + 1) * rows]
-            shard = nn.Parameter(self._shard(mine, whole))
-            pieces.append(Piece(name, whole, shard, start, stop))
-            start = stop
-        return pieces
-
-    def _shard(self, local: torch.Tensor, whole: torch.Tensor) -> DTensor:
-        return DTensor.from_local(
-            local, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-        )
-
     def parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        shards = [(piece.name, piece.shard) for bucket in self.buckets for piece in bucket]
-        order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
-        return sorted([*self.scalars, *shards], key=lambda item: order[item[0]])
+        owned = {p: shard for s in self.shards for p, shard in zip(s.bucket.parameters, s.parameters, strict=True)}
+        return [(name, owned.get(p, p)) for name, p in model.named_parameters() if p.requires_grad]
 
     def finish(self) -> None:
-        """Gradients of this rank's shards, summed over the ranks; whole gradients are freed."""
+        self.scalars.finish()
         self.reducer.finish()
-        handles = [self._send(number, bucket) for number, bucket in enumerate(self.buckets)]
-        for bucket, handle in zip(self.buckets, handles, strict=True):
-            summed = self.link.wait(handle).view(self.size, -1).sum(dim=0)
-            for piece in bucket:
-                shape = local_tensor(piece.shard).shape
-                local = summed[piece.start : piece.stop][: shape.numel()].view(shape)
-                piece.shard.grad = self._shard(local, piece.whole)
-
-    def _send(self, number: int, bucket: list[Piece]) -> Any:
-        grads = [torch.zeros_like(p.whole) if p.whole.grad is None else p.whole.grad for p in bucket]
-        packed = torch.cat([pack(grad, self.size) for grad in grads], dim=1)
-        for piece in bucket:
-            piece.whole.grad = None
-        return self.link.start_all_to_all(f"zero1.{number}", packed)
+        for shards in self.shards:
+            shards.reduce()
 
     def after_step(self) -> None:
         """Every rank's shards to all; also after a load, so that the whole weights are those of the shards."""
-        handles = [self._gather(number, bucket) for number, bucket in enumerate(self.buckets)]
-        with torch.no_grad():
-            for bucket, handle in zip(self.buckets, handles, strict=True):
-                packed = self.link.wait(handle).view(self.size, -1)
-                for piece in bucket:
-                    unpack(packed[:, piece.start : piece.stop], piece.whole)
+        handles = [shards.gather(self.link) for shards in self.shards]
+        for shards, handle in zip(self.shards, handles, strict=True):
+            shards.fill(self.link.wait(handle))
         super().after_step()
 
-    def _gather(self, number: int, bucket: list[Piece]) -> Any:
-        mine = [pack(piece.whole.detach(), self.size)[self.rank] for piece in bucket]
-        return self.link.start_all_gather(f"zero1.weights.{number}", torch.cat(mine))
+    def close(self, failed: bool) -> None:
+        self.scalars.close()
+        super().close(failed)
