@@ -81,7 +81,9 @@ def manifest_columns(theme: str) -> tuple[Column, ...]:
         image = Column(name="image", dtype="binary", layout="binary", shape=(224, 224, 3))
         return Column(name="id", dtype="int64"), image
     if theme == "tokens":
-        return Column(name="id", dtype="int64"), Column(name="tokens", dtype="int32", layout="ragged")
+        return Column(name="id", dtype="int64"), Column(
+            name="tokens", dtype="int32", layout="ragged", logical="array<int>"
+        )
     kinds = {"f": "float32", "c": "int32", "l": "float32", "i": "int64"}
     names = make_table(theme, 0, 1, np.random.default_rng(0)).column_names
     return tuple(Column(name=n, dtype=kinds[n[0]]) for n in names)
