@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from data_readers import machine
 
 from conf.manifest import DatasetManifest
 from conf.storage import open_storage
@@ -59,12 +60,15 @@ def main() -> None:
         total, waited, first, _ = epoch(reader, run, step_s)
         rows.append((step_s, waited / total, max(0.0, waited - first) / total, first))
     reader.close()
+    notes = machine(f"python {' '.join(sys.argv)}", None)
+    notes[1] = notes[1].format(load=f"{os.getloadavg()[0]:.1f}")
     middle = [statistics.median(column) for column in zip(*rows, strict=True)]
     Path(args.out).write_text(
         f"# Waiting for data: {args.folder}, batch {args.batch}, slack {args.slack}, {args.runs} runs, medians\n\n"
-        f"- load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; `python {' '.join(sys.argv)}`\n"
-        f"- step {middle[0] * 1e3:.2f} ms; waited {middle[1]:.2%} of the epoch, {middle[2]:.2%} after the first batch "
-        f"(which came after {middle[3]:.2f} s)\n"
+        + "".join(f"{note}\n" for note in notes)
+        + "\n"
+        + f"- step {middle[0] * 1e3:.2f} ms; waited {middle[1]:.2%} of the epoch, {middle[2]:.2%} after the first "
+        f"batch (which came after {middle[3]:.2f} s)\n"
     )
 
 
