@@ -1,6 +1,6 @@
 """Strategies side by side: 2 and 4 ranks, on loopback and between network namespaces whose links are limited by tbf.
 
-usage (root, Linux): unshare --net python benchmarks/strategies.py [--rounds 4] [--ranks 2 4]
+usage (root, Linux): unshare --net python benchmarks/strategies.py [--pairs 15] [--ranks 2 4]
 [--links loopback 1gbit 200mbit]
 Writes benchmarks/results/strategies_2core_<yyyymm>.md and .json. Each rank is a process with one thread; between
 namespaces every rank has its own, joined by a bridge, each end of each link limited on the way out.
@@ -133,7 +133,7 @@ STORE = (
 )
 
 
-def run(world: int, link: str, rounds: int, only: list[str]) -> list[dict[str, Any]]:
+def run(world: int, link: str, pairs: int, only: list[str]) -> list[dict[str, Any]]:
     """Every case on one kind of link."""
     spaces = Namespaces(world, link)
     folder = Path(tempfile.mkdtemp())
@@ -144,7 +144,7 @@ def run(world: int, link: str, rounds: int, only: list[str]) -> list[dict[str, A
         str(HERE / "strategies_rank.py"),
         str(folder / "cases.json"),
         str(folder / "out.json"),
-        str(rounds),
+        str(pairs),
     ]
     store = subprocess.Popen(spaces.command(0, [sys.executable, "-c", STORE]))
     time.sleep(3)
@@ -163,15 +163,20 @@ def run(world: int, link: str, rounds: int, only: list[str]) -> list[dict[str, A
         spaces.close()
 
 
+def quartiles(values: list[float]) -> str:
+    low, middle, high = values
+    return f"{middle:.3f} ({low:.2f}-{high:.2f})"
+
+
 def table(results: list[dict[str, Any]]) -> str:
     lines = [
-        "| strategy | engine | step s | bare s | ours / bare (median, by round) | the same in CPU time | "
+        "| strategy | engine | step s | bare s | ours / bare: median (quartiles) | the same in CPU time | "
         "MB sent per rank and step | formula MB | memory MB | hidden | bubble (schedule's) |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         bare = (
-            f"{r['bare_s']:.3f} | {r['ratio']:.3f} {r['ratios']} | {r['cpu_ratio']:.3f}" if r["bare_s"] else "- | - | -"
+            f"{r['bare_s']:.3f} | {quartiles(r['ratio'])} | {quartiles(r['cpu_ratio'])}" if r["bare_s"] else "- | - | -"
         )
         hidden = f"{r['hidden_share']:.0%}" if "hidden_share" in r else "-"
         bubble = "{:.2f} ({:.2f})".format(*r["bubble"]) if r["bubble"][0] is not None else "-"
@@ -184,7 +189,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--links", nargs="+", default=["loopback", "1gbit", "200mbit"])
     parser.add_argument("--cases", nargs="*", default=[], help="only these; default all")
@@ -196,10 +201,10 @@ def main() -> None:
     for world in arguments.ranks:
         for link in arguments.links:
             began, busy_s, own_s = time.monotonic(), machine_busy_s(), children_s()
-            results = run(world, link, arguments.rounds, arguments.cases)
+            results = run(world, link, arguments.pairs, arguments.cases)
             others_s = machine_busy_s() - busy_s - (children_s() - own_s)
             others = max(0.0, others_s) / (time.monotonic() - began) / (os.cpu_count() or 1)
-            part = {"rounds": arguments.rounds, "others_share": others, "results": results}
+            part = {"pairs": arguments.pairs, "others_share": others, "results": results}
             found[f"{world} ranks, {link}"] = part
             target.with_suffix(".json").write_text(json.dumps(found, indent=1))
             target.with_suffix(".md").write_text(report(found))
@@ -224,14 +229,14 @@ def report(found: dict[str, Any]) -> str:
         f"# Strategies on {os.cpu_count()} cores\n\n`python benchmarks/strategies.py`, "
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, torch {torch.__version__}, one thread per rank. GPT of 2 "
         "M parameters (vocab 1024, width 192, 4 layers), 64 tokens, 8 rows per rank, AdamW, clipping. Ours and bare "
-        "code take turns in the same processes; CPU time is of all threads of a rank and suffers less from other "
-        "load on the machine. `bare` of zero1 (horovod) is DDP + ZeroRedundancyOptimizer, of horovod its "
-        "DistributedOptimizer, of 1f1b torch's Schedule1F1B (no tied weight, no global norm). `hidden`: share of the "
-        "all-reduce's time alone that the step does not show. All AdamW kernels are fused ones. The GPU paths have not "
-        "been run: no GPU was at hand.\n"
+        "code take turns, step by step, in the same processes; CPU time is of all threads of a rank and suffers "
+        "less from other load on the machine. `bare` of zero1 (horovod) is DDP + ZeroRedundancyOptimizer, of horovod "
+        "its DistributedOptimizer, of 1f1b torch's Schedule1F1B. `hidden`: share of "
+        "the all-reduce's time alone that the step does not show. All AdamW kernels are fused ones. The GPU paths "
+        "have not been run: no GPU was at hand.\n"
     )
     parts = [
-        f"\n## {name}\n\n{part['rounds']} rounds; other work took {part['others_share']:.0%} of the cores.\n\n"
+        f"\n## {name}\n\n{part['pairs']} pairs of steps; other work took {part['others_share']:.0%} of the cores.\n\n"
         f"{table(part['results'])}\n"
         for name, part in found.items()
     ]

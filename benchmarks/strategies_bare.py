@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -99,7 +100,7 @@ def tensor(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Ste
 
 
 def pipeline(micro_batches: int) -> Any:
-    """torch's Schedule1F1B over the same cut. It keeps no tied weight one and clips by this stage's norm only."""
+    """torch's Schedule1F1B over the same cut, with the tied weight's gradient and the norm summed over the stages."""
 
     def make(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
         names = chain_names(model, PLAN)
@@ -113,13 +114,19 @@ def pipeline(micro_batches: int) -> Any:
         schedule = Schedule1F1B(stage, micro_batches, loss)
         parameters = list(mine.parameters())
         optimizer = _adamw(parameters)
+        tied = dist.new_group([0, world - 1])
 
         def step() -> None:
             if rank == 0:
                 schedule.step(columns[:, :-1].long())
             else:
                 schedule.step(target=columns[:, 1:].long(), losses=[])
-            nn.utils.clip_grad_norm_(parameters, 1.0)
+            if rank in (0, world - 1):
+                dist.all_reduce(model.embed.weight.grad, group=tied)  # type: ignore[union-attr]
+            counted = [p.grad for p in parameters if rank == 0 or p is not model.embed.weight]  # type: ignore[union-attr]
+            square = nn.utils.get_total_norm(counted).square()
+            dist.all_reduce(square)
+            nn.utils.clip_grads_with_norm_(parameters, 1.0, square.sqrt())
             optimizer.step()
             optimizer.zero_grad()
 

@@ -1,5 +1,5 @@
 """One rank of the strategy benchmark: our strategy and bare torch or Horovod code for the same thing, taking turns in
-the same processes. Environment: RANK, WORLD_SIZE, MASTER_*, HOROVOD_*. usage: CASES.json OUT.json ROUNDS
+the same processes. Environment: RANK, WORLD_SIZE, MASTER_*, HOROVOD_*. usage: CASES.json OUT.json PAIRS
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.ring_horovod import start_horovod
 from training.planner import make_plan
 
-ROWS_PER_RANK, TOKENS, STEPS = 8, 64, 3
+ROWS_PER_RANK, TOKENS, WARM_UP = 8, 64, 3
+CPU = torch.device("cpu")
 SIZE = {"vocab": 1024, "width": 192, "layers": 4, "heads": 4, "hidden": 512}
 
 
@@ -42,7 +43,12 @@ def sent_bytes() -> int:
     return sum(int(fields[8]) for fields in lines)
 
 
-def timed(step: Callable[[], Any], steps: int = STEPS) -> list[float]:
+def ratio(ours: list[float], bare: list[float]) -> list[float]:
+    """First quartile, median and third quartile of ours over bare, step by step in turns."""
+    return statistics.quantiles([a / b for a, b in zip(ours, bare, strict=True)], n=4)
+
+
+def timed(step: Callable[[], Any], steps: int) -> list[float]:
     """Seconds of each step; ranks start together."""
     dist.barrier()
     seconds = []
@@ -53,13 +59,13 @@ def timed(step: Callable[[], Any], steps: int = STEPS) -> list[float]:
     return seconds
 
 
-def run_case(name: str, settings: dict[str, Any], rank: int, world: int, rounds: int) -> dict[str, Any]:
-    cpu, task = torch.device("cpu"), LanguageModelTask()
+def run_case(name: str, settings: dict[str, Any], rank: int, world: int, pairs: int) -> dict[str, Any]:
+    task = LanguageModelTask()
     torch.manual_seed(1)
     rows = ROWS_PER_RANK * world
     tokens = torch.randint(0, SIZE["vocab"], (rows, TOKENS + 1))
     whole = Batch({"tokens": tokens}, rows, rows, rows)
-    strategy = build_strategy(ParallelSettings(**settings), Place(rank, world, 0, 1), cpu, clip_norm=1.0)
+    strategy = build_strategy(ParallelSettings(**settings), Place(rank, world, 0, 1), CPU, clip_norm=1.0)
     plan = make_plan(
         model(), strategy.settings, strategy.mesh, strategy.engine, inputs=(tokens[:1, :-1],), global_batch=rows
     )
@@ -71,36 +77,29 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, rounds:
         strategy.step(1e-3)
 
     bare = BARE[name](model(), task, part, rank, world) if name in BARE else None
-    timed(ours, 2)
-    if bare:
-        timed(bare, 2)
-    ratios, cpu_ratios, our_seconds, bare_seconds, sent = [], [], [], [], []
-    for turn in range(rounds):
-        first, second = (ours, bare) if turn % 2 or bare is None else (bare, ours)
-        both, cpu = {}, {}
-        for step in (first, second):
+    times: dict[Any, list[float]] = {ours: [], bare: []}
+    cpu: dict[Any, list[float]] = {ours: [], bare: []}
+    sent = []
+    for turn in range(WARM_UP + pairs):
+        for step in (ours, bare) if turn % 2 else (bare, ours):
             if step is None:
                 continue
             before, busy = sent_bytes(), time.process_time()
-            both[step] = statistics.median(timed(step))
-            cpu[step] = time.process_time() - busy
-            if step is ours:
-                dist.barrier()
-                sent.append((sent_bytes() - before) / STEPS)
-        our_seconds.append(both[ours])
-        if bare:
-            bare_seconds.append(both[bare])
-            ratios.append(both[ours] / both[bare])
-            cpu_ratios.append(cpu[ours] / cpu[bare])
+            seconds = timed(step, 1)[0]
+            if turn >= WARM_UP:
+                times[step].append(seconds)
+                cpu[step].append(time.process_time() - busy)
+            dist.barrier()
+            if turn >= WARM_UP and step is ours:
+                sent.append(sent_bytes() - before)
     measured = strategy.measure()
     result = {
         "case": name,
         "engine": strategy.engine,
-        "step_s": statistics.median(our_seconds),
-        "bare_s": statistics.median(bare_seconds) if bare else None,
-        "ratio": statistics.median(ratios) if bare else None,
-        "cpu_ratio": statistics.median(cpu_ratios) if bare else None,
-        "ratios": [round(r, 3) for r in ratios],
+        "step_s": statistics.median(times[ours]),
+        "bare_s": statistics.median(times[bare]) if bare else None,
+        "ratio": ratio(times[ours], times[bare]) if bare else None,
+        "cpu_ratio": ratio(cpu[ours], cpu[bare]) if bare else None,
         "sent_bytes": statistics.median(sent),
         "planned_bytes": sum(plan.sent_bytes.values()),
         "memory_bytes": sum(
@@ -109,14 +108,14 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, rounds:
         "bubble": [measured.get("bubble_share"), plan.bubble],
     }
     if strategy.data_size > 1 and not strategy.settings.zero:
-        result |= hidden_share(part, task, our_seconds)
+        result |= hidden_share(part, task, times[ours])
     strategy.axis.close(failed=True)
     return result
 
 
 def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, Any]:
     """Share of communication behind compute: (alone compute + alone reduction - step) / alone reduction."""
-    alone = build_strategy(ParallelSettings(dp=1), Place(), torch.device("cpu"), clip_norm=1.0)
+    alone = build_strategy(ParallelSettings(dp=1), Place(), CPU, clip_norm=1.0)
     alone.prepare(model(), task, lambda named: build_optimizer(named))
 
     def compute() -> None:
@@ -133,12 +132,12 @@ def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, 
 
 def main() -> None:
     torch.set_num_threads(1)
-    cases, out, rounds = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), int(sys.argv[3])
+    cases, out, pairs = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), int(sys.argv[3])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     start_horovod(rank, world)
     results = []
     for name, settings in cases.items():
-        found = run_case(name, settings, rank, world, rounds)
+        found = run_case(name, settings, rank, world, pairs)
         everyone: list[Any] = [None] * world
         dist.all_gather_object(everyone, found["sent_bytes"])
         # on loopback all ranks share one interface, between namespaces each has its own

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,43 @@ class RanksFailed(AssertionError):
     """Carries what every rank said."""
 
 
+class Zygote:
+    """A process that has torch imported and forks the ranks of launches; `prefix` goes before its command."""
+
+    def __init__(self, prefix: tuple[str, ...] = ()) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        command = [*prefix, sys.executable, str(HERE / "zygote.py")]
+        self.process = subprocess.Popen(
+            command, bufsize=0, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.requests, self.answers = self.process.stdin, self.process.stdout
+
+    def run(self, request: dict[str, Any], timeout_s: float) -> int | None:
+        """The exit code; None when it was killed after `timeout_s`."""
+        self.requests.write(json.dumps(request).encode() + b"\n")
+        group = int(self.answers.readline())
+        ended = bool(select.select([self.answers], [], [], timeout_s)[0])
+        if not ended:
+            os.killpg(group, signal.SIGKILL)
+        code = int(self.answers.readline())
+        return code if ended else None
+
+    def close(self) -> None:
+        self.requests.close()
+        self.process.wait()
+        self.answers.close()
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    process = Zygote()
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
+def launch(tmp_path: Path, zygote: Zygote) -> Launch:
     """A launch with Horovod where it is not installed skips the test and says so."""
     runs = iter(range(1000))
 
@@ -41,27 +77,18 @@ def launch(tmp_path: Path) -> Launch:
             pytest.skip(f"{why}: nothing was checked on Horovod")
         out = tmp_path / f"run{next(runs)}"
         out.mkdir()
-        (out / "payload.json").write_text(json.dumps({"tmp": str(tmp_path), **(payload or {})}))
-        command = [*prefix, sys.executable, str(HERE / "zygote.py"), str(world), function]
-        command += [str(out / "payload.json"), str(out), engine]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        try:
-            text, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            text, _ = process.communicate()
-            raise RanksFailed(f"no end after {timeout_s} s:\n{text[-6000:]}") from None
-        if process.returncode != 0:
-            errors = "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(out.glob("*.error")))
-            raise RanksFailed(f"exit code {process.returncode}\n{text[-3000:]}\n{errors}")
+        request = {"world": world, "function": function, "engine": engine, "out": str(out)}
+        request["payload"] = {"tmp": str(tmp_path), **(payload or {})}
+        if prefix:
+            alone = Zygote(prefix)
+            code = alone.run(request, timeout_s)
+            alone.close()
+        else:
+            code = zygote.run(request, timeout_s)
+        if code != 0:
+            said = "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(out.glob("*.error")))
+            ending = f"no end after {timeout_s} s" if code is None else f"exit code {code}"
+            raise RanksFailed(f"{ending}\n{(out / 'log').read_text()[-3000:]}\n{said}")
         return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
     return run

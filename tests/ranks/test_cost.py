@@ -53,6 +53,8 @@ def check(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch")
             counted = measured[f"sent_bytes {axis}"]
             if abs(counted / planned - 1) > 0.01:
                 wrong.append(f"{name}: {axis} counted {counted:,.0f}, formula {planned:,}")
+        if "pp" in predicted and not measured["bubble_share"] > 0:
+            wrong.append(f"{name}: no bubble was measured")
         for kind in ("weights", "gradients", "optimizer"):
             planned = max(rank[name]["stage"][kind] for rank in ranks)
             if abs(measured[f"{kind}_bytes"] / planned - 1) > 0.01:

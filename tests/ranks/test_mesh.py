@@ -21,6 +21,7 @@ ROUNDED = {  # precision or dtype -> how far the final parameters may be from on
     "float32": ({"dtype": "float32"}, 2e-5),
     "float32-sgd": ({"dtype": "float32", "optimizer": "sgd"}, 2e-6),
     "bf16": ({"dtype": "float32", "precision": "bf16"}, 2e-2),
+    "fp16": ({"dtype": "float32", "precision": "fp16"}, 5e-3),
 }
 
 
@@ -79,11 +80,14 @@ def test_rounded_precisions_stay_within_their_tolerance(results: Results, launch
         "tp": {"tp": 2},
         "1f1b": {"pp": 2, "micro_batches": 2},
     }
-    cases = {f"{n} {p}": {**c, **ROUNDED[p][0]} for n, c in layouts.items() for p in ROUNDED}
+    refused = {("tp", "fp16"), ("1f1b", "fp16")}  # on CPU, by the capability table
+    pairs = [(name, precision) for name in layouts for precision in ROUNDED if (name, precision) not in refused]
+    cases = {f"{name} {precision}": {**layouts[name], **ROUNDED[precision][0]} for name, precision in pairs}
     ranks = launch(2, "cases_mesh:many", {"cases": cases})
     for name, case in cases.items():
         expected, tolerance = results.oracle(case), ROUNDED[name.split()[1]][1]
         got = ranks[0][name]
+        assert [info.skipped for info in got["infos"]] == [info.skipped for info in expected["infos"]], name
         far = max(float((got["state"][k] - v).abs().max()) for k, v in expected["state"].items())
         assert far < tolerance, f"{name}: {far}"
         assert abs(got["losses"][-1] - expected["losses"][-1]) < 10 * tolerance, name

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cases_ring import one_process
+from cases_tower import many as tower
 from problem import worst_difference
 
 pytestmark = pytest.mark.ranks
@@ -58,3 +59,15 @@ def test_equals_one_process(launch: Any, launched: dict[str, list[dict[str, Any]
         assert rank[case]["axis"] == cases[case][0]
         assert rank[case]["engine"] == {"horovod": "horovod", "torch": "torch-gloo"}[engine]
         assert worst_difference(rank[case], expected) < 1e-12
+
+
+def test_a_users_model_with_a_table_is_cut_over_pipeline_and_tensor_ranks(launch: Any) -> None:
+    cases = {
+        "tensor": {"engine": "torch", "tp": 2},
+        "pipeline": {"engine": "torch", "pp": 2, "micro_batches": 2},
+        "measured": {"engine": "torch", "pp": 2, "micro_batches": 2, "balance": "measured"},
+    }
+    expected = tower(0, 1, {"cases": {"one": {}}})["one"]
+    for rank in launch(2, "cases_tower:many", {"cases": cases}):
+        for name in cases:
+            assert worst_difference(rank[name], expected) < 1e-12, name

@@ -1,11 +1,13 @@
-"""Imports torch once, forks the ranks of one test, waits, and leaves none behind.
+"""Imports torch once, forks the ranks of each launch, waits, and leaves none behind.
 
-usage: zygote.py WORLD MODULE:FUNCTION PAYLOAD.json OUT_FOLDER ENGINE
-Each rank calls function(rank, world, payload) and its result is torch.save'd to OUT_FOLDER/<rank>.pt.
+Reads launches from standard input, one JSON line each: world, function ("module:name"), payload, out (a folder),
+engine. Answers with two lines: the process group of the launch, and when it has ended its exit code. Each rank calls
+function(rank, world, payload); its result is torch.save'd to out/<rank>.pt, what is printed goes to out/log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -53,20 +55,8 @@ def run_rank(rank: int, world: int, function: str, payload: dict, out: Path) -> 
         return 1
 
 
-def main() -> int:
-    world, function, payload_path, out, engine = (
-        int(sys.argv[1]),
-        sys.argv[2],
-        sys.argv[3],
-        Path(sys.argv[4]),
-        sys.argv[5],
-    )
-    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)  # never outlive the test either
-    payload = json.loads(Path(payload_path).read_text())
-    import torch
-
-    torch.set_num_threads(1)
-    importlib.import_module(function.partition(":")[0])
+def launch(world: int, function: str, payload: dict, out: Path, engine: str) -> int:
+    """Exit code 0 when every rank's was."""
     port = 0
     if engine == "horovod":
         from horovod.runner.http.http_server import RendezvousServer
@@ -96,9 +86,33 @@ def main() -> int:
             print(f"rank {rank} ended with {code}", file=sys.stderr)
             for other in children:
                 os.kill(other, signal.SIGKILL)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(worst)
+    return worst
+
+
+def main() -> None:
+    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)  # never outlive the tests either
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(ImportError, OSError):
+        import horovod.torch  # noqa: F401
+    import training.parallel  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)
+            log = os.open(f"{request['out']}/log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            code = launch(**{**request, "out": Path(request["out"])})
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from training.models.plan import ShardingPlan, expand
 from training.parallel.batching import pad_rows, slice_batch
 from training.parallel.schedules import Action, Table, balance
 
+AHEAD = 2  # actions whose messages are received while this one computes
 HEADER = 10  # ints before the first message of a boundary: dtype code, dims, sizes
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -107,6 +108,14 @@ def cut_chain(names: Sequence[str], costs: list[float], stages: int) -> list[lis
     return [list(names[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
+class Message(NamedTuple):
+    """What a stage sends this rank. `key`: the boundary and batch shape, None where every message says its own."""
+
+    stage: int
+    key: Any
+    tag: int
+
+
 class Link:
     """Messages between neighbouring stages: tagged, in the background, shapes announced once per boundary."""
 
@@ -115,6 +124,7 @@ class Link:
         self.shapes: dict[Any, tuple[torch.Size, torch.dtype]] = {}
         self.announced: set[Any] = set()
         self.sending: list[tuple[Any, torch.Tensor]] = []
+        self.expected: dict[int, tuple[Any, torch.Tensor]] = {}  # by tag
         self.waited_s = 0.0
 
     def _peer(self, stage: int) -> int:
@@ -133,8 +143,26 @@ class Link:
     def _isend(self, x: torch.Tensor, to_stage: int, tag: int) -> None:
         self.sending.append((dist.isend(x, self._peer(to_stage), group=self.group, tag=tag), x))
 
-    def receive(self, from_stage: int, key: Any, tag: int) -> torch.Tensor:
-        peer, began = self._peer(from_stage), time.monotonic()
+    def expect(self, message: Message) -> None:
+        """Begin to receive where the shape is known, so that a message travels while this rank still computes."""
+        if message.key in self.shapes and message.tag not in self.expected:
+            shape, dtype = self.shapes[message.key]
+            x = torch.empty(shape, dtype=dtype, device=self.device)
+            peer = self._peer(message.stage)
+            self.expected[message.tag] = (dist.irecv(x, peer, group=self.group, tag=message.tag), x)
+
+    def receive(self, message: Message) -> torch.Tensor:
+        began = time.monotonic()
+        if message.tag in self.expected:
+            work, x = self.expected.pop(message.tag)
+            work.wait()
+        else:
+            x = self._receive_now(*message)
+        self.waited_s += time.monotonic() - began
+        return x
+
+    def _receive_now(self, from_stage: int, key: Any, tag: int) -> torch.Tensor:
+        peer = self._peer(from_stage)
         if key is None or key not in self.shapes:
             header = torch.zeros(HEADER, dtype=torch.int64, device=self.device)
             dist.recv(header, peer, group=self.group, tag=tag)
@@ -143,7 +171,6 @@ class Link:
         shape, dtype = self.shapes[key]
         x = torch.empty(shape, dtype=dtype, device=self.device)
         dist.recv(x, peer, group=self.group, tag=tag)
-        self.waited_s += time.monotonic() - began
         return x
 
     def drain(self) -> None:
@@ -193,10 +220,14 @@ class Pipeline:
         micros = [slice_batch(batch, i * rows, (i + 1) * rows) for i in range(self.micro_batches)]
         kept: dict[tuple[int, int], list[Any]] = {}
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for action in self.actions:
+        for number, action in enumerate(self.actions):
+            for later in self.actions[number : number + 1 + AHEAD]:
+                if (message := self._message(later, rows)) is not None:
+                    self.link.expect(message)
             where = (action.stage, action.micro)
             if action.kind == "F":
-                x = inputs(micros[action.micro]) if action.stage == 0 else self._take(action, rows)
+                awaited = self._message(action, rows)
+                x = self.link.receive(awaited).requires_grad_() if awaited else inputs(micros[action.micro])
                 with self.scope():
                     out = self.stages[action.stage](x)
                     if action.stage == self.stage_count - 1:
@@ -225,10 +256,14 @@ class Pipeline:
     def _tag(self, boundary: int, micro: int, backward: int) -> int:
         return (boundary * self.micro_batches + micro) * 2 + backward
 
-    def _take(self, action: Action, rows: int) -> torch.Tensor:
-        before = action.stage - 1
-        x = self.link.receive(before, (before, rows), self._tag(before, action.micro, 0))
-        return x.requires_grad_()
+    def _message(self, action: Action, rows: int) -> Message | None:
+        """What the action waits for: the activation of the stage before, or the gradient of the one after."""
+        kind, stage, micro = action
+        if kind == "F" and stage > 0:
+            return Message(stage - 1, (stage - 1, rows), self._tag(stage - 1, micro, 0))
+        if kind in "BI" and stage < self.stage_count - 1:
+            return Message(stage + 1, (stage, rows, "grad"), self._tag(stage, micro, 1))
+        return None
 
     def _backward(self, action: Action, kept: dict[tuple[int, int], list[Any]], rows: int) -> None:
         kind, stage, micro = action
@@ -240,8 +275,8 @@ class Pipeline:
             return
         x, out = kept.pop(where)
         grad = None
-        if stage < self.stage_count - 1:
-            grad = self.link.receive(stage + 1, (stage, rows, "grad"), self._tag(stage, micro, 1)).to(out.dtype)
+        if (message := self._message(action, rows)) is not None:
+            grad = self.link.receive(message).to(out.dtype)
         if kind == "B" or stage == 0:
             torch.autograd.backward(out, grad)
             sent, kept[where] = x.grad, []
@@ -259,7 +294,7 @@ class Pipeline:
         """Outputs where the last stage is, else None; `x` is the model's input, on every rank."""
         for index, stage in sorted(self.stages.items()):
             if index > 0:
-                x = self.link.receive(index - 1, None, self._tag(index - 1, 0, 0))
+                x = self.link.receive(Message(index - 1, None, self._tag(index - 1, 0, 0)))
             with self.scope():
                 x = stage(x)
             if index < self.stage_count - 1:

@@ -1,0 +1,72 @@
+"""`sparkring plan show`, the same table after training, and layouts refused before anything starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_config
+from conf.manifest import ManifestError
+from pipelines.cli import main
+from pipelines.plan import layout_problems_of, plan_of, show_plan
+from training.planner import format_rows, rows_of
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the checkout: a dataset that lies there would change what is known."""
+    monkeypatch.chdir(tmp_path)
+
+
+def table(text: str) -> dict[str, list[str]]:
+    lines = [re.split(r"\s{2,}", line) for line in text.splitlines()]
+    return {words[0]: words[1:] for words in lines}
+
+
+def test_the_plan_of_a_named_recipe() -> None:
+    rows = table(show_plan(load_config("gpt-7b").config))
+    assert rows["mesh"] == ["dp(64) * pp(1) * tp(1) = 64 ranks", "torch"]
+    parameters = int(rows["parameters"][-1].replace(",", ""))
+    assert parameters == pytest.approx(6.74e9, rel=0.01)
+    weights = int(rows["weights_bytes"][-1].replace(",", ""))
+    assert weights == pytest.approx(4 * parameters / 64, rel=0.01), "ZeRO-3 over 64 ranks"
+    assert {"gradients_bytes", "optimizer_bytes", "activations_bytes", "sent_bytes dp x cp", "bubble_share"} <= set(
+        rows
+    )
+
+
+def test_after_training_the_table_shows_both() -> None:
+    config = load_config("gpt-124m", ["launch.world=2", "train.global_batch=64", "train.device=cpu"]).config
+    measured = {"weights_bytes": 5e8, "sent_bytes dp x cp": 123456789.0, "bubble_share": 0.25}
+    rows = table(format_rows(rows_of(plan_of(config, None), measured)))
+    assert rows["weights_bytes"][-1] == "500,000,000"
+    assert rows["sent_bytes dp x cp"][-1] == "123,456,789"
+    assert rows["bubble_share"][-2:] == ["0", "0.2500"]
+
+
+def test_a_model_of_unknown_size_has_no_plan() -> None:
+    with pytest.raises(ManifestError, match="run `sparkring etl` first"):
+        show_plan(load_config("text").config)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("parallel.pp=3", "dp(-1) * pp(3) * tp(1): the fixed axes multiply to 3, which does not divide world(8)"),
+        ("parallel.tp=8", "12 heads and 12 key/value heads, not divisible by tp(8)"),
+        ("parallel.schedule=1f1bb parallel.pp=2", "nearest is '1f1b'"),
+    ],
+)
+def test_a_layout_that_cannot_be_ends_the_command_before_spark(
+    override: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("pipelines.batch.spark_session", started)
+    words = ["gpt-124m", "train.device=cpu", *override.split()]
+    assert said in "\n".join(layout_problems_of(load_config(words[0], words[1:]).config))
+    assert main(["run", *words]) == 2
+    assert said in capsys.readouterr().err

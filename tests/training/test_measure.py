@@ -1,0 +1,43 @@
+"""What the ranks measured, as one table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from training.parallel.measure import combined, held_bytes
+
+
+def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:
+    first = {"weights_bytes": 10.0, "sent_bytes pp": 6.0, "pass_s": 4.0, "work_s": 3.0}
+    last = {
+        "weights_bytes": 14.0,
+        "sent_bytes pp": 2.0,
+        "sent_bytes pp tied weights": 8.0,
+        "pass_s": 5.0,
+        "work_s": 4.0,
+    }
+    assert combined([first, last]) == {
+        "weights_bytes": 14.0,
+        "sent_bytes pp": 4.0,
+        "sent_bytes pp tied weights": 4.0,
+        "bubble_share": pytest.approx(0.25),
+    }
+
+
+def test_a_pipeline_that_made_one_pass_has_no_bubble_yet() -> None:
+    assert combined([{"pass_s": 0.0, "work_s": 0.0}] * 2) == {}
+
+
+def test_storages_are_counted_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    assert held_bytes(model, list(model.parameters()), optimizer) == {
+        "weights_bytes": 64,
+        "gradients_bytes": 64,
+        "optimizer_bytes": 64,
+    }
