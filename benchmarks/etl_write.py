@@ -39,6 +39,12 @@ from etl.split import SPLIT
 from etl.write import SHARD
 
 FLOATS, CODES = 10, 4
+TARGET = 1.3  # ours over plain
+WHY = """Why the target is missed: a plain write moves no row. A stored order that is a shuffle has every row
+serialised, moved and sorted once, which alone ("shuffled") costs more than the target leaves. Ours adds the two passes
+over the key that make shards exact, and the hand-over of rows to Python as Arrow, where they are checked, encoded and
+hashed.
+"""
 
 
 def session(memory: str, master: str) -> SparkSession:
@@ -143,10 +149,14 @@ def report(arguments: argparse.Namespace, results: dict[str, list[tuple[float, f
         each = ", ".join(f"{r[0]:.1f}" for r in runs)
         lines.append(f"| {name} | {each} | {wall:.1f} | {cpu:.1f} | {runs[0][2] / 2**20:.0f} |")
     lines.append("")
-    for name, over, aim in (("ours", "plain", " (target 1.3x)"), ("shuffled", "plain", ""), ("ours", "shuffled", "")):
+    for name, over, aim in (
+        ("ours", "plain", f", target {TARGET}x"),
+        ("shuffled", "plain", ""),
+        ("ours", "shuffled", ""),
+    ):
         wall, cpu = (medians[name][i] / medians[over][i] for i in (0, 1))
         lines.append(f"- {name} over {over}: {wall:.2f}x wall, {cpu:.2f}x CPU{aim}")
-    lines.append("")
+    lines += ["", WHY] if medians["ours"][0] > TARGET * medians["plain"][0] else [""]
     return "\n".join(lines)
 
 
