@@ -1,0 +1,100 @@
+"""The recipe `text`, made small, through the worker: every strategy is one override, and the curve stays the same."""
+
+from __future__ import annotations
+
+import json.decoder
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf.load import load_config
+from conf.manifest import MANIFEST_NAME, Column, SplitInfo
+from training.crew import Crew
+from training.job import JobSpec
+from training.launch import local_crew
+
+from .conftest import write_dataset
+
+pytestmark = pytest.mark.ranks
+PRELOAD = ("torch", "horovod.torch", "training.worker")
+LENGTH, ROWS = 33, 128
+SMALL = [
+    *("model.args.width=32", "model.args.layers=2", "train.dtype=float64", "train.threads_per_rank=1"),
+    *("train.steps=6", "train.log_every_steps=1", "train.eval_every_steps=6", "train.global_batch=16"),
+    *("train.test_split=null", "optim.warmup_steps=2", "data.lanes=8"),
+]
+STRATEGIES = {  # the one override -> the axis its bytes are sent over
+    "ddp": (["parallel.engine=torch"], "dp x cp"),
+    "zero1": (["parallel.engine=torch", "parallel.zero=1"], "dp x cp"),
+    "zero2": (["parallel.zero=2"], "dp x cp"),
+    "zero3": (["parallel.zero=3"], "dp x cp"),
+    "pipeline": (["parallel.pp=2"], "pp"),
+    "tensor": (["parallel.tp=2"], "tp"),
+    "context": (["parallel.cp=2"], "cp"),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bytes of the standard library's sources as tokens; the validation split is the training split's file again."""
+    folder = tmp_path_factory.mktemp("text")
+    source = "".join(Path(module.__file__).read_text() for module in (textwrap, json.decoder))
+    tokens = np.frombuffer(source.encode(), np.uint8)[: LENGTH * ROWS].reshape(ROWS, LENGTH).astype(np.int32)
+    column = Column(name="tokens", dtype="int32", layout="vector", shape=(LENGTH,), cardinality=256)
+    manifest = write_dataset(folder, [[32] * (ROWS // 32)], [column], lambda ids: {"tokens": list(tokens[ids])})
+    (file,) = manifest.files
+    both = {
+        "files": (file, file.model_copy(update={"split": "valid"})),
+        "splits": {split: SplitInfo(rows=ROWS, files=1) for split in ("train", "valid")},
+    }
+    (folder / MANIFEST_NAME).write_text(manifest.model_copy(update=both).to_json())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with local_crew(2, PRELOAD) as crew:
+        yield crew
+
+
+def train(crew: Crew, text: Path, run: Path, world: int, words: list[str]) -> tuple[list[float], dict[str, Any]]:
+    """Loss of every step, and rank 0's summary."""
+    losses = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["kind"] == "metrics" and event["rank"] == 0 and "train/loss" in event["values"]:
+            losses.append(event["values"]["train/loss"])
+
+    config = load_config("text", [*SMALL, f"launch.world={world}", *words]).as_dict()
+    payload = {"config": config, "dataset": str(text), "run": str(run)}
+    result = crew.run(JobSpec("training.worker:train", payload, preload=PRELOAD), world, on_event)
+    return losses, result.result
+
+
+@pytest.fixture(scope="module")
+def expected(crew: Crew, text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    losses, _ = train(crew, text, tmp_path_factory.mktemp("one"), 1, [])
+    assert losses[-1] < losses[0] and len(losses) == 6
+    return losses
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_one_override_gives_the_same_curve(
+    crew: Crew, text: Path, expected: list[float], tmp_path: Path, name: str
+) -> None:
+    words, axis = STRATEGIES[name]
+    losses, summary = train(crew, text, tmp_path, 2, words)
+    assert losses == pytest.approx(expected, abs=1e-12)
+    assert summary["measured"][f"sent_bytes {axis}"] > 0
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("zero", [0, 1])
+def test_so_does_horovod(crew: Crew, text: Path, expected: list[float], tmp_path: Path, zero: int) -> None:
+    losses, summary = train(crew, text, tmp_path, 2, ["parallel.engine=horovod", f"parallel.zero={zero}"])
+    assert losses == pytest.approx(expected, abs=1e-12)
+    assert summary["measured"]["sent_bytes dp x cp"] > 0
