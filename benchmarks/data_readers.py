@@ -227,8 +227,8 @@ def aims(theme: str, results: dict[str, list[dict[str, Any]]]) -> list[str]:
             held, beside = (_median(results[c], lambda r: r["peak_pss_mib"]) for c in (case, other))
             verdict = "reached" if rate >= aim * than else "missed"
             lines.append(
-                f"- {case} beside {other}: {rate / than:.2f} times its rows per CPU-second, {aim:g} aimed at: {verdict}; "
-                f"{held / beside:.2f} times its memory"
+                f"- {case} beside {other}: {rate / than:.2f} times its rows per CPU-second, {aim:g} aimed at: "
+                f"{verdict}; {held / beside:.2f} times its memory"
             )
     return lines
 
