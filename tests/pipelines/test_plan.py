@@ -38,7 +38,7 @@ def test_the_plan_of_a_named_recipe() -> None:
 
 
 def test_after_training_the_table_shows_both() -> None:
-    config = load_config("gpt-124m", ["launch.world=2", "train.global_batch=64", "train.device=cpu"]).config
+    config = load_config("gpt-124m", ["launch.world=4", "train.global_batch=64", "train.device=cpu"]).config
     measured = {"weights_bytes": 5e8, "sent_bytes dp x cp": 123456789.0, "bubble_share": 0.25}
     rows = table(format_rows(rows_of(plan_of(config, None), measured)))
     assert rows["weights_bytes"][-1] == "500,000,000"

@@ -14,6 +14,7 @@ from training.models.plan import plan_of
 from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
+from training.parallel.pipeline import chain_names, cut_chain, measured_costs
 from training.parallel.precision import loss_scale
 from training.parallel.ring_horovod import available
 from training.world import Mesh
@@ -116,32 +117,33 @@ def test_auto_says_why_it_took_torch(caplog: pytest.LogCaptureFixture, monkeypat
 
 
 @pytest.mark.skipif(available() is not None, reason="Horovod is not installed")
+@pytest.mark.horovod
 def test_auto_takes_horovod_where_it_can() -> None:
     assert choose_engine(ParallelSettings(), Mesh(dp=2)) == "horovod"
     assert choose_engine(ParallelSettings(), Mesh()) == "none"
 
 
-def test_measured_costs_cut_where_time_is_spent() -> None:
-    """A block made ten times as slow is left alone in its stage."""
-    from training.parallel.pipeline import chain_names, cut_chain, measured_costs
+def test_measured_costs_cut_where_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block ten times as slow as the others is left alone in its stage."""
+    clock = [0.0]
+    monkeypatch.setattr("training.parallel.pipeline.time.perf_counter", lambda: clock[0])
 
-    class Slow(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
+    def takes(seconds: float) -> Any:
+        def hook(*_: Any) -> None:
+            clock[0] += seconds
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(40):
-                self.inner(x)
-            return self.inner(x)
+        return hook
 
     model = GPT(vocab=32, width=32, layers=4, heads=4)
     names = chain_names(model, plan_of(model))
-    model.blocks[1] = Slow(model.blocks[1])
+    for name in names:
+        model.get_submodule(name).register_forward_hook(takes(10.0 if name == "blocks.1" else 1.0))
+    before = torch.random.get_rng_state()
     costs = measured_costs(model, names, torch.zeros(2, 16, dtype=torch.int64))
-    assert len(costs) == len(names) and max(costs) == costs[names.index("blocks.1")]
+    assert costs == [10.0 if name == "blocks.1" else 1.0 for name in names]
     assert cut_chain(names, costs, 3)[1] == ["blocks.1"]
     assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_loss_scale_halves_on_a_skip_and_recovers() -> None:
