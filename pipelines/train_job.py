@@ -71,7 +71,7 @@ def train(
         on_attempt(attempt)
         return job_spec(resolved, dataset, run)
 
-    with stopping_by_signal(control, launch.grace_s):
+    with obeying_signals(control, launch.grace_s):
         try:
             result = run_with_recovery(
                 spark,
@@ -219,8 +219,9 @@ class Events:
 
 
 @contextmanager
-def stopping_by_signal(control: Control, grace_s: float) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the ranks for a last checkpoint; a second one, or `grace_s` passing, kills them.
+def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
+    """SIGUSR1 asks the ranks for a checkpoint. Ctrl-C and SIGTERM ask for a last one; a second of them, or `grace_s`
+    passing, kills the ranks.
 
     Leaves as KeyboardInterrupt or SystemExit(143) once the ranks are gone, so callers see what happened.
     """
@@ -243,6 +244,7 @@ def stopping_by_signal(control: Control, grace_s: float) -> Iterator[None]:
         timer.start()
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: control.checkpoint())
     try:
         yield
     except Cancelled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -21,14 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-golden", action="store_true", help="write tests/golden anew from the recipes")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "horovod: needs Horovod, which set-up leaves out without a C++ compiler")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped where there is none, and say so."""
+    """Tests that need a GPU, or Horovod, are skipped where there is none, and say so."""
     import torch
 
+    missing = {}
     if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="torch sees no GPU on this machine"))
+        missing["gpu"] = "torch sees no GPU on this machine"
+    if importlib.util.find_spec("horovod") is None:
+        missing["horovod"] = "Horovod is not installed"
+    for item in items:
+        for marker in missing.keys() & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.skip(reason=missing[marker]))
 
 
 def _descendants() -> set[tuple[int, float]]:

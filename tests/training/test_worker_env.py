@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.agent import choose_interface
 from training.rendezvous import Store, owner_of_connection
 from training.worker_env import Seat, assign_places, choose_seats, rank_environment, visible_devices
 
@@ -78,3 +83,17 @@ def test_the_owner_of_a_loopback_connection_is_read_from_proc() -> None:
     )
     assert owner_of_connection(0xA2C4, 0x1F90, table) == 1001
     assert owner_of_connection(1, 2, table) is None
+
+
+def test_the_interface_is_the_one_that_reaches_the_driver_or_the_one_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def address(text: str) -> Any:
+        return SimpleNamespace(family=socket.AF_INET, address=text)
+
+    there = {"lo": [address("127.0.0.1")], "eth0": [address("10.0.0.7")], "eth1": [address("10.1.0.7")]}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: there)
+    assert choose_interface("10.0.0.7", None) == ("10.0.0.7", "eth0")
+    assert choose_interface("10.0.0.7", "eth1") == ("10.1.0.7", "eth1")
+    with pytest.raises(ValueError, match=r"launch\.interface = 'ib0': no such interface .*'eth1': '10\.1\.0\.7'"):
+        choose_interface("10.0.0.7", "ib0")
+    with pytest.raises(ValueError, match=r"no interface has the address 10\.9\.9\.9 that reached the driver"):
+        choose_interface("10.9.9.9", None)
