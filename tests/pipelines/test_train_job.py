@@ -1,13 +1,15 @@
-"""The training step's own decisions: what signals to the driver ask of the ranks."""
+"""The training step's own decisions: what signals ask of the ranks, and what MLflow is told of attempts."""
 
 from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
-from pipelines.train_job import obeying_signals
+from pipelines.progress import Progress
+from pipelines.train_job import Events, busy_by_rank, obeying_signals
 from training.attempt import Control
 from training.failure import Cancelled
 
@@ -41,3 +43,53 @@ def test_the_grace_time_ends_what_does_not_end() -> None:
         while not control.cancelled:
             signal.sigtimedwait([], 0.01)
     assert caught.value.code == 143
+
+
+class Recorder:
+    """A tracker that keeps what it is told of the training run."""
+
+    def __init__(self) -> None:
+        self.points: dict[tuple[str, int], float] = {}
+        self.named: dict[str, Any] = {}
+
+    def metrics(self, part: str, step: int, values: dict[str, float]) -> None:
+        self.points |= {(name, step): value for name, value in values.items()}
+
+    def tags(self, part: str, tags: dict[str, Any]) -> None:
+        self.named |= tags
+
+
+ENDED = {
+    "kind": "attempt_ended", "attempt": 1, "world": 3, "cause": "lost", "words": "was lost: nothing is heard",
+    "step": 17, "steps_lost": 7, "decision": "shrink", "next_world": 2, "why": "lost in attempt 1 on 3 ranks",
+}  # fmt: skip
+
+
+def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
+    tracker = Recorder()
+    events = Events(tracker, Progress(interactive=False))  # type: ignore[arg-type]
+    for event in (
+        {"kind": "started", "attempt": 1, "world": 3, "start_s": 4.5},
+        ENDED,
+        {"kind": "started", "attempt": 2, "world": 2, "start_s": 0.5},
+        {"kind": "recovered", "attempt": 2, "recover_s": 1.5},
+        {"kind": "straggler", "attempt": 2, "rank": 1, "host": "h7 (10.0.0.7)", "step": 20, "busy_s": 2.0},
+        {"kind": "stacks", "attempt": 2, "rank": 0, "text": "File ..."},
+    ):
+        events.on_event(event)
+    assert tracker.points == {
+        ("launch/start_s", 1): 4.5, ("launch/world", 1): 3, ("launch/steps_lost", 1): 7.0,
+        ("launch/start_s", 2): 0.5, ("launch/world", 2): 2, ("launch/recover_s", 2): 1.5,
+    }  # fmt: skip
+    assert tracker.named == {
+        "sparkring.attempt.1": "lost on 3 ranks: was lost: nothing is heard; shrink: lost in attempt 1 on 3 ranks",
+        "sparkring.straggler": "rank 1 on h7 (10.0.0.7)",
+    }
+    assert events.failed_attempts[0]["recover_s"] == 1.5
+    assert events.stacks == {"attempt-2-rank-0.txt": "File ..."}
+
+
+def test_the_figure_shows_the_slowest_ranks() -> None:
+    timings = {"step": [10, 10, 10, 20, 20, 20], "rank": [0, 1, 2] * 2, "busy_s": [0.1, 0.9, 0.2] * 2}
+    assert busy_by_rank(timings, most=2) == {"rank 1": [(10, 0.9), (20, 0.9)], "rank 2": [(10, 0.2), (20, 0.2)]}
+    assert busy_by_rank({}) == {}
