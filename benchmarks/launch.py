@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def main() -> None:
     if args.one:
         print("RESULT " + json.dumps(measure(args.one, args.rounds)), flush=True)
         os._exit(0)  # what TorchDistributor and horovod leave behind must not keep us
+    load = os.getloadavg()[0]
     found = {}
     for master in args.masters:
         command = [sys.executable, __file__, "--one", master, "--rounds", str(args.rounds)]
@@ -123,11 +125,11 @@ def main() -> None:
         if line is None:
             sys.exit(f"{master}: rc {out.returncode}\n{out.stdout[-3000:]}\n{out.stderr[-6000:]}")
         found[master] = json.loads(line.removeprefix("RESULT "))
-    load = os.getloadavg()[0]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     text = (
         f"# Launch: from the call to a formed ring of two ranks\n\n"
-        f"`python benchmarks/launch.py --rounds {args.rounds}` on {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, load average at the end {load:.1f} (the machine was shared).\n\n"
+        f"`python {shlex.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}, commit {commit.strip()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, load average {load:.1f} before, {os.getloadavg()[0]:.1f} at the end.\n\n"
         f"{table(found)}\n\nSeconds of every round:\n\n```json\n{json.dumps(found, indent=1)}\n```\n"
     )
     print(text)
