@@ -17,6 +17,7 @@ from training.data.order import (
     _stride,
     dealt_before,
     epoch_ids,
+    group_order,
     lane_ids,
     lane_order,
     lanes_of_rank,
@@ -113,6 +114,11 @@ def test_row_groups_two_lanes_share_are_read_first_or_last_by_both(
                 if lane.group[-1] == group:
                     end.add(1)
             assert ends[0] & ends[1], "decoded twice: one lane needs it early, its neighbour late"
+    for lane in range(plan.lanes):  # what the decoder lays down is what the lane serves
+        order = lanes[lane]
+        for group, start, stop in zip(order.group.tolist(), order.start.tolist(), order.stop.tolist(), strict=True):
+            rows = group_order(plan, epoch, group, range(lane, lane + 1))[start:stop]
+            assert sorted(rows.tolist()) == list(range(start, stop))
 
 
 @settings(max_examples=100, deadline=None)

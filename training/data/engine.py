@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training.data.order import Ints, Lane, Plan, dealt_before, lane_order, owned_slots, piece_rows, window_deal
+from training.data.order import Ints, Lane, Plan, dealt_before, lane_order, owned_slots, window_deal
 from training.data.pool import Pool
 
 Timing = dict[str, float]
-Load = Callable[[int, int], Timing]
-"""(index into plan.groups, slot) -> seconds by cause; decodes the row group into the slot of the pool."""
+Load = Callable[[int, int, int], Timing]
+"""(epoch, index into plan.groups, slot) -> seconds by cause; decodes the row group into the slot of the pool."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Engine:
                 if not self._pool.free:
                     self._grow()
                 slot = self._pool.take_slot()
-                self._live[group] = _Group(slot, self._executor.submit(self._load, group, slot))
+                self._live[group] = _Group(slot, self._executor.submit(self._load, self._epoch, group, slot))
                 self.decoded += 1
             self._live[group].windows += 1
         self._submitted += 1
@@ -169,8 +169,7 @@ class Engine:
             held = self._live[group]
             self._add(held.future)
             base = held.slot * self._pool.slot_rows
-            order = piece_rows(self._plan, self._epoch, stream.lane, group, stop - start)
-            parts.append(base + start + order)
+            parts.append(np.arange(base + start, base + stop, dtype=np.int64))
         deal = window_deal(self._plan, self._epoch, stream.lane, window, [len(p) for p in parts])
         stream.positions = np.concatenate([stream.positions, np.concatenate(parts)[deal]])
         stream.loaded = window + 1

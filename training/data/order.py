@@ -217,10 +217,23 @@ def piece_rows(plan: Plan, epoch: int, lane: int, group: int, rows: int) -> Ints
     return _random(plan.seed, epoch, lane, group, 0).permutation(rows).astype(np.int64)
 
 
+def group_order(plan: Plan, epoch: int, group: int, lanes: range) -> Ints:
+    """(rows,) the order of a whole row group: each piece that `lanes` hold of it in its `piece_rows` order."""
+    begin, end = int(plan.group_start[group]), int(plan.group_start[group + 1])
+    order = np.arange(end - begin, dtype=np.int64)
+    first = int(np.searchsorted(plan.lane_start, begin, side="right")) - 1
+    last = int(np.searchsorted(plan.lane_start, end, side="left"))
+    for lane in range(max(first, lanes.start), min(last, lanes.stop)):
+        start = max(begin, int(plan.lane_start[lane])) - begin
+        stop = min(end, int(plan.lane_start[lane + 1])) - begin
+        order[start:stop] = start + piece_rows(plan, epoch, lane, group, stop - start)
+    return order
+
+
 def window_deal(plan: Plan, epoch: int, lane: int, window: int, sizes: ArrayLike) -> Ints:
     """Where each row of a window's pieces (of `sizes` rows, end to end, each in its `piece_rows` order) is served from:
     place i serves row deal[i]. Rows of one piece keep their order: a seeded deal of pieces, times a seeded order inside
-    each, is a uniform permutation of the window.
+    each, is a uniform permutation of the window, but only the second moves rows far, and is done while decoding.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     rows = int(sizes.sum())

@@ -42,6 +42,7 @@ class Pool:
         self._fixed = {c.name: np.empty((rows, *c.shape), numpy_dtype(c)) for c in columns if is_fixed(c)}
         self._valid = {c.name: np.empty(rows, np.bool_) for c in columns if c.nulls == "mask"}
         self._ids = np.empty(rows, np.int64) if ids else None
+        self._order: list[NDArray[np.int64] | None] = [None] * slots
         self._variable: dict[str, list[Rows | None]] = {c.name: [None] * slots for c in columns if not is_fixed(c)}
 
     @property
@@ -65,23 +66,30 @@ class Pool:
             self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
         for rows in self._variable.values():
             rows.extend([None] * self._slots)
+        self._order.extend([None] * self._slots)
         self._free.extend(range(2 * self._slots - 1, self._slots - 1, -1))
         self._slots *= 2
 
-    def put(self, slot: int, table: pa.Table, first_id: int) -> None:
-        """Copy a decoded row group into its slot, in its stored order: the gather is the only permutation."""
+    def put(self, slot: int, table: pa.Table, order: NDArray[np.int64], first_id: int) -> None:
+        """Write a decoded row group into its slot so that row i there is row order[i] (n,) of the table.
+
+        The permutation happens here, while the row group is in the cache and in the decoding thread: rows served one
+        after the other then lie one after the other, and a gather over many windows reads whole cache lines.
+        """
         base, rows = slot * self.slot_rows, table.num_rows
         place = slice(base, base + rows)
         for column in self._columns:
             data = table.column(column.name)
             if is_fixed(column):
-                self._fixed[column.name][place], present = fixed_values(column, data)
+                values, present = fixed_values(column, data)
+                _take(values, order, self._fixed[column.name][place])
             else:
                 self._variable[column.name][slot], present = variable_rows(column, data)
             if column.nulls == "mask":
-                self._valid[column.name][place] = True if present is None else present
+                self._valid[column.name][place] = True if present is None else present[order]
+        self._order[slot] = order
         if self._ids is not None:
-            self._ids[place] = np.arange(first_id, first_id + rows)
+            self._ids[place] = order + first_id
 
     def gather(self, positions: NDArray[np.int64]) -> dict[str, Array | Rows]:
         """The rows at `positions` (n,), in that order, of every column: arrays (n, ...) or `Rows`."""
@@ -102,6 +110,10 @@ class Pool:
         slots, rows = np.divmod(positions, self.slot_rows)
         stored = self._variable[name]
         used = sorted(set(slots.tolist()))
+        for slot in used:
+            mine, order = slots == slot, self._order[slot]
+            assert order is not None
+            rows[mine] = order[rows[mine]]
         if not used:
             column = next(c for c in self._columns if c.name == name)
             depth = 2 if column.layout == "nested" else 1
@@ -142,7 +154,10 @@ def _held(rows: Rows | None) -> Rows:
 
 
 def _taken(source: Array, positions: NDArray[np.int64]) -> Array:
-    out = np.empty((len(positions), *source.shape[1:]), source.dtype)
+    return _take(source, positions, np.empty((len(positions), *source.shape[1:]), source.dtype))
+
+
+def _take(source: Array, positions: NDArray[np.int64], out: Array) -> Array:
     if len(positions):
         np.take(source, positions, axis=0, out=out, mode="clip")  # clip: the only mode that writes to `out` directly
     return out

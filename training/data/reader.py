@@ -21,7 +21,7 @@ from training.data.batch import Batch, Meter
 from training.data.collate import Collator, batch_of
 from training.data.columns import DataError, is_fixed, row_bytes
 from training.data.engine import Engine, Timing, chunk_ends
-from training.data.order import ORDER_VERSION, Ints, OrderSettings, Plan, Tail, lanes_of_rank, make_plan
+from training.data.order import ORDER_VERSION, Ints, OrderSettings, Plan, Tail, group_order, lanes_of_rank, make_plan
 from training.data.pool import Pool
 from training.data.prefetch import Prefetcher
 from training.data.select import Selection, everything
@@ -244,19 +244,19 @@ class ParquetReader:
             self._pool = Pool(self._columns, slots, slot_rows, self.settings.audit)
         return Engine(self.plan, epoch, start, self._lanes, self._pool, self._load, self._executor, self._ahead)
 
-    def _load(self, group: int, slot: int) -> Timing:
+    def _load(self, epoch: int, group: int, slot: int) -> Timing:
         assert self._pool is not None
         index = int(self.plan.groups[group])
         table, read_s, decode_s = self._source.read(index)
         began = time.perf_counter()
         try:
-            first, end = self.plan.group_start[group : group + 2].tolist()
-            if table.num_rows != end - first:
-                raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {end - first}")
-            self._pool.put(slot, table, first)
+            order = group_order(self.plan, epoch, group, self._lanes)
+            if len(order) != table.num_rows:
+                raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {len(order)}")
+            self._pool.put(slot, table, order, int(self.plan.group_start[group]))
         except ValueError as error:
             raise type(error)(f"{self._source.describe(index)}: {error}") from error
-        return {"read": read_s, "decode": decode_s + time.perf_counter() - began}
+        return {"read": read_s, "decode": decode_s, "shuffle": time.perf_counter() - began}
 
     def _chunk(self, engine: Engine, epoch: int, edges: list[int]) -> _Chunk:
         """The batches between these edges: one gather, then views of it."""
@@ -276,7 +276,8 @@ class ParquetReader:
         ]
         if weight is not None:
             batches[-1] = replace(batches[-1], weight=weight[len(weight) - sizes[-1] :])
-        timing = engine.timing | {"shuffle": shuffled - began, "collate": time.perf_counter() - shuffled}
+        placed = engine.timing.get("shuffle", 0.0)
+        timing = engine.timing | {"shuffle": placed + shuffled - began, "collate": time.perf_counter() - shuffled}
         chunk = _Chunk(batches, timing, engine.decoded)
         engine.timing, engine.decoded = {}, 0
         return chunk
