@@ -128,8 +128,9 @@ def main() -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     text = (
         f"# Launch: from the call to a formed ring of two ranks\n\n"
-        f"`python {shlex.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}, commit {commit.strip()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, load average {load:.1f} before, {os.getloadavg()[0]:.1f} at the end.\n\n"
+        f"`python {shlex.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}, commit {commit.strip()}, Python "
+        f"{platform.python_version()}, {os.cpu_count()} cores, load average {load:.1f} before and "
+        f"{os.getloadavg()[0]:.1f} after.\n\n"
         f"{table(found)}\n\nSeconds of every round:\n\n```json\n{json.dumps(found, indent=1)}\n```\n"
     )
     print(text)
