@@ -4,8 +4,8 @@
 
 FOLDER is a dataset written by benchmarks/data_readers.py. An epoch is first read as fast as it goes; that gives the
 time per step the reader needs (on this machine, with nothing else to do). Then an epoch is read by a step that sleeps
-for that time (times each `slack`), as a step on an accelerator would leave the cores to the reader. Reported: the share of
-the epoch spent waiting, with and without the first batch.
+for that time (times each `slack`), as a step on an accelerator would leave the cores to the reader. Reported: the share
+of the epoch spent waiting, with and without the first batch.
 """
 
 from __future__ import annotations
