@@ -49,6 +49,7 @@ def ring_sum(ctx: Any) -> list[float]:
 
 @pytest.mark.spark
 @pytest.mark.ranks
+@pytest.mark.horovod
 def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
     with barrier_crew(spark, 2, ("torch", "horovod.torch"), StageOptions()) as crew:
         first = crew.run(JobSpec(ring_sum), 2, quiet, attempt=1)

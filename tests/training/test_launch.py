@@ -54,6 +54,7 @@ def torch_sum(ctx: Any) -> float:
     return float(x)
 
 
+@pytest.mark.horovod
 def test_horovod_and_torch_rings_on_one_crew_the_second_launch_warm() -> None:
     events: list[dict[str, Any]] = []
     with local_crew(2, ("torch", "horovod.torch")) as crew:
@@ -106,12 +107,28 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_for_torchrun_runs_unmodified(tmp_path: Path) -> None:
+HOROVODRUN_SCRIPT = """
+import sys
+import torch, horovod.torch as hvd
+hvd.init()
+x = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)
+print("argv", sys.argv[1:], "sum", x.item(), "local", hvd.local_rank(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "preload"),
+    [
+        pytest.param(TORCHRUN_SCRIPT, ("torch",), id="torchrun"),
+        pytest.param(HOROVODRUN_SCRIPT, ("torch", "horovod.torch"), id="horovodrun", marks=pytest.mark.horovod),
+    ],
+)
+def test_a_script_for_another_launcher_runs_unmodified(tmp_path: Path, source: str, preload: tuple[str, ...]) -> None:
     script = tmp_path / "train.py"
-    script.write_text(TORCHRUN_SCRIPT)
+    script.write_text(source)
     lines: list[str] = []
     result = run_local(
-        JobSpec(str(script), args=("--lr", "1"), preload=("torch",)),
+        JobSpec(str(script), args=("--lr", "1"), preload=preload),
         2,
         lambda e: lines.extend(f"{e['rank']}:{line}" for line in e["lines"]) if e["kind"] == "log" else None,
     )
@@ -138,6 +155,7 @@ def test_an_exception_is_told_with_rank_traceback_and_last_lines() -> None:
     assert [o.rank for o in error.others] in ([0], [])  # rank 0 saw its ring break
 
 
+@pytest.mark.horovod
 def test_a_rank_that_is_killed_is_the_first_failure_not_the_broken_ring() -> None:
     def entry(ctx: Any) -> None:
         import horovod.torch as hvd

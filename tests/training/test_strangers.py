@@ -56,6 +56,7 @@ def bother(port: int, over: threading.Event) -> int:
     return made
 
 
+@pytest.mark.horovod
 def test_a_running_job_does_not_notice_strangers_on_its_ports() -> None:
     over, threads, made = threading.Event(), [], []
 

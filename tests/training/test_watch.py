@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from training.attempt import Limits
+from training.crew import Crew
 from training.failure import WorkerFailed
 from training.job import JobSpec
-from training.launch import run_local
+from training.launch import local_crew, run_local
 from training.logpump import RateLimit
 from training.watch import (
     Progress,
@@ -111,6 +113,66 @@ def test_a_straggler_is_told_once_per_spell_and_drawn() -> None:
     assert told[0]["others_wait_s"] == pytest.approx(0.4)
     assert watch.figure()["rank"] == [0, 1] * 6
     assert timing_of({"perf/step_s": 1.0}) is None
+
+
+def slow_on_rank_1(ctx: Any) -> None:
+    """Training steps of the payload's strategy; rank 1's model takes its time in every forward."""
+    import torch
+    from torch import nn
+
+    from training.data.batch import Batch
+    from training.parallel import ParallelSettings, Place, build_strategy
+
+    class Sleepy(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.2 * ctx.rank)
+            return super().forward(x).squeeze(-1)
+
+    class Squares:
+        def inputs(self, columns: dict[str, Any]) -> tuple[Any, ...]:
+            return (columns["x"],)
+
+        def loss(self, outputs: torch.Tensor, columns: dict[str, Any]) -> torch.Tensor:
+            return outputs.square()
+
+    settings = ParallelSettings(engine=ctx.payload["engine"], zero=ctx.payload["zero"])
+    place = Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size)
+    strategy = build_strategy(settings, place, torch.device("cpu"))
+    model = Sleepy(nn.Linear(4, 8), nn.Linear(8, 1))
+    strategy.prepare(model, Squares(), lambda named: torch.optim.SGD(dict(named).values()))  # type: ignore[arg-type]
+    for step in range(1, 5):
+        began, waited_s = time.monotonic(), strategy.waited_s
+        strategy.forward_backward(Batch({"x": torch.ones(2, 4)}, 2, 4, 4 * step))
+        strategy.step(0.1)
+        step_s = time.monotonic() - began
+        ctx.metrics(step, {"perf/step_s": step_s, "perf/wait_s": strategy.waited_s - waited_s})
+    strategy.close()
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with local_crew(2, ("torch", "horovod.torch", "training.parallel")) as crew:
+        crew.gather(2, 60)
+        yield crew
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("engine", "zero"),
+    [
+        pytest.param("horovod", 0, marks=pytest.mark.horovod),
+        pytest.param("horovod", 1, marks=pytest.mark.horovod),
+        ("torch", 0),
+        ("torch", 1),
+        ("torch", 3),
+    ],
+)
+def test_every_engine_tells_waiting_from_work(crew: Crew, engine: str, zero: int) -> None:
+    events: list[dict[str, Any]] = []
+    crew.run(JobSpec(slow_on_rank_1, {"engine": engine, "zero": zero}), 2, events.append)
+    (told,) = [e for e in events if e["kind"] == "straggler"]
+    assert told["rank"] == 1 and told["busy_s"] > 0.2
+    assert told["others_wait_s"] > 0.1
 
 
 def test_the_rate_limit_passes_its_rate_and_survives_a_clock_that_stands() -> None:

@@ -152,10 +152,10 @@ def test_it_learns(oracle: Job) -> None:
 @pytest.mark.parametrize(
     ("world", "words", "engine"),
     [
-        (2, ["parallel.engine=horovod"], "horovod"),
+        pytest.param(2, ["parallel.engine=horovod"], "horovod", marks=pytest.mark.horovod),
         (2, ["parallel.engine=torch"], "torch-gloo"),
         (3, ["parallel.engine=torch", "parallel.zero=2"], "torch-gloo"),
-        (2, ["parallel.accumulate=3"], "horovod"),
+        pytest.param(2, ["parallel.accumulate=3"], "horovod", marks=pytest.mark.horovod),
     ],
 )
 def test_any_world_and_engine_give_the_same_model(
