@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "chaos")]
 
 
 def main() -> None:
+    import checks
     import cluster as clusters
     import inject
 
@@ -49,7 +50,7 @@ def main() -> None:
     problems: list[str] = []
     runs: list[str] = []
     with tempfile.TemporaryDirectory() as folder, clusters.running(Path(folder)) as cluster:
-        undisturbed = inject.undisturbed_run(args.steps, 3)
+        undisturbed = checks.undisturbed_run(args.steps, 3)
         faults = deal(args.only, chance)
         while time.time() < until and len(problems) < 5:
             logs = Path(folder) / f"run{len(runs)}"
@@ -58,7 +59,7 @@ def main() -> None:
             run.start()
             try:
                 soak(run, faults, chance, undisturbed, until, times)
-                runs.append(inject.verdict(run, undisturbed))
+                runs.append(checks.verdict(run, undisturbed))
             except (AssertionError, RuntimeError, TimeoutError) as error:
                 problems.append(f"run {len(runs)}: {type(error).__name__}: {error}")
                 print(problems[-1], flush=True)

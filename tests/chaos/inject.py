@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,13 +16,8 @@ from typing import Any
 
 import psutil
 import victim
+from checks import Weights, compare_rows, compare_weights, leftovers
 from cluster import Cluster
-
-from training.data.audit import audit_run
-from training.job import JobSpec
-from training.launch import run_local
-
-Weights = dict[int, list[float]]  # step of a checkpoint -> parameters
 
 
 @dataclass
@@ -232,84 +226,3 @@ def strike(run: Run, name: str, chance: random.Random, undisturbed: Weights) -> 
         run.read()
     assert not left, f"{name}: left behind: {left}"
     return recovered - began
-
-
-def leftovers(run: Run) -> list[str]:
-    """Ranks of earlier attempts, and ports held by anything but Spark, the newest attempt and its driver."""
-    ranks = set(run.ranks.get(run.attempt, []))
-    found = [f"rank {pid}" for pids in run.ranks.values() for pid in pids if pid not in ranks and alive(pid)]
-    allowed = ranks | {parent.pid for rank in ranks if alive(rank) for parent in psutil.Process(rank).parents()[:2]}
-    for node in range(1, run.cluster.workers + 1):
-        for port, holders in run.cluster.listeners(node):
-            if not holders & allowed and not any(is_spark(pid) for pid in holders):
-                found.append(f"port {port} on node {node}, held by {holders or 'nobody we can see'}")
-    assert run.driver is not None
-    own = [port for port, pids in run.cluster.listeners(0) if run.driver.pid in pids and "127.0.0.1" not in port]
-    if len(own) > 1:
-        found.append(f"ports {own} of the driver: one is the channel's, the others belong to attempts that are over")
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def is_spark(pid: int) -> bool:
-    """A JVM, or the one process in each that forks Spark's Python workers; an agent is such a fork."""
-    try:
-        process = psutil.Process(pid)
-        parent = process.parent()
-        return process.name() == "java" or (parent is not None and parent.name() == "java")
-    except psutil.NoSuchProcess:
-        return False
-
-
-def compare_weights(run: Run, undisturbed: Weights) -> str:
-    """Every checkpoint so far against the one of an undisturbed run; bit for bit where the world never changed."""
-    worlds = {e["world"] for e in run.events if e["kind"] == "started"}
-    worst = 0.0
-    for event in run.events:
-        if event.get("event") == "checkpoint":
-            step, w = event["data"]["step"], event["data"]["w"]
-            if step in undisturbed:  # one written because training was asked to stop is at a step of its own
-                worst = max(worst, *(abs(a - b) for a, b in zip(w, undisturbed[step], strict=True)))
-    allowed = 0.0 if worlds == {run.world} else 1e-12
-    assert worst <= allowed, f"parameters differ by {worst} from an undisturbed run's (worlds {sorted(worlds)})"
-    return "bit-equal" if worst == 0 else f"within {worst:.1e} (worlds {sorted(worlds)})"
-
-
-def compare_rows(run: Run, at_least: int) -> int:
-    """Rows consumed so far, each once, by the audit's own records; AssertionError where that is not so."""
-    report = audit_run(str(run.folder / "audit"))
-    rows = sum(epoch.rows for epoch in report.epochs)
-    assert not report.problems and rows >= at_least, f"{rows} rows, {at_least} at least; {report.problems}"
-    return rows
-
-
-def verdict(run: Run, undisturbed: Weights) -> str:
-    """Of a run that has ended: all its rows, and its last bits."""
-    rows = compare_rows(run, run.steps * victim.ROWS)
-    assert rows == run.steps * victim.ROWS, f"{rows} rows instead of {run.steps * victim.ROWS}"
-    assert any(e["kind"] == "result" and e["finished"] for e in run.events), run.tail()
-    last = next(e["data"] for e in reversed(run.events) if e.get("event") == "checkpoint")
-    assert last["step"] == run.steps, f"the last checkpoint is of step {last['step']}"
-    left = [pid for pids in run.ranks.values() for pid in pids if alive(pid)]
-    assert not left, f"ranks {left} have outlived the run"
-    return f"{rows} rows once each, parameters {compare_weights(run, undisturbed)}"
-
-
-def undisturbed_run(steps: int, world: int) -> Weights:
-    """Parameters at every checkpoint of a victim nobody disturbs, on this machine without Spark."""
-    found: Weights = {}
-
-    def on_event(event: dict[str, Any]) -> None:
-        if event.get("event") == "checkpoint":
-            found[event["data"]["step"]] = event["data"]["w"]
-
-    with tempfile.TemporaryDirectory() as folder:
-        payload = {"folder": folder, "steps": steps, "sleep_s": 0.0}
-        run_local(JobSpec(victim.train, payload, preload=victim.PRELOAD), world, on_event)
-    return found

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package: benchmarks/soak.py shares its modules
+import checks
 import cluster as clusters
 import inject
 
@@ -29,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def survive(cluster: Any, logs: Path, steps: int, faults: list[str]) -> inject.Run:
     """Every fault in turn on one run, which must end as if none had been."""
-    undisturbed = inject.undisturbed_run(steps, 3)
+    undisturbed = checks.undisturbed_run(steps, 3)
     run = inject.Run(cluster, logs, steps, 3)
     run.start()
     try:
@@ -39,7 +40,7 @@ def survive(cluster: Any, logs: Path, steps: int, faults: list[str]) -> inject.R
         run.end()
     finally:
         run.kill()
-    inject.verdict(run, undisturbed)
+    checks.verdict(run, undisturbed)
     return run
 
 
@@ -63,6 +64,6 @@ def test_a_port_left_open_is_noticed(cluster: Any, tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         stranger.stdout.readline()
-        found = inject.leftovers(inject.Run(cluster, tmp_path, 1, 3, driver=stranger))
+        found = checks.leftovers(inject.Run(cluster, tmp_path, 1, 3, driver=stranger))
         stranger.kill()
     assert [words for words in found if f"{{{stranger.pid}}}" in words], found
