@@ -235,8 +235,8 @@ def report(found: dict[str, Any]) -> str:
         "the all-reduce's time alone that the step does not show. All AdamW kernels are fused ones. The GPU paths "
         "have not been run: no GPU was at hand.\n\n"
         "Where a rank waits, zero1 (horovod) takes more CPU than bare: Horovod's `synchronize` spins (it is "
-        "system time of the main thread), torch's Gloo sleeps. A pipeline's measured bubble holds what its messages make "
-        "it wait, and its stages are not quite equal.\n"
+        "system time of the main thread), torch's Gloo sleeps. A pipeline's measured bubble holds what its messages "
+        "make it wait, and its stages are not quite equal.\n"
     )
     parts = [
         f"\n## {name}\n\n{part['pairs']} pairs of steps; other work took {part['others_share']:.0%} of the cores.\n\n"
