@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def machine_busy_s() -> float:
-    """CPU seconds this machine has worked since it started."""
+    """CPU seconds this machine has worked since it started, interrupts and stolen time included."""
     user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
@@ -239,14 +239,14 @@ def report(found: dict[str, Any]) -> str:
         "make it wait, and its stages are not quite equal.\n"
     )
     parts = [
-        f"\n## {name}\n\n{part['pairs']} pairs of steps; other work took {part['others_share']:.0%} of the cores.\n\n"
+        f"\n## {name}\n\n{part['pairs']} pairs of steps; all but the ranks took {part['others_share']:.0%} of the cores.\n\n"
         f"{table(part['results'])}\n"
         for name, part in found.items()
     ]
     if any(part["others_share"] > 0.1 for part in found.values()):
         head += (
-            "\nOther work ran on the machine (see each part): where it took more than 10 %, step times, their ratios "
-            "and `hidden` are not a measurement of overhead; bytes and memory are unaffected.\n"
+            "\nWhere other work, the kernel's network and the host together took more than 10 % of the cores (see each "
+            "part), step times, their ratios and `hidden` are weaker evidence; bytes and memory are unaffected.\n"
         )
     return head + "".join(parts)
 
