@@ -239,8 +239,8 @@ def report(found: dict[str, Any]) -> str:
         "make it wait, and its stages are not quite equal.\n"
     )
     parts = [
-        f"\n## {name}\n\n{part['pairs']} pairs of steps; all but the ranks took {part['others_share']:.0%} of the cores."
-        "\n\n"
+        f"\n## {name}\n\n{part['pairs']} pairs of steps; "
+        f"all but the ranks took {part['others_share']:.0%} of the cores.\n\n"
         f"{table(part['results'])}\n"
         for name, part in found.items()
     ]
