@@ -227,7 +227,7 @@ def on_event(event):
 def latest_step():
     path = folder / "checkpoint.json"
     return json.loads(path.read_text())["step"] if path.exists() else None
-job = JobSpec(counting, {"folder": str(folder), "faults": [], "sleep_s": 0.1}, preload=("torch",))
+job = JobSpec(counting, {"folder": str(folder), "faults": [], "sleep_s": 0.4}, preload=("torch",))
 result = run_with_recovery(spark, lambda attempt, world: job, Policy(2, max_attempts=4, backoff_s=0.5), on_event,
     latest_step=latest_step, is_finished=lambda r: r.result["finished"], limits=Limits(90, 10.0))
 ends = [e for e in events if e["kind"] in ("attempt_ended", "recovered")]
