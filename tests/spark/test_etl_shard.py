@@ -147,8 +147,9 @@ def test_every_column_kind_end_to_end(spark, tmp_path):
     assert {name: row(value, place[3]) for name, value in batch.items()} == {
         "a_nullable__valid": True, "id": 3, "a_bool": False, "a_byte": 3, "a_short": 3, "an_int": 3,
         "a_long": -9007199254740990, "a_float": 1.0, "a_double": 1.0, "a_half": 1.0, "a_decimal": 0.375,
-        "a_date": 1, "a_time": 2_999_999, "a_local_time": 1704067200_000001, "a_nullable": 3, "a_filled": 3.0, "a_vector": [3.0, 2.0],
-        "a_matrix": [[3, 1], [2, 3]], "a_ragged": [0, 1, 2, 3], "a_nested": [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]],
+        "a_date": 1, "a_time": 2_999_999, "a_local_time": 1704067200_000001, "a_nullable": 3, "a_filled": 3.0,
+        "a_vector": [3.0, 2.0], "a_matrix": [[3, 1], [2, 3]],
+        "a_ragged": [0, 1, 2, 3], "a_nested": [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]],
         "some_dates": [0, 1, 2, 3], "a_binary": b"xxx",
     }  # fmt: skip
     assert not batch["a_nullable__valid"][place[1]] and batch["a_filled"][place[2]] == -1.0
