@@ -117,7 +117,7 @@ def test_one_row(spark, tmp_path):
 
 TYPES = """
   id % 2 = 0 AS a_bool, cast(id AS byte) AS a_byte, cast(id AS short) AS a_short, cast(id AS int) AS an_int,
-  id - 9007199254740993 AS a_long, cast(id AS float) / 3 AS a_float, cast(id AS double) / 3 AS a_double,
+  id - 9007199254740993 AS a_long, cast(id / 3 AS float) AS a_float, cast(id AS double) / 3 AS a_double,
   cast(id AS float) / 3 AS a_half, cast(id / 8 AS decimal(10,3)) AS a_decimal,
   date_add(date'1969-12-30', cast(id AS int)) AS a_date,
   timestamp'1969-12-31T23:59:59.999999Z' + make_interval(0,0,0,0,0,0,id) AS a_time,
