@@ -78,7 +78,7 @@ def test_it_learns_and_generates_what_it_learned() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert float(loss) < 0.1
+    assert float(loss.detach()) < 0.1
     assert generate(model, [0, 1, 2], 6, context=16, temperature=0) == [3, 4, 0, 1, 2, 3]
     sample = generate(model, [0], 8, context=16, seed=5)
     assert sample == generate(model, [0], 8, context=16, seed=5) and len(sample) == 8
