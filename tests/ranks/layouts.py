@@ -65,6 +65,8 @@ EIGHT: dict[str, dict[str, Any]] = {
     "dp-pp-tp-zero1-zero-bubble": {**ZERO_BUBBLE, "tp": 2, "zero": 1},
     "dp-pp-tp-zero2-interleaved": {**INTERLEAVED, "tp": 2, "zero": 2},
     "dp-pp-tp-zero3-sequence": {**PIPE, "tp": 2, "zero": 3, "sequence_parallel": True},
+    "dp-tp-zero2-hybrid": {"tp": 2, "zero": 2, "shard": 2},
+    "dp-pp-zero3-hybrid": {**PIPE, "zero": 3, "shard": 2},
     "dp-cp-tp-zero3": {"cp": 2, "tp": 2, "zero": 3},
     "dp-cp-pp-zero2": {**PIPE, "cp": 2, "zero": 2},
     "cp-pp-tp": {**PIPE, "cp": 2, "tp": 2},
