@@ -8,11 +8,11 @@ from conf.load import Resolved, leaves
 from conf.manifest import ManifestError, read_manifest
 from conf.storage import Storage, open_storage
 from pipelines.etl_job import Dataset
-from pipelines.evaluate import EVALUATE, MODEL, Evaluation, read_predictions, share_groups
+from pipelines.evaluate import MODEL, Evaluation, read_predictions, share_groups
 from pipelines.report import HeldOut, ReportInputs, build_report, publish
 from pipelines.runs import Runs
 from pipelines.train_job import Trained
-from training.tracker import Tracker
+from training.tracker import JOB, Tracker
 
 
 def write_report(
@@ -24,9 +24,9 @@ def write_report(
     evaluation: Evaluation,
     timings_s: dict[str, float],
 ) -> None:
-    """report.html in the run folder and with the MLflow run."""
+    """report.html in the run folder; with its figures also in the job's run in MLflow, which a browser meets first."""
     inputs = report_inputs(resolved, dataset, folder, trained, evaluation, timings_s, tracker.url())
-    folder.put_atomic("report.html", publish(inputs, tracker, EVALUATE).encode())
+    folder.put_atomic("report.html", publish(inputs, tracker, JOB).encode())
 
 
 def redraw(resolved: Resolved) -> str:

@@ -183,7 +183,7 @@ class Tracker:
             return
         if key not in self._open and op not in ("end", "tags"):
             if key in self._ended:
-                log.debug("%s for %s came after its end", op, key)
+                log.warning("%s for the run %r came after its end and is not recorded", op, key)
                 return
             raise KeyError(f"no open run {key!r}; open: {self._open}")
         self._journal.append({"op": op, "key": key, **fields})

@@ -16,6 +16,7 @@ import pandas as pd
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from mlflow import MlflowClient
 
 from etl.raw import unpack_flights
 
@@ -43,10 +44,11 @@ class Workplace:
         log = (self.folder / "started.log").open("w")
         return subprocess.Popen(self.command(*words), cwd=self.folder, env=self.env, stdout=log, stderr=log, text=True)
 
-    def mlflow_runs(self) -> list[Any]:
-        from mlflow import MlflowClient
+    def mlflow(self) -> MlflowClient:
+        return MlflowClient(f"sqlite:///{self.folder}/data/mlflow/mlflow.db")
 
-        client = MlflowClient(f"sqlite:///{self.folder}/data/mlflow/mlflow.db")
+    def mlflow_runs(self) -> list[Any]:
+        client = self.mlflow()
         experiment = client.get_experiment_by_name("weather")
         assert experiment is not None
         return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
@@ -101,6 +103,13 @@ def test_the_report_links_and_shows_everything(
     html = (folder / "report.html").read_text()
     for needed in ("majority rate", "logistic regression", "visibility_known", "ROC"):
         assert needed in html, needed
+    assert "came after its end" not in finished.stderr, finished.stderr
+    client = workplace.mlflow()
+    stored = {
+        a.path for folder in ("", "figures") for a in client.list_artifacts(workplace.record()["mlflow_run_id"], folder)
+    }
+    shown = {f"figures/{name}.png" for name in ("loss", "roc", "precision_recall", "calibration")}
+    assert {"report.html", "config.json"} | shown <= stored
 
 
 def test_the_registered_model_predicts_raw_rows(

@@ -217,13 +217,18 @@ for key in ("spark.driver.host", "spark.driver.bindAddress"):
 spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 events, killed = [], []
+def is_executor(process):
+    try:
+        return "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+    except psutil.Error:  # a short-lived child of the JVM, gone between the listing and the question
+        return False
 def on_event(event):
     if event["kind"] != "log":
         events.append(event)
     if event["kind"] == "heartbeat" and event["step"] == 6 and event["attempt"] == 1 and not killed:
-        killed.append(1)
-        below = psutil.Process().children(recursive=True)
-        next(p for p in below if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())).kill()
+        executor = next(p for p in psutil.Process().children(recursive=True) if is_executor(p))
+        executor.kill()
+        killed.append(executor.pid)
 def latest_step():
     path = folder / "checkpoint.json"
     return json.loads(path.read_text())["step"] if path.exists() else None
@@ -231,7 +236,7 @@ job = JobSpec(counting, {"folder": str(folder), "faults": [], "sleep_s": 0.4}, p
 result = run_with_recovery(spark, lambda attempt, world: job, Policy(2, max_attempts=4, backoff_s=0.5), on_event,
     latest_step=latest_step, is_finished=lambda r: r.result["finished"], limits=Limits(90, 10.0))
 ends = [e for e in events if e["kind"] in ("attempt_ended", "recovered")]
-print("RESULT", json.dumps({"result": result.result, "ends": ends}))
+print("RESULT", json.dumps({"result": result.result, "ends": ends, "killed": killed}))
 spark.stop()
 """
 
@@ -245,6 +250,7 @@ def test_an_executor_killed_on_a_cluster_is_a_new_stage_of_the_same_application(
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stderr[-4000:]
     found = json.loads(lines[0].removeprefix("RESULT "))
+    assert found["killed"], done.stderr[-4000:]
     assert found["result"] == {"finished": True, "total": EXPECTED, "world": 2}
     first = found["ends"][0]
     assert (first["cause"], first["decision"]) == ("lost", "retry")
