@@ -147,61 +147,59 @@ def fit(
     clock = _Clock()
     # Each rank keeps its own sums of the open logging window; a checkpoint keeps them summed over ranks.
     window = _Window(carried_sum=state.loss_sum, carried_rows=state.loss_rows)
-    finished = state.stopped_early
-    while state.step < last and not finished:
-        for batch in clock.waiting(reader.batches(*divmod(state.step, steps_per_epoch))):
-            reporter.heartbeat(state.step, "step")
-            lr = lr_at(state.step)
-            with clock.timing("step"):
-                window.add(strategy.forward_backward(batch), batch.global_rows)
-                info = strategy.step(lr)
-            if on_step is not None:
-                on_step(*divmod(state.step, steps_per_epoch), batch)
-            state = _count(state, batch, info.skipped)
-            if info.skipped:
-                _on_skipped(state, info.first_bad_rank, settings, reporter)
-            log_now = state.step % settings.log_every_steps == 0 or state.step == last
-            eval_now = state.step % eval_every == 0 or state.step == last
-            stop = requested = False
-            if log_now:
-                due = (
-                    settings.checkpoint_every_s is not None
-                    and clock.since_checkpoint_s() >= settings.checkpoint_every_s
-                )
-                sums = [float(reporter.should_stop()), float(reporter.should_checkpoint() or due)]
-                loss, (stops, requests) = window.reduce(strategy, sums)
-                stop, requested = stops > 0, requests > 0
-                reporter.metrics(
-                    state.step,
-                    {
-                        "train/loss": loss,
-                        "train/lr": lr,
-                        "train/grad_norm": info.grad_norm,
-                        "train/epoch": state.step / steps_per_epoch,
-                    }
-                    | {"train/skipped_steps": float(state.skipped_steps)}
-                    | clock.take(reader, strategy, batch.global_rows),
-                )
-            metric = None
-            if eval_now:
-                reporter.heartbeat(state.step, "evaluate")
-                with clock.timing("evaluate"):
-                    values = evaluate(state.step)
-                reporter.metrics(state.step, {f"valid/{k}": v for k, v in values.items()})
-                best_before = state.best_step
-                state = after_evaluation(state, values, settings)
-                metric = values[settings.best_metric]
-                requested |= settings.checkpoint_on_best and state.best_step != best_before
-            finished = stop or state.stopped_early or state.step >= last
-            every = settings.checkpoint_every_steps
-            if requested or finished or (every is not None and state.step % every == 0):
-                reporter.heartbeat(state.step, "checkpoint")
-                carried_sum, carried_rows = window.total(strategy)
-                with clock.timing("checkpoint_stall"):
-                    save(replace(state, loss_sum=carried_sum, loss_rows=carried_rows), metric)
-                clock.checkpointed()
-            if finished:
-                break
+    if state.stopped_early or state.step >= last:
+        return state
+    batches = reader.batches(*divmod(state.step, steps_per_epoch), last - state.step)
+    for batch in clock.waiting(batches):
+        reporter.heartbeat(state.step, "step")
+        lr = lr_at(state.step)
+        with clock.timing("step"):
+            window.add(strategy.forward_backward(batch), batch.global_rows)
+            info = strategy.step(lr)
+        if on_step is not None:
+            on_step(*divmod(state.step, steps_per_epoch), batch)
+        state = _count(state, batch, info.skipped)
+        if info.skipped:
+            _on_skipped(state, info.first_bad_rank, settings, reporter)
+        log_now = state.step % settings.log_every_steps == 0 or state.step == last
+        eval_now = state.step % eval_every == 0 or state.step == last
+        stop = requested = False
+        if log_now:
+            due = settings.checkpoint_every_s is not None and clock.since_checkpoint_s() >= settings.checkpoint_every_s
+            sums = [float(reporter.should_stop()), float(reporter.should_checkpoint() or due)]
+            loss, (stops, requests) = window.reduce(strategy, sums)
+            stop, requested = stops > 0, requests > 0
+            reporter.metrics(
+                state.step,
+                {
+                    "train/loss": loss,
+                    "train/lr": lr,
+                    "train/grad_norm": info.grad_norm,
+                    "train/epoch": state.step / steps_per_epoch,
+                }
+                | {"train/skipped_steps": float(state.skipped_steps)}
+                | clock.take(reader, strategy, batch.global_rows),
+            )
+        metric = None
+        if eval_now:
+            reporter.heartbeat(state.step, "evaluate")
+            with clock.timing("evaluate"):
+                values = evaluate(state.step)
+            reporter.metrics(state.step, {f"valid/{k}": v for k, v in values.items()})
+            best_before = state.best_step
+            state = after_evaluation(state, values, settings)
+            metric = values[settings.best_metric]
+            requested |= settings.checkpoint_on_best and state.best_step != best_before
+        finished = stop or state.stopped_early or state.step >= last
+        every = settings.checkpoint_every_steps
+        if requested or finished or (every is not None and state.step % every == 0):
+            reporter.heartbeat(state.step, "checkpoint")
+            carried_sum, carried_rows = window.total(strategy)
+            with clock.timing("checkpoint_stall"):
+                save(replace(state, loss_sum=carried_sum, loss_rows=carried_rows), metric)
+            clock.checkpointed()
+        if finished:
+            break
     return state
 
 

@@ -37,8 +37,9 @@ class Run:
                 reader.plan.rows, reader.plan.epoch_samples, flush_steps=3,
             )  # fmt: skip
             mine = steps - (lost if rank == size - 1 else 0)
-            for step, batch in zip(range(start, start + mine), reader.batches(epoch, start), strict=False):
-                log.record(epoch, step, batch)
+            first = epoch * reader.steps_per_epoch + start
+            for step, batch in zip(range(first, first + mine), reader.batches(epoch, start, steps), strict=False):
+                log.record(*divmod(step, reader.steps_per_epoch), batch)
             log.flush()
             reader.close()
 
@@ -61,6 +62,13 @@ def test_two_whole_epochs_are_proven(run: Run) -> None:
     report = run.report()
     assert report.ok and [(e.rows, e.exact) for e in report.epochs] == [(195, True), (195, True)]
     assert "every row exactly once" in report.lines()[0]
+
+
+def test_attempts_that_read_on_into_the_next_epoch_are_proven(run: Run) -> None:
+    run.attempt(2, 0, 0, 14)
+    run.attempt(3, 1, 4, 6)
+    report = run.report()
+    assert report.ok and [e.exact for e in report.epochs] == [True, True]
 
 
 def test_crashes_and_changed_worlds_are_proven(run: Run) -> None:

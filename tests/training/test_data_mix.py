@@ -122,6 +122,16 @@ def test_any_world_and_any_restart_serve_the_same_batches(make_mixed: Callable[.
         assert make_mixed(stop).locate(whole[0].cursor) == (epoch, 1)
 
 
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "forever"])
+def test_reading_on_serves_what_the_epochs_do_one_by_one(make_mixed: Callable[..., MixedReader], stop: Stop) -> None:
+    epochs = [batch for epoch in range(3) for batch in read(make_mixed(stop), epoch)]
+    reader = make_mixed(stop)
+    served = list(reader.batches(0, 3, len(epochs) - 5))
+    reader.close()
+    for batch, alone in zip(served, epochs[3:-2], strict=True):
+        assert batch.ids.tolist() == alone.ids.tolist() and batch.cursor == alone.cursor  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("weights", "gb", "message"),
     [

@@ -17,6 +17,7 @@ from training.data.order import (
     _stride,
     dealt_before,
     epoch_ids,
+    epochs_of,
     group_order,
     lane_ids,
     lane_order,
@@ -129,6 +130,14 @@ def test_the_cursor_finds_every_step_again(groups: list[int], gb: int, how: Orde
     after = (epoch, step + 1) if step + 1 < plan.steps_per_epoch else (epoch + 1, 0)
     assert plan.locate(plan.cursor_after(epoch, step)) == after
     assert sum(plan.real_rows(s) for s in range(plan.steps_per_epoch)) == plan.epoch_samples
+
+
+def test_the_epochs_that_steps_lie_in() -> None:
+    assert list(epochs_of(2, 3, None, 5)) == [(2, 3, 5)]
+    assert list(epochs_of(2, 3, 9, 5)) == [(2, 3, 5), (3, 0, 5), (4, 0, 2)]
+    assert list(epochs_of(2, 3, 2, 5)) == [(2, 3, 5)] and list(epochs_of(2, 3, 1, 5)) == [(2, 3, 4)]
+    assert list(epochs_of(2, 5, 1, 5)) == [(3, 0, 1)]
+    assert list(epochs_of(2, 5, None, 5)) == list(epochs_of(2, 3, 0, 5)) == []
 
 
 def test_a_cursor_of_another_batch_size_is_refused() -> None:

@@ -89,10 +89,13 @@ def test_evaluation_is_native_and_has_every_row(dataset: DatasetManifest, tmp_pa
     reader.close()
 
 
-def read(folder: Path, gb: int = 10, start: int = 0, epoch: int = 0, columns: Any = None, **how: Any) -> list[Any]:
+def read(
+    folder: Path, gb: int = 10, start: int = 0, epoch: int = 0, columns: Any = None, steps: int | None = None,
+    **how: Any,
+) -> list[Any]:  # fmt: skip
     how = {"pool": "dummy", "workers": 1} | how
     reader = PetastormReader(f"file://{folder}", columns, gb, settings=PetastormSettings(**how))
-    return list(reader.batches(epoch, start))
+    return list(reader.batches(epoch, start, steps))
 
 
 def test_order_follows_seed_and_epoch_and_resumes(dataset: DatasetManifest, tmp_path: Path) -> None:
@@ -100,7 +103,9 @@ def test_order_follows_seed_and_epoch_and_resumes(dataset: DatasetManifest, tmp_
     order = [b.columns["id"].tolist() for b in read(folder)]
     assert order == [b.columns["id"].tolist() for b in read(folder)]
     assert order[4:] == [b.columns["id"].tolist() for b in read(folder, start=4)]
-    assert order != [b.columns["id"].tolist() for b in read(folder, epoch=1)]
+    later = [b.columns["id"].tolist() for b in read(folder, epoch=1)]
+    assert order != later
+    assert (order + later)[4:-2] == [b.columns["id"].tolist() for b in read(folder, start=4, steps=2 * len(order) - 6)]
     assert order != [b.columns["id"].tolist() for b in read(folder, seed=5)]
     plain = [i for b in read(folder, shuffle=False) for i in b.columns["id"].tolist()]
     assert plain == list(range(130))

@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import pairwise
@@ -90,6 +91,76 @@ def test_any_world_thread_count_and_restart_serves_the_same_global_batches(
         assert [i for b in parts[0] for i in real_ids(b)] == expected[
             start * gb : len(parts[0]) * gb + start * gb
         ].tolist()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    groups, st.integers(1, 40), st.integers(1, 20), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3),
+    st.sampled_from(["pad", "drop"]), st.booleans(), st.integers(0, 25), st.data(),
+)  # fmt: skip
+def test_reading_on_serves_what_the_epochs_do_one_by_one(
+    make_dataset: MakeDataset, tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], gb: int, lanes: int,
+    size: int, window: int, threads: int, tail: str, tight: bool, steps: int, data: st.DataObject,
+) -> None:  # fmt: skip
+    """From any step of any epoch, for any number of steps, with memory to spare or with none."""
+    folder = tmp_path_factory.mktemp("d")
+    manifest = make_dataset(folder, files)
+    rows = sum(map(sum, files))
+    gb = min(gb, rows) if tail == "drop" else gb
+    how: dict[str, Any] = {"lanes": lanes, "window_row_groups": window, "tail": tail, "seed": 7, "chunk_bytes": 600}
+    if tight:
+        in_use = min(2 * window * min(lanes, gb, rows), sum(map(len, files)))
+        how |= {"max_bytes": (in_use + 1) * max(map(max, files)) * 12}
+    for rank in range(size):
+        one_by_one, on = (read(folder, manifest, gb, rank, size, threads=threads, **how) for _ in range(2))
+        each = on.steps_per_epoch
+        start = data.draw(st.integers(0, each))
+        served = list(on.batches(2, start, steps))
+        epochs = range(2, 3 + (start + steps) // each)
+        expected = [batch for epoch in epochs for batch in one_by_one.batches(epoch)]
+        for batch, alone in zip(served, expected[start : start + steps], strict=True):
+            assert batch.columns["id"].tolist() == alone.columns["id"].tolist()
+            assert batch.row_weights().tolist() == alone.row_weights().tolist()
+            assert (batch.cursor, batch.global_rows) == (alone.cursor, alone.global_rows)
+        on.close()
+        one_by_one.close()
+
+
+def test_the_next_epoch_is_decoded_while_this_one_is_served(
+    make_dataset: MakeDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = make_dataset(tmp_path, [[64] * 32])
+    decoded: list[int] = []
+    load = ParquetReader._load
+    monkeypatch.setattr(
+        ParquetReader, "_load", lambda self, epoch, *at: decoded.append(epoch) or load(self, epoch, *at)
+    )
+    reader = read(tmp_path, manifest, 64, lanes=4, window_row_groups=1, chunk_bytes=1)
+    batches = reader.batches(0, 0, 80)
+    for _ in range(31):
+        next(batches)
+    deadline = time.monotonic() + 30
+    while decoded.count(1) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert decoded.count(1) >= 4  # the first window of every lane, before the epoch's last batch is asked for
+    assert len(list(batches)) == 80 - 31
+    assert decoded.count(0) == decoded.count(1) == 32
+    assert 16 <= decoded.count(2) <= 16 + 4  # windows in which the last step lies, and none after it
+    reader.close()
+
+
+def test_memory_is_bounded_between_epochs_too(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    manifest = make_dataset(tmp_path, [[64] * 32])
+    for most, expected in ((9, 9), (100, 8 + 3)):  # row groups max_bytes allows; two windows of 4 lanes, 3 ahead
+        reader = read(
+            tmp_path, manifest, 64, lanes=4, window_row_groups=1, chunk_bytes=1, ahead=3, max_bytes=most * 64 * 12
+        )
+        used = []
+        for _ in reader.batches(0, 0, 96):
+            assert reader._pool is not None
+            used.append(reader._pool._slots - reader._pool.free)
+        assert max(used) <= expected and reader._pool is not None and reader._pool._slots == expected
+        reader.close()
 
 
 def test_a_rank_decodes_each_row_group_once_an_epoch(make_dataset: MakeDataset, tmp_path: Path) -> None:
@@ -422,6 +493,20 @@ def test_leaving_in_the_middle_ends_every_thread(
         next(reader.batches(0))
     batches.close()  # type: ignore[attr-defined]
     assert real_ids(next(iter(reader.batches(0)))) == first
+    reader.close()
+
+
+def test_leaving_between_two_epochs_ends_every_thread(
+    make_dataset: MakeDataset, tmp_path: Path, no_threads_left: None
+) -> None:
+    reader = read(tmp_path, make_dataset(tmp_path, [[100] * 20]), 100, lanes=4, chunk_bytes=100)
+    for steps in (19, 20, 21):
+        batches = reader.batches(0, 0, 1000)
+        for _ in range(steps):
+            next(batches)
+        began = time.monotonic()
+        batches.close()  # type: ignore[attr-defined]
+        assert time.monotonic() - began < 5 and reader._pool is not None and reader._pool.free == reader._pool._slots
     reader.close()
 
 

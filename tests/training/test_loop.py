@@ -1,13 +1,23 @@
-"""The loop's decisions, as pure functions."""
+"""The loop's decisions, as pure functions; and which batches it asks for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from training.loop import LoopSettings, TrainerState, after_evaluation, improved, total_steps
+from conf.manifest import DatasetManifest
+from conf.storage import open_storage
+from training.data.batch import Batch
+from training.data.order import epoch_ids
+from training.data.reader import ParquetReader, ReaderSettings
+from training.loop import LoopSettings, TrainerState, after_evaluation, fit, improved, total_steps
 
 SETTINGS = LoopSettings(epochs=3, steps=None, log_every_steps=10, eval_every_steps=None, stop_metric="loss", patience=2)
 
@@ -50,3 +60,68 @@ def test_a_metric_that_does_not_exist_is_named() -> None:
 def test_state_survives_json() -> None:
     state = TrainerState(step=3, cursor=99, last_valid={"loss": 0.1})
     assert TrainerState.from_json(state.to_json()) == state
+
+
+class Still:
+    """A strategy that changes nothing; and a driver that wants nothing."""
+
+    waited_s = 0.0
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        return torch.tensor(0.0)
+
+    def step(self, lr: float) -> Any:
+        return SimpleNamespace(grad_norm=0.0, skipped=False, first_bad_rank=None)
+
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+    def heartbeat(self, *_: Any) -> None: ...
+    def metrics(self, *_: Any) -> None: ...
+    def should_stop(self) -> bool:
+        return False
+
+    should_checkpoint = should_stop
+
+
+def test_training_reads_on_across_epochs_and_not_past_its_last_step(
+    make_dataset: Callable[..., DatasetManifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, stopped early, or resumed in the middle or at the end of an epoch: each step has the same batch."""
+    manifest = make_dataset(tmp_path, [[20] * 5])  # 10 steps an epoch
+    asked: list[tuple[int, int, int]] = []
+    batches = ParquetReader.batches
+    monkeypatch.setattr(ParquetReader, "batches", lambda self, *at: asked.append(at) or batches(self, *at))
+
+    def train(state: TrainerState, losses: tuple[float, ...] = (), **how: Any) -> tuple[TrainerState, dict[Any, Any]]:
+        reader = ParquetReader(
+            open_storage(str(tmp_path)), manifest, "train", None, 10, settings=ReaderSettings(lanes=2, audit=True)
+        )
+        seen: dict[tuple[int, int], list[int]] = {}
+
+        def on_step(epoch: int, step: int, batch: Batch) -> None:
+            seen[epoch, step] = batch.ids.tolist()  # type: ignore[union-attr]
+            plan = epoch_ids(reader.plan, epoch)[step * 10 : (step + 1) * 10]
+            assert seen[epoch, step] == plan.tolist() and batch.cursor == reader.plan.cursor_after(epoch, step)
+
+        value = iter(losses)
+        still: Any = Still()
+        settings = replace(SETTINGS, **how)
+        state = fit(
+            still, reader, lambda _: {"loss": next(value, 0.0)}, lambda _: 0.1, lambda *_: None, still, settings, state,
+            on_step,
+        )  # fmt: skip
+        reader.close()
+        return state, seen
+
+    state, whole = train(TrainerState(), (3.0, 2.0, 1.0))
+    assert state.step == 30 and state.cursor == 300 and list(whole) == [(e, s) for e in range(3) for s in range(10)]
+    for step in (7, 10, 20):
+        state, rest = train(TrainerState(step=step, cursor=10 * step, best_value=9.0), (3.0, 2.0, 1.0))
+        assert state.cursor == 300 and rest == {key: ids for key, ids in whole.items() if key[0] * 10 + key[1] >= step}
+    state, part = train(TrainerState(), epochs=None, steps=14)
+    assert state.step == 14 and part == {key: ids for key, ids in whole.items() if key[0] * 10 + key[1] < 14}
+    state, early = train(TrainerState(), (1.0, 2.0, 2.0), patience=1)
+    assert state.stopped_early and list(early) == list(whole)[:20]
+    assert train(state)[1] == {} == train(TrainerState(step=30))[1]
+    assert asked == [(0, 0, 30), (0, 7, 23), (1, 0, 20), (2, 0, 10), (0, 0, 14), (0, 0, 30)]

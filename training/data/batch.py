@@ -68,8 +68,9 @@ class Reader(Protocol):
     steps_per_epoch: int  # the same on every rank
     meter: Meter
 
-    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The rank's part of global batches start_step, start_step + 1, ... of the epoch."""
+    def batches(self, epoch: int, start_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
+        """The rank's part of `steps` global batches: start_step, start_step + 1, ... of the epoch and, past its end, of
+        the epochs after it; None: those that are left of the epoch."""
         ...
 
     def order_state(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Serves one rank's lanes: decodes the windows that are needed next, and says where in the pool each row lies.
 
 Loads run ahead in the order in which lanes will need them, up to a number of row groups; a row group two lanes share
-is decoded once. What is before the starting point is never decoded, the windows it stands in excepted.
+is decoded once. What is before the starting point is never decoded, the windows it stands in excepted; nor is what
+begins after the end. When an engine has asked for all it needs, the engine of the next epoch begins to decode ahead.
 """
 
 from __future__ import annotations
@@ -40,20 +41,25 @@ class _Stream:
 
 
 class Engine:
-    """One epoch of one rank, from sample `start` on. Not thread-safe: belongs to the producing thread."""
+    """One rank's samples [start, stop) of one epoch. Not thread-safe: belongs to the producing thread.
+
+    `follower`: who decodes ahead once this one has nothing more to decode, into what the pool has to spare.
+    """
 
     def __init__(
-        self, plan: Plan, epoch: int, start: int, lanes: range, pool: Pool, load: Load, executor: Executor, ahead: int
-    ) -> None:
+        self, plan: Plan, epoch: int, start: int, stop: int, lanes: range, pool: Pool, load: Load, executor: Executor,
+        ahead: int,
+    ) -> None:  # fmt: skip
         self._plan, self._epoch, self._pool, self._load, self._executor = plan, epoch, pool, load, executor
         self._slots = owned_slots(plan, lanes)
         self._limit = len(lanes) * plan.window + ahead
         self._live: dict[int, _Group] = {}
         self.timing: Timing = {}
         self.decoded = 0
+        self.follower: Engine | None = None
         row = start // plan.lanes
         self._streams = {lane: self._open(lane, row) for lane in lanes}
-        self._needs, self._need_rows = self._schedule()
+        self._needs, self._need_rows = self._schedule(-(-stop // plan.lanes))
         self._submitted = self._ready = 0
 
     def _open(self, lane: int, row: int) -> _Stream:
@@ -61,14 +67,16 @@ class Engine:
         window = min(int(np.searchsorted(order.first, row, side="right")) - 1, order.windows - 1)
         return _Stream(lane, order, int(order.first[window]), loaded=window, spent=window)
 
-    def _schedule(self) -> tuple[list[tuple[int, int]], Ints]:
-        """(lane, window) of every window still to be decoded in the order of need, and the lane row needing it."""
+    def _schedule(self, end: int) -> tuple[list[tuple[int, int]], Ints]:
+        """(lane, window) of every window to be decoded before lane row `end`, in the order of need, and the row needing
+        it."""
         if not self._streams:
             return [], np.zeros(0, np.int64)
         rows = np.concatenate([s.order.first[s.loaded : -1] for s in self._streams.values()])
         lanes = np.concatenate([np.full(s.order.windows - s.loaded, s.lane) for s in self._streams.values()])
         windows = np.concatenate([np.arange(s.loaded, s.order.windows) for s in self._streams.values()])
         order = np.lexsort((lanes, rows))
+        order = order[rows[order] < end]
         return list(zip(lanes[order].tolist(), windows[order].tolist(), strict=True)), rows[order]
 
     def positions(self, begin: int, end: int) -> Ints:
@@ -140,9 +148,11 @@ class Engine:
         while self._submitted < len(self._needs):
             lane, window = self._needs[self._submitted]
             new = sum(group not in self._live for group in self._groups(self._streams[lane], window))
-            if len(self._live) + new > self._limit or new > self._pool.free:
+            if len(self._live) + new > self._limit or new > self._pool.spare:
                 return
             self._submit()
+        if self.follower is not None:
+            self.follower._submit_ahead()
 
     def _submit(self) -> None:
         lane, window = self._needs[self._submitted]
@@ -191,9 +201,9 @@ class Engine:
         self._live.clear()
 
 
-def chunk_ends(steps: int, most: int) -> Iterator[tuple[int, int]]:
-    """Steps [a, b) gathered together: one at first, so that the first batch comes soon, then up to `most`."""
-    start, size = 0, 1
+def chunk_ends(steps: int, first: int, most: int) -> Iterator[tuple[int, int]]:
+    """Steps [a, b) gathered together: `first` of them, so that the first batch comes soon, then up to `most`."""
+    start, size = 0, first
     while start < steps:
         yield start, min(steps, start + size)
         start, size = min(steps, start + size), min(2 * size, most)

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from training.data.batch import Batch, Meter, Ragged
-from training.data.order import Ints
-from training.data.reader import ParquetReader
+from training.data.order import Ints, epochs_of
+from training.data.reader import ParquetReader, Span
 from training.data.transfer import to_device
 
 PERIOD = 1 << 16
 Stop = Literal["first_exhausted", "all_exhausted", "forever"]
+Run = tuple[int, int, int]
+"""An epoch of the mix, the first of its steps, and the step after the last."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,9 @@ class MixedReader:
     def locate(self, cursor: int) -> tuple[int, int]:
         return self.plan.locate(cursor)
 
-    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        if not 0 <= start_step <= self.steps_per_epoch:
-            raise ValueError(f"start_step {start_step} is not in 0..{self.steps_per_epoch}, the steps of an epoch")
-        return to_device(self._on_host(epoch, start_step), self._device, self.meter)
+    def batches(self, epoch: int, start_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
+        runs = list(epochs_of(epoch, start_step, steps, self.steps_per_epoch))
+        return to_device(self._on_host(runs), self._device, self.meter)
 
     def verify(self) -> None:
         for part in self._parts:
@@ -137,38 +138,45 @@ class MixedReader:
         for part in self._parts:
             part.close()
 
-    def _on_host(self, epoch: int, start_step: int) -> Iterator[Batch]:
+    def _on_host(self, runs: Sequence[Run]) -> Iterator[Batch]:
         plan = self.plan
-        first = epoch * plan.epoch_samples if plan.stop == "forever" else 0
-        cuts = plan.given(first + np.arange(start_step, plan.steps_per_epoch + 1, dtype=np.int64) * plan.global_batch)
-        streams = [self._stream(number, epoch, cuts[:, number]) for number in range(len(self._parts))]
+        streams = [self._stream(number, runs) for number in range(len(self._parts))]
         try:
-            for step in range(start_step, plan.steps_per_epoch):
-                pieces = [piece for stream in streams for piece in next(stream)]
-                cursor = epoch * plan.epoch_samples + (step + 1) * plan.global_batch
-                yield _joined(pieces, plan.global_batch, cursor)
-                self._collect()
+            for epoch, first, stop in runs:
+                for step in range(first, stop):
+                    pieces = [piece for stream in streams for piece in next(stream)]
+                    cursor = epoch * plan.epoch_samples + (step + 1) * plan.global_batch
+                    yield _joined(pieces, plan.global_batch, cursor)
+                    self._collect()
         finally:
             for stream in streams:
                 stream.close()
 
-    def _stream(self, number: int, epoch: int, cuts: Ints) -> Generator[list[Batch], None, None]:
+    def _stream(self, number: int, runs: Sequence[Run]) -> Generator[list[Batch], None, None]:
         """Per step, one dataset's rows of it: a list, for a step may take the end of one pass and begin the next."""
         rows = self.plan.rows[number]
-        with closing(self._served(number, epoch, cuts)) as served:
-            for begin, end in pairwise(cuts.tolist()):
-                passes = 0 if begin == end else (end - 1) // rows - begin // rows + 1
-                yield [self._renumbered(next(served), number) for _ in range(passes)]
+        spans = (span for run in runs for span in self._spans(number, run))
+        with closing(self._parts[number].serve(spans)) as served:
+            for run in runs:
+                for begin, end in pairwise(self._cuts(number, run).tolist()):
+                    passes = 0 if begin == end else (end - 1) // rows - begin // rows + 1
+                    yield [self._renumbered(next(served), number) for _ in range(passes)]
 
-    def _served(self, number: int, epoch: int, cuts: Ints) -> Generator[Batch, None, None]:
+    def _cuts(self, number: int, run: Run) -> Ints:
+        """What the dataset has given before each step of the run and after the last, in samples."""
+        plan, (epoch, first, stop) = self.plan, run
+        before = epoch * plan.epoch_samples if plan.stop == "forever" else 0
+        cuts: Ints = plan.given(before + np.arange(first, stop + 1, dtype=np.int64) * plan.global_batch)[:, number]
+        return cuts
+
+    def _spans(self, number: int, run: Run) -> Iterator[Span]:
         """The dataset's rows between the cuts, cut once more where one pass ends and the next begins."""
-        rows = self.plan.rows[number]
-        base = 0 if self.plan.stop == "forever" else epoch * self._passes(number)
+        cuts, rows = self._cuts(number, run), self.plan.rows[number]
+        base = 0 if self.plan.stop == "forever" else run[0] * self._passes(number)
         first, last = int(cuts[0]), int(cuts[-1])
         for turn in range(first // rows, -(-last // rows)):
             begin = turn * rows
-            edges = np.unique(np.clip(cuts, max(first, begin), min(last, begin + rows))) - begin
-            yield from self._parts[number].serve(base + turn, edges)
+            yield base + turn, np.unique(np.clip(cuts, max(first, begin), min(last, begin + rows))) - begin
 
     def _passes(self, number: int) -> int:
         """Passes an epoch of the mix begins of a dataset: each gets an order of its own."""

@@ -13,6 +13,7 @@ last, so one rank decodes it once. Nothing here is larger than the list of row g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 from typing import Literal
@@ -244,6 +245,18 @@ def window_deal(plan: Plan, epoch: int, lane: int, window: int, sizes: ArrayLike
     deal = np.empty(rows, np.int64)
     deal[np.argsort(dealt, kind="stable")] = np.arange(rows)
     return deal
+
+
+def epochs_of(epoch: int, start_step: int, steps: int | None, steps_per_epoch: int) -> Iterator[tuple[int, int, int]]:
+    """(epoch, first step, step after the last) of each epoch that `steps` steps from `start_step` of `epoch` on lie in;
+    None: those that are left of this epoch. ValueError where it has no such step."""
+    if not 0 <= start_step <= steps_per_epoch:
+        raise ValueError(f"start_step {start_step} is not in 0..{steps_per_epoch}, the steps of an epoch")
+    each = max(1, steps_per_epoch)
+    begin = epoch * each + start_step
+    end = (epoch + 1) * steps_per_epoch if steps is None else begin + steps
+    epochs = range(begin // each, -(-end // each)) if begin < end else ()
+    return ((e, max(0, begin - e * each), min(each, end - e * each)) for e in epochs)
 
 
 def _random(*key: int) -> RandomState:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +27,7 @@ from conf.storage import Storage
 from training.data import petastorm_compat
 from training.data.batch import Batch, Meter, Ragged
 from training.data.columns import DataError, numpy_dtype
+from training.data.order import epochs_of
 from training.data.transfer import to_device
 
 log = logging.getLogger(__name__)
@@ -102,19 +103,22 @@ class PetastormReader:
         epoch, rest = divmod(cursor, self.steps_per_epoch * self._global_batch)
         return epoch, rest // self._global_batch
 
-    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        if not 0 <= start_step <= self.steps_per_epoch:
-            raise ValueError(f"start_step {start_step} is not in 0..{self.steps_per_epoch}, the steps of an epoch")
-        return to_device(self._on_host(epoch, start_step), self._device, self.meter)
+    def batches(self, epoch: int, start_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
+        runs = epochs_of(epoch, start_step, steps, self.steps_per_epoch)
+        return to_device(self._on_host(runs), self._device, self.meter)
 
     def close(self) -> None:
         """Nothing outlives an iterator of `batches`."""
 
-    def _on_host(self, epoch: int, start_step: int) -> Iterator[Batch]:
+    def _on_host(self, runs: Iterable[tuple[int, int, int]]) -> Iterator[Batch]:
+        for run in runs:
+            yield from self._epoch(*run)
+
+    def _epoch(self, epoch: int, start_step: int, end_step: int) -> Iterator[Batch]:
         size = _share(self._global_batch, self._rank, self._size)
         with closing(self._blocks(epoch)) as blocks, closing(_rebatched(blocks, size)) as batches:
             began = time.perf_counter()
-            for step, columns in enumerate(islice(batches, self.steps_per_epoch)):
+            for step, columns in enumerate(islice(batches, end_step)):
                 if step < start_step:
                     continue
                 self.meter.add("data_stall", time.perf_counter() - began)
@@ -124,7 +128,7 @@ class PetastormReader:
                 began = time.perf_counter()
             if self.settings.pad:  # ranks that ran out first still take part in every step
                 served = -(-self._rows[self._rank] // size) if size else 0
-                for step in range(max(served, start_step), self.steps_per_epoch):
+                for step in range(max(served, start_step), end_step):
                     yield self._batch(epoch, step, {name: [] for name in self._names or ()}, 0)
 
     def _batch(self, epoch: int, step: int, columns: dict[str, Any], rows: int) -> Batch:

@@ -36,7 +36,7 @@ class Pool:
         # An odd number of cache lines: a gather reads all slots at once, and powers of two apart they share cache sets.
         self.slot_rows = slot_rows = (-(-slot_rows // 16) | 1) * 16
         self._columns = columns
-        self._slots = slots
+        self._slots = self._most = slots
         self._free = list(range(slots))[::-1]
         rows = slots * slot_rows
         self._fixed = {c.name: np.empty((rows, *c.shape), numpy_dtype(c)) for c in columns if is_fixed(c)}
@@ -48,6 +48,11 @@ class Pool:
     @property
     def free(self) -> int:
         return len(self._free)
+
+    @property
+    def spare(self) -> int:
+        """Slots that may be taken without need: none that the pool was not made for."""
+        return self._most - (self._slots - len(self._free))
 
     def take_slot(self) -> int:
         return self._free.pop()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -21,7 +21,17 @@ from training.data.batch import Batch, Meter
 from training.data.collate import Collator, batch_of
 from training.data.columns import DataError, is_fixed, row_bytes
 from training.data.engine import Engine, Timing, chunk_ends
-from training.data.order import ORDER_VERSION, Ints, OrderSettings, Plan, Tail, group_order, lanes_of_rank, make_plan
+from training.data.order import (
+    ORDER_VERSION,
+    Ints,
+    OrderSettings,
+    Plan,
+    Tail,
+    epochs_of,
+    group_order,
+    lanes_of_rank,
+    make_plan,
+)  # fmt: skip
 from training.data.pool import Pool
 from training.data.prefetch import Prefetcher
 from training.data.select import Selection, everything
@@ -30,6 +40,8 @@ from training.data.transfer import to_device
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
+Span = tuple[int, Ints]
+"""An epoch, and ascending edges (n + 1,) between its samples: n batches."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ class ParquetReader:
         )
         self._collator = Collator(self._columns, self.settings.decoders)
         self._row_bytes = _row_bytes(self._columns, self._files)
-        self._ahead = self._checked_ahead()
+        self._ahead, self._slots = self._checked_memory()
         self._executor = ThreadPoolExecutor(max(1, self.settings.threads), thread_name_prefix="sparkring-decode")
         self._pool: Pool | None = None
         self._running: Prefetcher[_Chunk] | None = None
@@ -120,25 +132,24 @@ class ParquetReader:
             "quarantined": [path for path, _, _ in self.selection.quarantined],
         }
 
-    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """This rank's part of global batches start_step, ... of `epoch`, on the reader's device."""
-        if not 0 <= start_step <= self.steps_per_epoch:
-            raise ValueError(f"start_step {start_step} is not in 0..{self.steps_per_epoch}, the steps of an epoch")
-        plan = self.plan
-        edges = np.arange(start_step, self.steps_per_epoch + 1, dtype=np.int64) * plan.global_batch
-        return to_device(self.serve(epoch, edges), self._device, self.meter)
+    def batches(self, epoch: int, start_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
+        """This rank's part of `steps` global batches, start_step, ... of `epoch` and on into the epochs after it (None:
+        those left of this one), on the reader's device. The next epoch is decoded ahead while this one is served."""
+        runs = epochs_of(epoch, start_step, steps, self.steps_per_epoch)
+        spans = ((e, np.arange(a, b + 1, dtype=np.int64) * self.plan.global_batch) for e, a, b in runs)
+        return to_device(self.serve(spans), self._device, self.meter)
 
     def locate(self, cursor: int) -> tuple[int, int]:
         """(epoch, next step) after `cursor` samples; ValueError where no step ends there."""
         return self.plan.locate(cursor)
 
-    def serve(self, epoch: int, edges: Ints) -> Iterator[Batch]:
-        """This rank's rows of samples [edges[i], edges[i + 1]) of the epoch, on the host; samples past the last row are
-        padding. For those who cut batches themselves (see mix.py); `batches` is the usual way."""
+    def serve(self, spans: Iterable[Span]) -> Generator[Batch, None, None]:
+        """This rank's rows of samples [edges[i], edges[i + 1]) of each span's epoch, on the host; samples past the last
+        row are padding. For those who cut batches themselves (see mix.py); `batches` is the usual way."""
         if self._running is not None:
             raise RuntimeError("the reader's previous epoch is still being read; exhaust or close its iterator first")
         self.verify()
-        return self._on_host(epoch, edges)
+        return self._on_host(spans)
 
     def verify(self) -> None:
         """Check the files this rank's lanes lie in (all ranks together: every file) once, before anything is read."""
@@ -175,14 +186,16 @@ class ParquetReader:
         last = np.searchsorted(plan.group_start, end, side="left")
         return [self._files[i] for i in sorted({self._source.place(int(g))[0] for g in plan.groups[first:last]})]
 
-    def _checked_ahead(self) -> int:
-        """Row groups to decode ahead; ValueError where even the windows themselves exceed max_bytes."""
+    def _checked_memory(self) -> tuple[int, int]:
+        """(row groups to decode ahead, the most to hold: between two epochs windows of both); ValueError where even
+        those of one exceed max_bytes."""
         group_bytes = int(np.diff(self.plan.group_start).max()) * self._row_bytes
         one_each = len(self._lanes) * self.plan.window
         in_use = min(
             2 * one_each, len(self.plan.groups)
         )  # a gather may reach from one window into the next in every lane
-        spare = self.settings.max_bytes // max(1, group_bytes) - in_use
+        most = self.settings.max_bytes // max(1, group_bytes)
+        spare = most - in_use
         if spare < 1:
             raise ValueError(
                 f"{in_use} row groups may be in use at once ({len(self._lanes)} lanes x {self.plan.window}, of up to "
@@ -192,14 +205,15 @@ class ParquetReader:
         wanted = (
             self.settings.ahead if self.settings.ahead is not None else max(self.settings.threads + 1, one_each // 4)
         )
-        return max(1, min(wanted, spare))
+        ahead = max(1, min(wanted, spare))
+        return ahead, min(most, 2 * one_each + ahead)
 
-    def _on_host(self, epoch: int, edges: Ints) -> Iterator[Batch]:
+    def _on_host(self, spans: Iterable[Span]) -> Generator[Batch, None, None]:
         if self._running is not None:  # two iterators made before either was begun
             raise RuntimeError("the reader's previous epoch is still being read; exhaust or close its iterator first")
         called = time.perf_counter()
         first = True
-        self._running = Prefetcher(self._chunks(epoch, edges), depth=1)
+        self._running = Prefetcher(self._chunks(spans), depth=1)
         try:
             while True:
                 waiting = time.perf_counter()
@@ -227,22 +241,39 @@ class ParquetReader:
             for name, amount in ({} if kept is None else kept.take_counts()).items():
                 self.meter.count(name, amount)
 
-    def _chunks(self, epoch: int, edges: Ints) -> Generator[_Chunk, None, None]:
-        steps = len(edges) - 1
-        if steps < 1:
-            return
-        with closing(self._engine(epoch, int(edges[0]))) as engine:
-            step_bytes = self._row_bytes * (edges[-1] - edges[0]) / steps * len(self._lanes) / self.plan.lanes
-            most = max(1, int(self.settings.chunk_bytes / max(1, step_bytes)))
-            for begin, end in chunk_ends(steps, most):
-                yield self._chunk(engine, epoch, edges[begin : end + 1].tolist())
+    def _chunks(self, spans: Iterable[Span]) -> Generator[_Chunk, None, None]:
+        engines: deque[Engine] = deque()
+        todo = (span for span in spans if len(span[1]) > 1)
+        first = 1  # step gathered alone, so that it comes soon; from the second span on there is no hurry
+        try:
+            for (epoch, edges), following in with_next(todo):
+                if not engines:
+                    engines.append(self._engine(epoch, edges))
+                if following is not None:
+                    engines.append(self._engine(*following))
+                    engines[0].follower = engines[1]
+                most = self._most_steps(edges)
+                for begin, end in chunk_ends(len(edges) - 1, min(first, most), most):
+                    yield self._chunk(engines[0], epoch, edges[begin : end + 1].tolist())
+                engines.popleft().close()
+                first = most
+        finally:
+            for engine in engines:
+                engine.close()
 
-    def _engine(self, epoch: int, start: int) -> Engine:
-        slots = max(1, len(self._lanes) * self.plan.window + self._ahead)
+    def _most_steps(self, edges: Ints) -> int:
+        """How many steps of this span make a chunk."""
+        step_bytes = self._row_bytes * (edges[-1] - edges[0]) / (len(edges) - 1) * len(self._lanes) / self.plan.lanes
+        return max(1, int(self.settings.chunk_bytes / max(1, step_bytes)))
+
+    def _engine(self, epoch: int, edges: Ints) -> Engine:
         if self._pool is None:
             slot_rows = int(np.diff(self.plan.group_start).max())
-            self._pool = Pool(self._columns, slots, slot_rows, self.settings.audit)
-        return Engine(self.plan, epoch, start, self._lanes, self._pool, self._load, self._executor, self._ahead)
+            self._pool = Pool(self._columns, self._slots, slot_rows, self.settings.audit)
+        return Engine(
+            self.plan, epoch, int(edges[0]), int(edges[-1]), self._lanes, self._pool, self._load, self._executor,
+            self._ahead,
+        )  # fmt: skip
 
     def _load(self, epoch: int, group: int, slot: int) -> Timing:
         assert self._pool is not None
@@ -281,6 +312,16 @@ class ParquetReader:
         chunk = _Chunk(batches, timing, engine.decoded)
         engine.timing, engine.decoded = {}, 0
         return chunk
+
+
+def with_next(spans: Iterable[Span]) -> Iterator[tuple[Span, Span | None]]:
+    """Each span with the one after it."""
+    spans = iter(spans)
+    span = next(spans, None)
+    while span is not None:
+        following = next(spans, None)
+        yield span, following
+        span = following
 
 
 @dataclass(frozen=True)
