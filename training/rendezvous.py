@@ -13,6 +13,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from training.owner import owner_of_connection
+
 MAX_VALUE_BYTES = 1 << 20
 MAX_STORE_BYTES = 256 << 20
 
@@ -55,27 +57,13 @@ class Store:
             self._bytes -= len(self._values.pop(key, b""))
 
 
-def owner_of_connection(client_port: int, server_port: int, table: str) -> int | None:
-    """User id of the process at the client's end of a loopback TCP connection, from the text of /proc/net/tcp."""
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if int(fields[1].split(":")[1], 16) == client_port and int(fields[2].split(":")[1], 16) == server_port:
-            return int(fields[7])
-    return None
-
-
 class _Handler(BaseHTTPRequestHandler):
     timeout = 5
     protocol_version = "HTTP/1.0"
     server: Shim
 
     def _allowed(self) -> bool:
-        try:
-            with open("/proc/net/tcp") as file:
-                owner = owner_of_connection(self.client_address[1], self.server.server_address[1], file.read())
-        except OSError:  # no /proc: nothing can be said about the peer
-            return False
-        return owner == os.getuid()
+        return owner_of_connection(self.client_address[1], self.server.port) == os.getuid()
 
     def _serve(self) -> None:
         parts = self.path.split("/")

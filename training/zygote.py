@@ -8,6 +8,7 @@ exits. Because it adopts orphans, nothing a rank has forked, daemonised or not, 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -89,11 +90,7 @@ def main() -> None:
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     die_with_parent(parent)
     adopt_orphans()
-    for name in preload:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue  # whoever needs it will say so
+    _import_all((*preload, "training.rank"))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -105,6 +102,17 @@ def main() -> None:
         _serve(sock, Plain(sock), wake_read, parent)
     end_descendants()
     os._exit(0)
+
+
+def _import_all(names: Iterable[str]) -> None:
+    """Without the garbage collector, which would look through a million objects that all stay: an eighth of the time.
+    It leaves them alone in the ranks too, so the pages they lie on stay shared."""
+    gc.disable()
+    for name in names:
+        with contextlib.suppress(ImportError):  # whoever needs it will say so
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 def _serve(sock: socket.socket, plain: Plain, wake: int, parent: int) -> None:

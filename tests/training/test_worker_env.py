@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.agent import choose_interface
-from training.rendezvous import Store, owner_of_connection
+from training.owner import ask_kernel, owner_in_table, owner_of_connection
+from training.rendezvous import Store
 from training.worker_env import Seat, assign_places, choose_seats, rank_environment, visible_devices
 
 
@@ -75,14 +78,32 @@ def test_the_store_bounds_what_it_keeps() -> None:
         store.put("/s/b", bytes((1 << 20) + 1))
 
 
-def test_the_owner_of_a_loopback_connection_is_read_from_proc() -> None:
+def test_the_owner_of_a_loopback_connection_is_known_without_the_kernels_diagnostics_too() -> None:
     table = (
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         "   0: 0100007F:1F90 0100007F:A2C4 01 00000000:00000000 00:00000000 00000000     0        0 1 1\n"
         "   1: 0100007F:A2C4 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 2 1\n"
     )
-    assert owner_of_connection(0xA2C4, 0x1F90, table) == 1001
-    assert owner_of_connection(1, 2, table) is None
+    assert owner_in_table(0xA2C4, 0x1F90, table) == 1001
+    assert owner_in_table(1, 2, table) is None
+
+
+def test_the_kernel_names_the_owner_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0],
+    ):
+        mine, theirs = client.getsockname()[1], server.getsockname()[1]
+        assert owner_of_connection(mine, theirs) == os.getuid()
+        if os.getuid() == 0:  # may give a socket away
+            os.fchown(client.fileno(), 1001, -1)
+            assert owner_of_connection(mine, theirs) == 1001
+            monkeypatch.setattr("training.owner.ask_kernel", Mock(side_effect=OSError("no diagnostics here")))
+            assert owner_of_connection(mine, theirs) == 1001
+            monkeypatch.undo()
+        assert ask_kernel(theirs, 1) is None, "a listener on the port is not the connection's other end"
+        assert ask_kernel(1, 2) is None
 
 
 def test_the_interface_is_the_one_that_reaches_the_driver_or_the_one_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
