@@ -5,6 +5,8 @@ from __future__ import annotations
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
 
+BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
+
 
 def combination_problems(config: RunConfig) -> list[str]:
     problems: list[str] = []
@@ -23,6 +25,26 @@ def combination_problems(config: RunConfig) -> list[str]:
         problems.append(f"train.test_split = {train.test_split!r}: is train.valid_split too; hold out rows of its own")
     if config.data.audit and config.data.mix is not None:
         problems.append("data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two")
+    return problems + must_beat_problems(config)
+
+
+def must_beat_problems(config: RunConfig) -> list[str]:
+    """Of `report.must_beat`: there must be baselines, and they must have the metrics."""
+    wanted, task = config.report.must_beat, config.model.task
+    key = f"report.must_beat = {wanted}"
+    if not wanted:
+        return []
+    if task not in BASELINE_METRICS:
+        return [f"{key}: there are no baselines for model.task = {task!r}, only for {sorted(BASELINE_METRICS)}"]
+    problems = []
+    if unknown := [metric for metric in wanted if metric not in BASELINE_METRICS[task]]:
+        problems.append(f"{key}: baselines of model.task = {task!r} have {BASELINE_METRICS[task]}, not {unknown}")
+    if not config.report.baselines:
+        problems.append(
+            f"{key}: report.baselines is false, so there is nothing to beat; set it true"
+        )
+    if config.train.test_split is None:
+        problems.append(f"{key}: train.test_split is null, so there are no held-out rows to beat the baselines on")
     return problems
 
 

@@ -98,6 +98,11 @@ class ReportConfig(Strict):
     baselines: bool = Field(
         True, description="also fit the majority rate and a Spark logistic regression (binary task)"
     )
+    must_beat: list[Literal["loss", "auc", "accuracy", "perplexity"]] = Field(
+        [],
+        description="test metrics in which the model must beat every baseline; else it is registered without "
+        "tracking.alias and the job's exit code is 6",
+    )
     sample_prompt: str = Field("", description="language_model: text the sample in the report begins with")
     sample_tokens: PositiveInt = 200
 

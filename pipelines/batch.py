@@ -100,7 +100,7 @@ def train_and_report(
     began: float,
 ) -> int:
     """Everything after the dataset; writes summary.json and report.html into the run folder."""
-    config, folder = resolved.config, runs.at(record)
+    config, folder, alias = resolved.config, runs.at(record), resolved.config.tracking.alias
 
     def count_attempt(number: int) -> None:
         nonlocal record
@@ -123,7 +123,8 @@ def train_and_report(
         evaluation = evaluate.evaluate(spark, config, dataset, folder, trained)
         tracker.metrics(evaluate.EVALUATE, trained.summary["steps"], evaluation.flat())
         timings.since("evaluate_s", evaluating)
-        publish_model(tracker, config, dataset.manifest, folder, trained, evaluation)
+        lost = evaluate.lost_to(evaluation.scores, config.report.must_beat)
+        publish_model(tracker, config, dataset.manifest, folder, trained, evaluation, None if lost else alias)
     timings.seconds["total_s"] = time.monotonic() - began
     summary = {
         "name": config.name,
@@ -147,7 +148,11 @@ def train_and_report(
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.seconds.items()} | evaluation.flat())
     runs.write(replace(record, status="finished"))
     say(config, folder, trained, evaluation, timings, tracker)
-    return Exit.OK
+    if not lost:
+        return Exit.OK
+    tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
+    log.error("report.must_beat: %s; the model is registered, and %r stays where it was", "; ".join(lost), alias)
+    return Exit.QUALITY
 
 
 def build_dataset(spark: SparkSession, resolved: Resolved, tracker: Tracker, commit: str, timings: Timings) -> Dataset:
@@ -220,8 +225,9 @@ def publish_model(
     folder: Storage,
     trained: Trained,
     evaluation: Evaluation,
+    alias: str | None,
 ) -> None:
-    """The final model with its signature, features and scores, registered under the recipe's alias."""
+    """The final model with its signature, features and scores, registered under `alias` where one is given."""
     tracking, summary = config.tracking, trained.summary
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "model"
@@ -235,7 +241,7 @@ def publish_model(
             inputs=serving.signature_inputs(manifest),
             outputs=serving.signature_outputs(config.model.task),
             registered_model=tracking.registered_model or config.name,
-            alias=tracking.alias,
+            alias=alias,
             tags={"sparkring.fingerprint": manifest.fingerprint, "sparkring.engine": summary["engine"]},
             params=evaluation.flat(),
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,7 @@ from training.models.gpt import perplexity
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"
 MODEL = "this model"
+HIGHER_IS_BETTER = frozenset({"auc", "accuracy"})
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,20 @@ def evaluate(spark: SparkSession, config: RunConfig, dataset: Dataset, run: Stor
         if config.report.baselines:
             scores |= baseline_scores(spark, dataset.folder, dataset.manifest, label, "train", split)
     return Evaluation(scores, labels, predictions, share_groups(config, dataset, split))
+
+
+def lost_to(scores: dict[str, dict[str, float]], metrics: Iterable[str]) -> list[str]:
+    """A line for each baseline that the model does not beat in one of `metrics`; a baseline without it is passed over.
+
+    `scores`: as Evaluation's. A metric the model has not, or one that is not a number, beats nothing.
+    """
+    lost = []
+    for metric in metrics:
+        ours = scores[MODEL].get(metric, math.nan)
+        for name, theirs in ((name, s[metric]) for name, s in scores.items() if name != MODEL and metric in s):
+            if not (ours > theirs if metric in HIGHER_IS_BETTER else ours < theirs):
+                lost.append(f"{metric} {ours:.4f} does not beat {theirs:.4f} of {name}")
+    return lost
 
 
 def evaluate_text(config: RunConfig, dataset: Dataset, run: Storage, trained: Trained, split: str) -> Evaluation:

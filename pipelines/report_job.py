@@ -8,7 +8,7 @@ from conf.load import Resolved, leaves
 from conf.manifest import ManifestError, read_manifest
 from conf.storage import Storage, open_storage
 from pipelines.etl_job import Dataset
-from pipelines.evaluate import MODEL, Evaluation, read_predictions, share_groups
+from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, share_groups
 from pipelines.report import HeldOut, ReportInputs, build_report, publish
 from pipelines.runs import Runs
 from pipelines.train_job import Trained
@@ -72,6 +72,7 @@ def report_inputs(
     tracking_url: str | None,
 ) -> ReportInputs:
     config, summary, manifest = resolved.config, trained.summary, dataset.manifest
+    lost, alias = lost_to(evaluation.scores, config.report.must_beat), config.tracking.alias
     label = next((c.name for c in manifest.columns if c.role == "label"), "positive")
     facts = {
         "run": folder.uri,
@@ -80,9 +81,11 @@ def report_inputs(
         "code": manifest.lineage.code_commit or "not a git checkout",
         "configuration": resolved.digest,
         "engine": f"{summary['engine']}, {config.launch.world} ranks",
-        "model": f"models:/{config.tracking.registered_model or config.name}@{config.tracking.alias}",
+        "model": f"models:/{config.tracking.registered_model or config.name}" + ("" if lost else f"@{alias}"),
         "steps": f"{summary['steps']:,} ({summary['samples']:,} samples), best at step {summary['best_step']}",
     }
+    if lost:
+        facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
     if tracking_url:
         facts["MLflow"] = tracking_url
     binary = config.model.task == "binary" and len(evaluation.labels) > 0

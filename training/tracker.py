@@ -155,7 +155,7 @@ class Tracker:
         inputs: Sequence[Mapping[str, Any]] = (),
         outputs: Sequence[Mapping[str, Any]] = (),
         registered_model: str | None = None,
-        alias: str = "champion",
+        alias: str | None = "champion",
         tags: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
         pip_requirements: Sequence[str] = ("sparkring",),
@@ -163,7 +163,7 @@ class Tracker:
     ) -> None:
         """The final model: `folder` is read by `loader_module._load_pyfunc(folder)`, so that `mlflow.pyfunc.load_model`
         gives a predictor wherever sparkring is installed. `inputs`, `outputs`: `{"name", "type", "required"}` with
-        MLflow's type names. Registered as a new version that `alias` then points at, where a name is given.
+        MLflow's type names. Registered as a new version where a name is given; `alias`, where given, then points at it.
         """
         if self._thread is None:
             return

@@ -302,7 +302,7 @@ class MlflowSink:
         if name := op["registered_model"]:
             self._register(name, op["alias"], run, client.get_logged_model(stored[op["file"]]), op["tags"])
 
-    def _register(self, name: str, alias: str, run: str, model: LoggedModel, tags: dict[str, str]) -> None:
+    def _register(self, name: str, alias: str | None, run: str, model: LoggedModel, tags: dict[str, str]) -> None:
         client = self._connect()
         try:
             client.create_registered_model(name)
@@ -311,7 +311,8 @@ class MlflowSink:
                 raise
         # not `models:/<id>`: the embedded registry would look that up in the process-wide store
         version = client.create_model_version(name, model.artifact_location, run, tags, model_id=model.model_id)
-        client.set_registered_model_alias(name, alias, version.version)
+        if alias is not None:
+            client.set_registered_model_alias(name, alias, version.version)
         client.set_tag(run, "sparkring.model_version", f"models:/{name}/{version.version}")
 
     def _end(self, op: Op) -> None:

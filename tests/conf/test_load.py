@@ -79,6 +79,10 @@ def test_a_misspelt_choice_names_the_nearest(tmp_path: Path) -> None:
         (SMALL + "train: {epochs: null}\n", "training would have no end"),
         (SMALL + "train: {steps: 10}\noptim: {warmup_steps: 10}\n", "optim.warmup_steps = 10"),
         (SMALL + "train: {valid_split: test}\n", "train.test_split = 'test'"),
+        (SMALL + "report: {must_beat: [loss], baselines: false}\n", "report.baselines is false"),
+        (SMALL + "report: {must_beat: [perplexity]}\n", "baselines of model.task = 'binary' have"),
+        (SMALL + "report: {must_beat: [loss]}\ntrain: {test_split: null}\n", "train.test_split is null"),
+        (SMALL + "report: {must_beat: [loss]}\nmodel: {task: regression}\n", "no baselines for model.task"),
     ],
 )
 def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:

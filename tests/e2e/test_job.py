@@ -279,6 +279,24 @@ def test_training_goes_on_without_the_tracking_server(
     assert list((workplace.folder / "data/mlflow").rglob("*.jsonl")), "nothing was kept for later"
 
 
+def test_a_model_that_loses_to_a_baseline_does_not_get_the_alias(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0
+    champion = workplace.mlflow().get_model_version_by_alias("weather", "champion").version
+    done = workplace.run("train", RECIPE, "train.steps=1", "optim.lr=1e-9", "report.must_beat=[loss]")
+    assert done.returncode == 6, done.stderr
+    assert "does not beat" in done.stderr and "logistic regression" in done.stderr
+    client = workplace.mlflow()
+    versions = [int(v.version) for v in client.search_model_versions("name = 'weather'")]
+    assert client.get_model_version_by_alias("weather", "champion").version == champion
+    assert max(versions) > int(champion)
+    record = workplace.record()
+    assert record["status"] == "finished"
+    assert "does not beat" in client.get_run(record["mlflow_run_id"]).data.tags["sparkring.lost"]
+    assert "not good enough" in (workplace.folder / "data/runs/weather" / record["folder"] / "report.html").read_text()
+
+
 def test_predictions_are_of_every_test_row(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
     assert finished.returncode == 0
     folders = sorted((workplace.folder / "data/runs/weather").glob("*/predictions"))

@@ -1,0 +1,33 @@
+"""Whether a model beats its baselines: decided by a pure function, acted on by the job."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pipelines.evaluate import MODEL, lost_to
+
+BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}
+
+
+@pytest.mark.parametrize(
+    ("ours", "metrics", "lost"),
+    [
+        ({"loss": 0.4, "auc": 0.8}, ["loss", "auc"], []),
+        ({"loss": 0.4, "auc": 0.6}, ["loss"], []),
+        ({"loss": 0.4, "auc": 0.6}, ["loss", "auc"], ["auc 0.6000 does not beat 0.7000 of logistic regression"]),
+        ({"loss": 0.5, "auc": 0.8}, ["loss"], ["loss 0.5000 does not beat 0.5000 of logistic regression"]),
+        ({"loss": 0.4, "auc": 0.6}, [], []),
+        ({"loss": 0.4}, ["accuracy"], []),
+    ],
+)
+def test_every_baseline_must_be_beaten_in_every_metric(
+    ours: dict[str, float], metrics: list[str], lost: list[str]
+) -> None:
+    assert lost_to({MODEL: ours} | BASELINES, metrics) == lost
+
+
+@pytest.mark.parametrize("ours", [{"loss": math.nan}, {}])
+def test_what_is_not_a_number_beats_nothing(ours: dict[str, float]) -> None:
+    assert len(lost_to({MODEL: ours} | BASELINES, ["loss"])) == 2
