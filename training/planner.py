@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from training.models.plan import ShardingPlan, expand, plan_of
 from training.parallel.batching import part_bounds
@@ -30,6 +32,7 @@ from training.world import Mesh, describe, shard_groups
 
 Numels = dict[str, int]
 STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}  # optimizer tensors as large as the parameter
+RECUT = "; stages by estimated costs, training measures them"
 CUT_DIM = {"column": 0, "row": 1, "vocab": 0, "vocab_head": 0}
 
 
@@ -42,7 +45,7 @@ class StagePlan:
     gradients: int
     optimizer: int
     gathered: int  # whole weights and gradients a ZeRO pass holds beyond its shards, at most
-    activations: int  # kept for backward at the schedule's fullest moment (estimate)
+    activations: int  # what the model keeps for backward at the schedule's fullest moment (the loss's own aside)
 
     @property
     def at_step(self) -> int:
@@ -58,28 +61,65 @@ class Plan:
     sent_bytes: dict[str, int]  # axis -> per rank and step
     bubble: float  # idle over ideal time
     micro_batches: int
+    recut: bool = False  # training will cut the stages by measured costs, here they are cut by estimated ones
 
 
 @dataclass
 class Trace:
-    """Per module of the model, for one micro-batch of this rank's rows over whole sequences, in elements."""
+    """Per module of the model, for one row of whole sequences, in elements.
+
+    `kept` for backward, by where: `inner`, between cut layers, where a tensor rank has its part; `entered`, what goes
+    into cut layers and is whole on every rank; `between`, all else, whole but under sequence parallelism.
+    """
 
     taken: Numels = field(default_factory=dict)
     given: Numels = field(default_factory=dict)
-    kept: Numels = field(default_factory=dict)
+    kept: dict[str, Numels] = field(default_factory=dict)
+
+    def keep(self, names: Iterable[str], where: str, numel: int) -> None:
+        for name in names:
+            places = self.kept.setdefault(name, {})
+            places[where] = places.get(where, 0) + numel
 
 
-def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str]) -> Trace:
-    """Run a copy of `model` on the meta device and note what the named modules take, give and keep."""
+class FusedAttention(TorchFunctionMode):
+    """What attention keeps under the fused kernels every device has: on the meta device it would keep all scores."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.scaled_dot_product_attention and args[0].dim() == 4:
+            return fused_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def fused_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **_: Any) -> Any:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout_p, attn_mask=attn_mask)[0]
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Also of a tensor on the meta device, which has no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str], kinds: Mapping[str, str]) -> Trace:
+    """Run a copy of `model` on the meta device and note what the named modules take, give and keep.
+
+    `kinds`: how modules are cut over tensor ranks (models/plan.py). A storage counts once; those of weights and of the
+    batch do not.
+    """
     twin = copy.deepcopy(model).to("meta")
+    given = [i.to("meta") if isinstance(i, torch.Tensor) else i for i in inputs]
     trace = Trace()
-    own = {id(p) for p in twin.parameters()}
+    seen = {storage_id(t) for t in [*twin.parameters(), *given] if isinstance(t, torch.Tensor)}
     inside: list[str] = []
+    entered: set[int] = set()
 
     def before(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             inside.append(name)
-            trace.taken[name] = sum(a.numel() for a in args if isinstance(a, torch.Tensor))
+            tensors = [a for a in args if isinstance(a, torch.Tensor)]
+            trace.taken[name] = sum(a.numel() for a in tensors)
+            if kinds.get(name) in ("enter", "vocab_head"):
+                entered.update(storage_id(a) for a in tensors)
 
         return hook
 
@@ -91,17 +131,20 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str])
         return hook
 
     def keep(saved: torch.Tensor) -> torch.Tensor:
-        if id(saved) not in own and saved.data_ptr() == 0 and not isinstance(saved, nn.Parameter):
-            for name in inside:
-                trace.kept[name] = trace.kept.get(name, 0) + saved.numel()
+        storage = storage_id(saved)
+        if storage not in seen:
+            seen.add(storage)
+            cut = any(kinds.get(name) == "enter" for name in inside)
+            where = "entered" if storage in entered else "inner" if cut else "between"
+            trace.keep(inside, where, saved.untyped_storage().nbytes() // saved.element_size())
         return saved
 
     for name in names:
         module = twin.get_submodule(name)
         module.register_forward_pre_hook(before(name))
         module.register_forward_hook(after(name))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        twin(*(i.to("meta") if isinstance(i, torch.Tensor) else i for i in inputs))
+    with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        twin(*given)
     return trace
 
 
@@ -135,7 +178,7 @@ def make_plan(
     micro = settings.micro_batches * settings.accumulate if mesh.pp > 1 else settings.accumulate
     rows = -(-part_bounds(global_batch, mesh.dp)[0][1] // micro)
     traced = {*kinds, *chain, *cores(model, sharding), *block_names(model)}
-    trace = trace_model(model, inputs, traced)
+    trace = trace_model(model, inputs, traced, kinds)
     per_pass = rows * (2 if settings.precision != "fp32" else element_bytes)
     stages, dp_bytes = [], 0
     outcome = _outcome(settings, mesh, micro)
@@ -143,7 +186,7 @@ def make_plan(
         names = [n for stage in cut[rank :: mesh.pp] for n in stage]
         stage, sent = _stage(model, names, kinds, settings, mesh, engine, micro, element_bytes, STATES[optimizer])
         alive = outcome[1][rank] / settings.stages_per_rank
-        kept = activation_numel(trace, model, names, settings) * per_pass / mesh.cp
+        kept = activation_numel(trace, model, names, settings, mesh.tp) * per_pass / mesh.cp
         stages.append(StagePlan(**{**stage, "activations": int(kept * alive)}))
         dp_bytes += sent
     sent_bytes = {"dp x cp": dp_bytes // mesh.pp}
@@ -157,6 +200,7 @@ def make_plan(
         {axis: size for axis, size in sent_bytes.items() if size},
         outcome[0],
         micro,
+        recut=settings.balance == "measured",
     )
 
 
@@ -177,14 +221,20 @@ def _outcome(settings: ParallelSettings, mesh: Mesh, micro: int) -> tuple[float,
     return outcome.bubble, outcome.peak_alive
 
 
-def activation_numel(trace: Trace, model: nn.Module, names: list[str], settings: ParallelSettings) -> int:
-    """Elements one row's pass keeps in the named modules; with checkpointing the blocks' inputs and one block."""
+def activation_numel(trace: Trace, model: nn.Module, names: list[str], settings: ParallelSettings, tp: int) -> float:
+    """Elements one row's pass keeps in the named modules on one rank of `tp`; with checkpointing the blocks' inputs and
+    one block."""
+    between = 1 / tp if settings.sequence_parallel else 1.0
+    share = {"inner": 1 / tp, "entered": 1.0, "between": between}
+
+    def kept(name: str) -> float:
+        return sum(share[where] * numel for where, numel in trace.kept.get(name, {}).items())
+
     if not settings.activation_checkpointing:
-        return sum(trace.kept.get(name, 0) for name in names)
+        return sum(kept(name) for name in names)
     blocks = [b for b in block_names(model) if any(n in ("", b) or b.startswith(f"{n}.") for n in names)]
-    rest = sum(trace.kept.get(n, 0) for n in names) - sum(trace.kept.get(b, 0) for b in blocks)
-    largest = max((trace.kept.get(b, 0) for b in blocks), default=0)
-    return rest + sum(trace.taken.get(b, 0) for b in blocks) + largest
+    rest = sum(kept(n) for n in names) - sum(kept(b) for b in blocks)
+    return rest + between * sum(trace.taken.get(b, 0) for b in blocks) + max(map(kept, blocks), default=0.0)
 
 
 def _stage(
@@ -308,7 +358,11 @@ def rows_of(plan: Plan, measured: dict[str, float] | None = None) -> list[dict[s
     rows: list[tuple[str, str, Any]] = [
         ("mesh", f"{describe(plan.mesh)} = {plan.mesh.world} ranks", plan.engine),
         ("parameters", "count", plan.parameters),
-        ("parameters_per_stage", "count, largest", max(s.parameters for s in plan.stages)),
+        (
+            "parameters_per_stage",
+            f"count, largest{RECUT if plan.recut else ''}",
+            max(s.parameters for s in plan.stages),
+        ),
     ]
     for kind in ("weights", "gradients", "optimizer", "gathered", "activations"):
         rows.append((f"{kind}_bytes", "per rank, largest", max(getattr(stage, kind) for stage in plan.stages)))

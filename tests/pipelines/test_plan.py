@@ -46,6 +46,14 @@ def test_after_training_the_table_shows_both() -> None:
     assert rows["bubble_share"][-2:] == ["0", "0.2500"]
 
 
+def test_stages_that_training_will_measure_are_said_to_be_estimated() -> None:
+    words = ["train.device=cpu", "parallel.pp=2", "parallel.micro_batches=2", "parallel.zero=1"]
+    unit = table(show_plan(load_config("gpt-124m", words).config))["parameters_per_stage"][0]
+    measured = table(show_plan(load_config("gpt-124m", [*words, "parallel.balance=measured"]).config))
+    assert unit == "count, largest"
+    assert "stages by estimated costs, training measures them" in measured["parameters_per_stage"][0]
+
+
 def test_a_model_of_unknown_size_has_no_plan() -> None:
     with pytest.raises(ManifestError, match="run `sparkring etl` first"):
         show_plan(load_config("text").config)

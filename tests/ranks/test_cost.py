@@ -1,5 +1,5 @@
 """Bytes on the wire, counted by the interface of a private network namespace, are the formula's within 2 %; memory,
-counted by storages, within 1 %."""
+counted by storages, within 1 %, and what forward keeps for backward within 5 %."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ def check(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch")
                 wrong.append(f"{name}: {axis} counted {counted:,.0f}, formula {planned:,}")
         if "pp" in predicted and not measured["bubble_share"] > 0:
             wrong.append(f"{name}: no bubble was measured")
-        for kind in ("weights", "gradients", "optimizer"):
+        for kind, off in (("weights", 0.01), ("gradients", 0.01), ("optimizer", 0.01), ("activations", 0.05)):
             planned = max(rank[name]["stage"][kind] for rank in ranks)
-            if abs(measured[f"{kind}_bytes"] / planned - 1) > 0.01:
+            if f"{kind}_bytes" not in measured and cases[name][1].get("activation_checkpointing"):
+                continue
+            if abs(measured[f"{kind}_bytes"] / planned - 1) > off:
                 wrong.append(f"{name}: {kind} {measured[f'{kind}_bytes']:,.0f}, planned {planned:,}")
     assert not wrong, "\n".join(wrong)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.parallel.measure import combined, held_bytes
+from training.parallel.measure import ActivationMeter, combined, held_bytes
 
 
 def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:
@@ -41,3 +41,21 @@ def test_storages_are_counted_once() -> None:
         "gradients_bytes": 64,
         "optimizer_bytes": 64,
     }
+
+
+def test_what_forward_keeps_counts_once_until_backward_frees_it() -> None:
+    meter, x = ActivationMeter(), torch.ones(8, 4)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 2))
+    with meter.watching(model, (x,)):
+        first = model(x)
+    kept = (
+        4 * 8 * (16 + 16)
+    )  # tanh's output, for itself and the layer after; the next layer's; no weights, not the batch
+    assert (meter.alive, meter.peak) == (kept, kept)
+    with meter.watching(model, (x,)):
+        second = model(x)
+    assert meter.alive == 2 * kept
+    first.sum().backward()
+    assert meter.alive == kept
+    second.sum().backward()
+    assert (meter.alive, meter.peak) == (0, 2 * kept)

@@ -91,8 +91,9 @@ class Strategy(ABC):
     def measure(self) -> dict[str, float]:
         """What the planner predicts as it turned out, by the planner's names, the same on every rank. Collective.
 
-        Bytes held at the first optimizer step (the fullest rank's), bytes sent in the second (the ranks' mean, not
-        counted under torch.compile), and a pipeline's bubble since the second.
+        Bytes held at the first optimizer step (the fullest rank's); in the second, not counted under torch.compile, the
+        most that forward kept for backward (not under activation checkpointing) and the bytes sent (the ranks' mean);
+        and a pipeline's bubble since the second.
         """
 
     @abstractmethod

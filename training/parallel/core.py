@@ -20,7 +20,7 @@ from training.parallel.axis import DataAxis
 from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
 from training.parallel.batching import split_batch, to_device, weighted_sum
 from training.parallel.layout import Layout
-from training.parallel.measure import WireMeter, combined, held_bytes
+from training.parallel.measure import ActivationMeter, WireMeter, combined, held_bytes
 from training.parallel.norm import clip_factor, scale_gradients, square_sum
 from training.parallel.pipeline import Pipeline
 from training.parallel.precision import autocast, loss_scale
@@ -76,7 +76,7 @@ class MeshStrategy(Strategy):
         if not self.named:
             raise ValueError("the model has no trainable parameters (requires_grad) on this rank: nothing to train")
         self.optimizer = make_optimizer([(names.plain_name(name), p) for name, p in self.named])
-        self.meter = WireMeter(self.layout.groups())
+        self.meter, self.activations = WireMeter(self.layout.groups()), ActivationMeter()
         self.compiled = any(module._compiled_call_impl is not None for module in self.module.modules())
 
     # --- one step ------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class MeshStrategy(Strategy):
             return value * self.loss_factor(part.global_rows), value.detach().double()
 
         with self.layout.loss_scope():
-            total = pipeline.train(batch, inputs, loss, self.axis.before_stage_backward)
+            total = pipeline.train(batch, inputs, loss, self.axis.before_stage_backward, self._watched)
         self.axis.after_pipeline()
         return total
 
@@ -124,7 +124,9 @@ class MeshStrategy(Strategy):
         columns = self._columns(part)
         with self.layout.loss_scope():
             with autocast(self.settings.precision, self.device):
-                outputs = self.runnable(*self.task.inputs(columns))
+                given = self.task.inputs(columns)
+                with self._watched(self.module, given):
+                    outputs = self.runnable(*given)
                 value = weighted_sum(self.task.loss(outputs, columns), part)
             (value * self.loss_factor(part.global_rows)).backward()
         return value.detach().double()
@@ -137,8 +139,16 @@ class MeshStrategy(Strategy):
     def _metered(self) -> AbstractContextManager[object]:
         """The second step's collectives are counted: the first one sets things up. Compiled code cannot be looked
         into without running it another way, so under torch.compile nothing is counted."""
-        counted = self.steps == 1 and self.mesh.world > 1 and not self.compiled
-        return self.meter if counted else nullcontext()
+        return self.meter if self._is_measured() and self.mesh.world > 1 else nullcontext()
+
+    def _watched(self, module: nn.Module, batch: tuple[Any, ...]) -> AbstractContextManager[object]:
+        """Around a forward pass, whose activations are counted in the second step too. What is checkpointed keeps its
+        own books of what backward needs, which nothing else sees."""
+        counted = self._is_measured() and not self.settings.activation_checkpointing
+        return self.activations.watching(module, batch) if counted else nullcontext()
+
+    def _is_measured(self) -> bool:
+        return self.steps == 1 and not self.compiled
 
     def step(self, lr: float) -> StepInfo:
         self.pending = False
@@ -224,7 +234,8 @@ class MeshStrategy(Strategy):
         sent = {f"sent_bytes {axis}": count for axis, count in self.meter.sent.items()}
         if self.axis.step_bytes:
             sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.axis.step_bytes
-        mine = self.held | sent | (self.pipeline.seconds if self.pipeline is not None else {})
+        kept = {"activations_bytes": float(self.activations.peak)} if self.activations.peak else {}
+        mine = self.held | kept | sent | (self.pipeline.seconds if self.pipeline is not None else {})
         everyone: list[Any] = [mine] * self.mesh.world
         if self.mesh.world > 1:
             dist.all_gather_object(everyone, mine)

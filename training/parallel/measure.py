@@ -3,18 +3,21 @@
 Bytes sent are counted by axis of the mesh, from the calls torch really makes. A rank of w sends, for an argument of n
 bytes: all-reduce 2 (w-1)/w n, all-to-all and reduce-scatter (w-1)/w n (twice that on Gloo, pytorch#118911), all-gather
 (w-1) n of its own part, send n. DDP, fully_shard, DTensor and the pipelines all end in these calls; Horovod's do not
-pass through torch, so its link counts them itself. Memory is that of the storages at the optimizer's step; the bubble
-is the time a pipeline takes beyond its busiest rank's work, over that work.
+pass through torch, so its link counts them itself. Memory is that of the storages at the optimizer's step, and of those
+the model's forward passes keep for backward, when they are most; the bubble is the time a pipeline takes beyond its
+busiest rank's work, over that work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -94,6 +97,63 @@ def flat_list(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [each for inner in tensors for each in flat_list(inner)]
+
+
+class Kept:
+    """A tensor saved for backward, which autograd holds until then; its storage is counted as long."""
+
+    def __init__(self, tensor: torch.Tensor, storage: int, meter: ActivationMeter) -> None:
+        self.tensor, self.storage, self.meter = tensor, storage, meter
+
+    def __del__(self) -> None:
+        self.meter.release(self.storage)
+
+
+class ActivationMeter:
+    """Bytes of the distinct storages that autograd keeps for backward, now and at most; weights and batch aside."""
+
+    def __init__(self) -> None:
+        self.holders: dict[int, int] = {}  # storage -> how many saved tensors lie in it
+        self.sizes: dict[int, int] = {}
+        self.alive, self.peak = 0, 0
+
+    @contextmanager
+    def watching(self, model: nn.Module, batch: Iterable[Any]) -> Iterator[None]:
+        """Around a forward pass of `model` on what it is given of the batch."""
+        given = {self._storage(x).data_ptr() for x in batch if isinstance(x, torch.Tensor)}
+
+        def keep(saved: torch.Tensor) -> torch.Tensor | Kept:
+            storage = self._storage(saved)
+            address = storage.data_ptr()
+            if address not in self.holders:
+                # looked up each time: fully_shard puts gathered weights in place of the shards while a block runs
+                if address in given or address in {self._storage(p).data_ptr() for p in model.parameters()}:
+                    return saved
+                self.sizes[address] = storage.nbytes()
+                self.alive += storage.nbytes()
+                self.peak = max(self.peak, self.alive)
+            self.holders[address] = self.holders.get(address, 0) + 1
+            return Kept(saved, address, self)
+
+        def give(kept: torch.Tensor | Kept) -> torch.Tensor:
+            return kept.tensor if isinstance(kept, Kept) else kept
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, give):
+            yield
+
+    @staticmethod
+    def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+        with torch.no_grad():
+            local = local_tensor(tensor)
+        if isinstance(local, AsyncCollectiveTensor):  # what a collective has yet to fill wraps its storage
+            local = local.elem
+        return local.untyped_storage()
+
+    def release(self, storage: int) -> None:
+        self.holders[storage] -= 1
+        if not self.holders[storage]:
+            del self.holders[storage]
+            self.alive -= self.sizes.pop(storage)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -134,10 +134,12 @@ class Pipeline:
         inputs: Callable[[Batch], torch.Tensor],
         loss: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]],
         before_backward: Callable[[nn.Module, bool], None],
+        watched: Callable[[nn.Module, tuple[Any, ...]], AbstractContextManager[object]],
     ) -> torch.Tensor:
         """One pass over the rank's rows; returns the sum of weighted losses (0 without the last stage).
 
-        loss(outputs, rows) -> (to differentiate, sum of weighted row losses); before_backward(stage, its last one).
+        loss(outputs, rows) -> (to differentiate, sum of weighted row losses); before_backward(stage, its last one);
+        watched(stage, what it takes of the batch) is around its every forward.
         """
         began, waited_s = time.monotonic(), self.link.waited_s
         rows = -(-max(batch.rows, 1) // self.micro_batches)
@@ -154,7 +156,8 @@ class Pipeline:
                 awaited = self._message(action, rows)
                 x = self.link.receive(awaited).requires_grad_() if awaited else inputs(micros[action.micro])
                 with self.scope():
-                    out = self.stages[action.stage](x)
+                    with watched(self.stages[action.stage], () if awaited else (x,)):
+                        out = self.stages[action.stage](x)
                     if action.stage == self.stage_count - 1:
                         out, value = loss(out, micros[action.micro])
                 if action.stage == self.stage_count - 1:
