@@ -10,6 +10,7 @@ Horovod's own DistributedOptimizer is not used: it averages over ranks where row
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,8 @@ from torch import nn
 from training.parallel.axis import DataAxis
 from training.parallel.measure import ring_share
 from training.parallel.reduce import GradientReducer
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5e-5, 5e-4  # Horovod itself looks for work once a millisecond
 
 
 def available() -> str | None:
@@ -63,8 +66,13 @@ class HorovodLink:
         return hvd.allgather_async(flat, name=name)
 
     def wait(self, handle: Any) -> torch.Tensor:
+        """`synchronize` alone would spin until then, and keep a core from the ranks and threads it waits for."""
         import horovod.torch as hvd
 
+        pause_s = FIRST_PAUSE_S
+        while not hvd.poll(handle):
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         result = hvd.synchronize(handle)
         return result[0] if isinstance(result, tuple) else result
 
