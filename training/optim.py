@@ -6,6 +6,7 @@ Layer-wise rates take the norm of the whole parameter: on DTensors torch sums th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -78,7 +79,7 @@ class AdamW(torch.optim.AdamW):
         return has_complex
 
 
-class LayerWise(torch.optim.Optimizer):
+class LayerWise(torch.optim.Optimizer, ABC):
     """Steps parameter by parameter; `_update` is the rule."""
 
     @torch.no_grad()
@@ -88,8 +89,9 @@ class LayerWise(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad, group)
 
+    @abstractmethod
     def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Change `parameter` in place by its whole or this rank's shard of the gradient."""
 
 
 class Lars(LayerWise):
