@@ -1,15 +1,15 @@
 """One rank of the strategy benchmark: our strategy and bare torch or Horovod code for the same thing, taking turns in
-the same processes. Environment: RANK, WORLD_SIZE, MASTER_*, HOROVOD_*. usage: CASES.json OUT.json PAIRS
+the same processes. Environment: RANK, WORLD_SIZE, MASTER_*, HOROVOD_*. usage: CASES.json OUT.json SECONDS_PER_CASE
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.strategies_bare import BARE
+from benchmarks.strategies_bare import BARE, Step
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
@@ -28,6 +28,7 @@ from training.parallel.ring_horovod import start_horovod
 from training.planner import make_plan
 
 ROWS_PER_RANK, TOKENS, WARM_UP = 8, 64, 3
+BLOCK_S, FEWEST_PAIRS, MOST_PAIRS = 0.4, 6, 60
 CPU = torch.device("cpu")
 SIZE = {"vocab": 1024, "width": 192, "layers": 4, "heads": 4, "hidden": 512}
 
@@ -43,23 +44,63 @@ def sent_bytes() -> int:
     return sum(int(fields[8]) for fields in lines)
 
 
-def ratio(ours: list[float], bare: list[float]) -> list[float]:
-    """First quartile, median and third quartile of ours over bare, step by step in turns."""
-    return statistics.quantiles([a / b for a, b in zip(ours, bare, strict=True)], n=4)
+def blocks_of_steps(ours: Step, bare: Step | None, seconds: float) -> list[dict[str, list[float]]]:
+    """Wall and CPU seconds per step of both, block by block, in the order ours bare bare ours: what drifts hits both.
+
+    A block is as many steps as last BLOCK_S, from one barrier to another; its CPU seconds are those of all ranks.
+    """
+    both = {"ours": ours} | ({"bare": bare} if bare else {})
+    slowest = max(block(step, 1)[0] for step in both.values())
+    steps = int(agreed(max(1.0, BLOCK_S / slowest)))
+    pairs = int(agreed(min(MOST_PAIRS, max(FEWEST_PAIRS, seconds / (len(both) * steps * slowest)))))
+    found = []
+    for pair in range(pairs):
+        order = list(reversed(both)) if pair % 2 else list(both)
+        found.append({name: block(both[name], steps) for name in order})
+    return found
 
 
-def timed(step: Callable[[], Any], steps: int) -> list[float]:
-    """Seconds of each step; ranks start together."""
+def block(step: Step, steps: int) -> list[float]:
+    """Wall and CPU seconds per step."""
     dist.barrier()
-    seconds = []
+    began, busy = time.perf_counter(), time.process_time()
     for _ in range(steps):
-        began = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+    dist.barrier()
+    spent = torch.tensor([time.perf_counter() - began, time.process_time() - busy], dtype=torch.float64)
+    cpu = spent[1].clone()
+    dist.all_reduce(cpu)
+    return [round(float(spent[0]) / steps, 5), round(float(cpu) / steps, 5)]
 
 
-def run_case(name: str, settings: dict[str, Any], rank: int, world: int, pairs: int) -> dict[str, Any]:
+def agreed(value: float) -> float:
+    """Rank 0's."""
+    tensor = torch.tensor(value, dtype=torch.float64)
+    dist.broadcast(tensor, src=0)
+    return float(tensor)
+
+
+def mean_loss(loss: torch.Tensor | None) -> float:
+    """Over the ranks that see one."""
+    total = torch.zeros(2, dtype=torch.float64) if loss is None else torch.tensor([float(loss), 1.0]).double()
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def sent_by(step: Step) -> float:
+    """Bytes one step sends, over this network namespace's interfaces; nothing else uses them."""
+    counts = []
+    for steps in (0, 2):
+        for _ in range(steps):
+            step()
+        dist.barrier()
+        time.sleep(0.2)
+        counts.append(sent_bytes())
+        dist.barrier()
+    return (counts[1] - counts[0]) / 2
+
+
+def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds: float) -> dict[str, Any]:
     task = LanguageModelTask()
     torch.manual_seed(1)
     rows = ROWS_PER_RANK * world
@@ -72,35 +113,29 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, pairs: 
     strategy.prepare(model(), task, lambda named: build_optimizer(named))
     part = slice_batch(whole, *part_bounds(rows, strategy.data_size)[strategy.data_rank])
 
-    def ours() -> None:
-        strategy.forward_backward(part)
+    def ours() -> torch.Tensor:
+        loss = strategy.forward_backward(part)
         strategy.step(1e-3)
+        return loss
 
     bare = BARE[name](model(), task, part, rank, world) if name in BARE else None
-    times: dict[Any, list[float]] = {ours: [], bare: []}
-    cpu: dict[Any, list[float]] = {ours: [], bare: []}
-    sent = []
-    for turn in range(WARM_UP + pairs):
-        for step in (ours, bare) if turn % 2 else (bare, ours):
-            if step is None:
-                continue
-            before, busy = sent_bytes(), time.process_time()
-            seconds = timed(step, 1)[0]
-            if turn >= WARM_UP:
-                times[step].append(seconds)
-                cpu[step].append(time.process_time() - busy)
-            dist.barrier()
-            if turn >= WARM_UP and step is ours:
-                sent.append(sent_bytes() - before)
+    for _ in range(WARM_UP):
+        our_loss, bare_loss = ours(), bare() if bare else None
+    losses = [float(strategy.sum_over_data(our_loss.reshape(1)).sum()) / rows]
+    if bare:
+        losses.append(mean_loss(bare_loss))
+        assert abs(losses[0] - losses[1]) < 1e-3, f"{name}: ours and bare code do not train the same: {losses}"
+    gc.collect()
+    gc.freeze()
+    blocks = blocks_of_steps(ours, bare, seconds)
     measured = strategy.measure()
     result = {
         "case": name,
         "engine": strategy.engine,
-        "step_s": statistics.median(times[ours]),
-        "bare_s": statistics.median(times[bare]) if bare else None,
-        "ratio": ratio(times[ours], times[bare]) if bare else None,
-        "cpu_ratio": ratio(cpu[ours], cpu[bare]) if bare else None,
-        "sent_bytes": statistics.median(sent),
+        "blocks": blocks,
+        "losses": losses,
+        "sent_bytes": sent_by(ours),
+        "bare_sent_bytes": sent_by(bare) if bare else None,
         "planned_bytes": sum(plan.sent_bytes.values()),
         "memory_bytes": sum(
             v for k, v in measured.items() if k in ("weights_bytes", "gradients_bytes", "optimizer_bytes")
@@ -108,8 +143,9 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, pairs: 
         "bubble": [measured.get("bubble_share"), plan.bubble],
     }
     if strategy.data_size > 1 and not strategy.settings.zero:
-        result |= hidden_share(part, task, times[ours])
+        result |= hidden_share(part, task, [each["ours"][0] for each in blocks])
     strategy.axis.close(failed=True)
+    gc.unfreeze()
     return result
 
 
@@ -123,8 +159,8 @@ def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, 
         alone.step(1e-3)
 
     flat = torch.zeros(sum(p.numel() for p in alone.module.parameters()))
-    compute_s = statistics.median(timed(compute, 4)[1:])
-    reduce_s = statistics.median(timed(lambda: dist.all_reduce(flat), 4)[1:])
+    compute_s = statistics.median(block(compute, 1)[0] for _ in range(8))
+    reduce_s = statistics.median(block(lambda: dist.all_reduce(flat), 1)[0] for _ in range(8))
     step_s = statistics.median(our_seconds)
     share = min(1.0, max(0.0, (compute_s + reduce_s - step_s) / reduce_s))
     return {"compute_s": compute_s, "reduce_s": reduce_s, "hidden_share": share}
@@ -132,21 +168,24 @@ def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, 
 
 def main() -> None:
     torch.set_num_threads(1)
-    cases, out, pairs = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), int(sys.argv[3])
+    cases, out, seconds = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), float(sys.argv[3])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})  # of a rank and its helpers, which are born later
     start_horovod(rank, world)
     results = []
     for name, settings in cases.items():
-        found = run_case(name, settings, rank, world, pairs)
+        found = run_case(name, settings, rank, world, seconds)
         everyone: list[Any] = [None] * world
-        dist.all_gather_object(everyone, found["sent_bytes"])
         # on loopback all ranks share one interface, between namespaces each has its own
         shared = os.environ["BENCHMARK_SHARED_INTERFACE"] == "1"
-        found["sent_bytes"] = found["sent_bytes"] / world if shared else sum(everyone) / world
+        for key in ("sent_bytes", "bare_sent_bytes"):
+            dist.all_gather_object(everyone, found[key])
+            if found[key] is not None:
+                found[key] = found[key] / world if shared else sum(everyone) / world
         results.append(found)
         if rank == 0:
-            out.write_text(json.dumps(results, indent=1))
-            print(name, f"{found['step_s']:.3f} s", found["ratio"], flush=True)
+            out.write_text(json.dumps(results))
+            print(name, len(found["blocks"]), "blocks, first", found["blocks"][0], flush=True)
     dist.barrier()
     os._exit(0)
 
