@@ -10,7 +10,7 @@ import json
 import logging
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -72,12 +72,12 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
             if record is None:
                 return Exit.OK
             check_against(config, dataset)
-            record = runs.write(replace(record, mlflow_run_id=tracker.run_id(timeout_s=1.0)))
+            record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
             return train_and_report(spark, resolved, dataset, runs, record, tracker, timings, began)
     except BaseException as error:
         if record is not None:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            runs.write(replace(record, status="interrupted" if stopped else "failed"))
+            runs.update(record.folder, status="interrupted" if stopped else "failed")
         raise
 
 
@@ -103,8 +103,7 @@ def train_and_report(
     config, folder, alias = resolved.config, runs.at(record), resolved.config.tracking.alias
 
     def count_attempt(number: int) -> None:
-        nonlocal record
-        record = runs.write(replace(record, attempts=number))
+        runs.update(record.folder, attempts=number)
 
     with tracker.part(train_job.TRAIN):
         log_dataset(tracker, train_job.TRAIN, dataset, "training")
@@ -132,7 +131,7 @@ def train_and_report(
         "dataset": dataset.folder.uri,
         "fingerprint": dataset.manifest.fingerprint,
         "config_digest": resolved.digest,
-        "attempts": record.attempts,
+        "attempts": trained.attempt,
         "failed_attempts": trained.failed_attempts,
         "timings": timings.seconds,
         "etl": dataset.seconds,
@@ -146,7 +145,7 @@ def train_and_report(
     folder.put_atomic("summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     report_job.write_report(tracker, resolved, dataset, folder, trained, evaluation, timings.seconds)
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.seconds.items()} | evaluation.flat())
-    runs.write(replace(record, status="finished"))
+    runs.update(record.folder, status="finished")
     say(config, folder, trained, evaluation, timings, tracker)
     if not lost:
         return Exit.OK

@@ -57,11 +57,8 @@ class Runs:
 
     def records(self) -> list[RunRecord]:
         """Oldest first."""
-        found = []
-        for folder in self.storage.list_folders():
-            if self.storage.exists(f"{folder}/run.json"):
-                found.append(RunRecord(**json.loads(self.storage.read_bytes(f"{folder}/run.json"))))
-        return found
+        folders = self.storage.list_folders()
+        return [self.read(folder) for folder in folders if self.storage.exists(f"{folder}/run.json")]
 
     def begin(self, config: RunConfig, fingerprint: str) -> tuple[RunRecord, bool]:
         """(record, continued): the newest unfinished run of the same training on the same dataset, else a new one.
@@ -89,9 +86,17 @@ class Runs:
             folder += "x"
         return self.write(RunRecord(folder, "running", wanted, fingerprint, None, **me)), False
 
+    def read(self, folder: str) -> RunRecord:
+        return RunRecord(**json.loads(self.storage.read_bytes(f"{folder}/run.json")))
+
     def write(self, record: RunRecord) -> RunRecord:
         self.storage.put_atomic(f"{record.folder}/run.json", record.to_json())
         return record
+
+    def update(self, folder: str, **changes: Any) -> RunRecord:
+        """Change these fields of the record as it is now. run.json alone holds it: to write an older copy would undo
+        what was counted since."""
+        return self.write(replace(self.read(folder), **changes))
 
     def at(self, record: RunRecord) -> Storage:
         return self.storage.at(record.folder)
