@@ -3,14 +3,16 @@
     python benchmarks/data_cases.py CASE FOLDER BATCH SECONDS
 
 Runs in this project's environment or, for the peers, in theirs (benchmarks/peers.txt): a case imports what it needs.
-Every case delivers torch tensors of all columns in batches of BATCH rows and touches every element once (a sum). A case
-that is too slow for the whole dataset stops after SECONDS of CPU; rows per CPU-second count what was delivered.
+Every case delivers torch tensors of all columns in batches of BATCH rows and touches every element once (a maximum: a
+sum would first copy the pixels of an image into eight bytes each). A case that is too slow for the whole dataset stops
+after SECONDS of CPU; rows per CPU-second count what was delivered.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW = 8  # row groups shuffled together by `limit` and, as its buffer, by petastorm
 Batches = Iterator[tuple[int, list[Any]]]
-"""Rows and tensors of each batch; -1 rows: ready, set-up ends here, or (with a dict) the reader's own account."""
+"""Rows and tensors of each batch; -1 rows: ready, set-up ends here, with the reader's own meter if it has one."""
 
 
 def manifest_files(folder: str) -> list[str]:
@@ -74,25 +76,45 @@ def sparkring(folder: str, batch: int, **how: Any) -> Batches:
 
     cached = how.pop("cached", False)
     manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
-    decoded = None
-    if cached:
-        from training.data.cache import DecodedGroups, DiskCache
-
-        cache = DiskCache(f"{folder}/decoded", 1 << 40, [f.sha256 for f in manifest.files])
-        decoded = DecodedGroups(cache, [c.name for c in manifest.columns], [])
+    decoded = decoded_groups(folder, manifest) if cached else None
     images = [c.name for c in manifest.columns if c.layout == "binary"]
     settings = ReaderSettings(**{"verify": "hash", "tail": "drop", "decoders": dict.fromkeys(images, "image")} | how)
     storage = open_storage(folder)
     reader = ParquetReader(storage, manifest, "train", None, batch, settings=settings, decoded=decoded)
     reader.verify()  # hashing is timed apart: it happens once per job, not once per epoch
-    yield -1, []
+    reader.meter.take()
+    yield -1, [reader.meter]
     for part in reader.batches(0):
         tensors = []
         for value in part.columns.values():
             tensors += [value.values, *value.offsets] if isinstance(value, Ragged) else [value]
         yield part.rows, tensors
-    yield -1, [reader.meter.take()]
     reader.close()
+
+
+def cache_alone(folder: str, batch: int) -> Batches:
+    """The floor of the decoded cache: every row group mapped, its columns seen as numpy, and nothing else."""
+    import torch
+
+    sys.path.insert(0, str(ROOT))
+    from conf.manifest import DatasetManifest
+    from training.data.columns import fixed_values
+
+    manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
+    decoded = decoded_groups(folder, manifest)
+    for file in manifest.files:
+        for group in range(len(file.row_groups)):
+            table = decoded.get(file, group)
+            assert table is not None, "the cache is not filled"
+            columns = [fixed_values(column, table.column(column.name))[0] for column in manifest.columns]
+            yield table.num_rows, [torch.from_numpy(values) for values in columns]
+
+
+def decoded_groups(folder: str, manifest: Any) -> Any:
+    from training.data.cache import DecodedGroups, DiskCache
+
+    cache = DiskCache(f"{folder}/decoded", 1 << 40, [f.sha256 for f in manifest.files])
+    return DecodedGroups(cache, [c.name for c in manifest.columns], [])
 
 
 def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
@@ -268,6 +290,7 @@ CASES: dict[str, Callable[[str, int], Batches]] = {
     "sparkring 8 lanes": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1),
     "sparkring 1 thread": lambda f, b: sparkring(f, b, threads=1),
     "sparkring unshuffled": lambda f, b: sparkring(f, b, shuffle=False, lanes=1, window_row_groups=1),
+    "cache alone": cache_alone,
     "sparkring decoded cache": lambda f, b: sparkring(f, b, cached=True),
     "petastorm BatchedDataLoader": lambda f, b: petastorm_batched(f, b, True),
     "petastorm BatchedDataLoader unshuffled": lambda f, b: petastorm_batched(f, b, False),
@@ -281,19 +304,20 @@ PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming
 
 
 def cpu_s() -> float:
-    t = os.times()
-    return t.user + t.system + t.children_user + t.children_system
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def touch(tensors: list[Any]) -> None:
     for tensor in tensors:
-        tensor.sum()
+        if tensor.numel():
+            tensor.max()
 
 
 def import_for(case: str) -> None:
     """Import what the case will, so that neither time counts it."""
     sys.path.insert(0, str(ROOT))
-    if case.startswith("sparkring"):
+    if case.startswith("sparkring") or case == "cache alone":
         import training.data.reader
     elif case == "decode + gather":
         import pandas  # noqa: F401  (to_numpy would)
@@ -316,12 +340,10 @@ def measure(case: str, folder: str, batch: int, limit_s: float) -> dict[str, Any
     torch.set_num_threads(1)
     import_for(case)
     began, cpu = time.perf_counter(), cpu_s()
-    rows, first, account = 0, 0.0, {}
+    rows, first, meter = 0, 0.0, None
     for count, tensors in CASES[case](folder, batch):
         if count < 0:
-            if tensors:
-                account = tensors[0]
-                break
+            meter = tensors[0] if tensors else None
             began, cpu = time.perf_counter(), cpu_s()
             continue
         touch(tensors)
@@ -330,6 +352,7 @@ def measure(case: str, folder: str, batch: int, limit_s: float) -> dict[str, Any
         if cpu_s() - cpu > limit_s:
             break
     wall, spent = time.perf_counter() - began, cpu_s() - cpu
+    account = {} if meter is None else meter.take()
     return {"case": case, "rows": rows, "wall_s": wall, "cpu_s": spent, "first_batch_s": first, "account": account}
 
 

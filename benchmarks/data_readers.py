@@ -1,13 +1,12 @@
 """How fast rows become tensors: this project's reader beside the decoder's limit and its peers.
 
-    python benchmarks/data_readers.py --theme table --rows 4000000 --out benchmarks/results/data_table_2core_202611.md \
-        --peers-python build/peers/bin/python
+    python benchmarks/data_readers.py --theme table --rows 4000000 --out benchmarks/results/data_table_2core_202611.md
 
-The peers live in an environment of their own, made by `make peers`.
+The peers live in an environment of their own, made by `make peers`; without it they are left out.
 
 Each measurement is a fresh process (benchmarks/data_cases.py), in the order A B C ... C B A, repeated; the page cache
-is warm (every file is read before). Memory is the peak of the proportional set size of the process and its children,
-sampled every 20 ms. Reported are medians.
+is warm (every file is read before) or, with --cold, emptied of the files before every run. Memory is the peak of the
+proportional set size of the process and its children, sampled every 20 ms. Reported are medians.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -36,16 +34,18 @@ from PIL import Image
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from benchmarks.peak_memory import peak_pss  # noqa: E402
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
 from etl.write import SHARD, WriteTask, write_shard  # noqa: E402
 
+PEERS_PYTHON = str(HERE.parent / "build/peers/bin/python")
 PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming")
 CASES = {
     "table": [
         "decode alone", "decode + gather", "sparkring", "sparkring 8 lanes", "petastorm BatchedDataLoader",
         "petastorm DataLoader", "HF datasets", "LitData", "MosaicML streaming",
     ],
-    "cache": ["decode alone", "decode + gather", "sparkring", "sparkring decoded cache"],
+    "cache": ["decode alone", "cache alone", "sparkring", "sparkring decoded cache"],
     "images": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
     "tokens": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
 }  # fmt: skip
@@ -56,9 +56,17 @@ AIMS = {
         ("sparkring 8 lanes", "decode + gather", 0.8),
         ("sparkring 8 lanes", "petastorm BatchedDataLoader", 12.0),
     ],
-    "cache": [("sparkring decoded cache", "decode alone", 3.0)],
+    "cache": [("cache alone", "decode alone", 3.0), ("sparkring decoded cache", "decode alone", 3.0)],
     "images": [("sparkring", peer, 1.0) for peer in ("HF datasets", "LitData", "MosaicML streaming")],
     "tokens": [("sparkring", peer, 1.0) for peer in ("HF datasets", "LitData", "MosaicML streaming")],
+}
+WHY = {
+    "table": """Why it is missed: every value is moved twice, once to permute its row group while that is in the
+processor's cache (`shuffle`, most of it) and once to gather batches from all lanes; `decode + gather` moves it once,
+inside one window, and can neither resume there nor give other worlds the same batches.""",
+    "cache": """Why it is missed: a mapped row group costs no decoding, but its rows are still permuted and gathered
+(`shuffle`), which alone takes longer than decoding these columns does; and numbers that do not compress, as these, are
+decoded about as fast as they are copied.""",
 }
 BATCH = {"table": 4096, "cache": 4096, "images": 256, "tokens": 1024}
 GROUP = {"table": 16_384, "cache": 16_384, "images": 512, "tokens": 2048}
@@ -137,28 +145,12 @@ def run(case: str, folder: Path, batch: int, limit_s: float, python: str) -> dic
     command = [python, str(HERE / "data_cases.py"), case, str(folder), str(batch), str(limit_s)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    peak, over = [0], threading.Event()
-    watcher = threading.Thread(target=_watch, args=(process.pid, peak, over))
-    watcher.start()
-    out, errors = process.communicate()
-    over.set()
-    watcher.join()
+    with peak_pss(process.pid, 0.02) as peak:
+        out, errors = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{case}: exit {process.returncode}\n{errors[-2000:]}")
     result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return result | {"peak_pss_mib": peak[0] / 2**20}
-
-
-def _watch(pid: int, peak: list[int], over: threading.Event) -> None:
-    while not over.wait(0.02):
-        total = 0
-        try:
-            root = psutil.Process(pid)
-            for process in [root, *root.children(recursive=True)]:
-                total += process.memory_full_info().pss
-        except psutil.Error:
-            continue
-        peak[0] = max(peak[0], total)
 
 
 def warm(folder: Path) -> None:
@@ -189,9 +181,11 @@ def groups_per_batch(theme: str, folder: Path, lanes: int) -> float:
     return float(np.mean([len(np.unique(b)) for b in group_of[:whole].reshape(-1, BATCH[theme])]))
 
 
-def report(theme: str, rows: int, results: dict[str, list[dict[str, Any]]], notes: list[str], folder: Path) -> str:
+def report(
+    title: str, theme: str, rows: int, results: dict[str, list[dict[str, Any]]], notes: list[str], folder: Path
+) -> str:
     lines = [
-        f"# Reading {theme}: {rows:,} rows, batch {BATCH[theme]}, row groups of {GROUP[theme]:,}, "
+        f"{title}: {rows:,} rows, batch {BATCH[theme]}, row groups of {GROUP[theme]:,}, "
         f"{len(results['decode alone'])} runs each",
         "",
         *notes,
@@ -219,7 +213,7 @@ def report(theme: str, rows: int, results: dict[str, list[dict[str, Any]]], note
 
 
 def aims(theme: str, results: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """What was aimed at, and whether it was reached."""
+    """What was aimed at, and whether it was reached; if not, why."""
     lines = [""]
     for case, other, aim in AIMS[theme]:
         if results.get(case) and results.get(other):
@@ -230,6 +224,8 @@ def aims(theme: str, results: dict[str, list[dict[str, Any]]]) -> list[str]:
                 f"- {case} beside {other}: {rate / than:.2f} times its rows per CPU-second, {aim:g} aimed at: "
                 f"{verdict}; {held / beside:.2f} times its memory"
             )
+    if any("missed" in line for line in lines) and theme in WHY:
+        lines += ["", WHY[theme]]
     return lines
 
 
@@ -287,10 +283,11 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before every run")
     parser.add_argument("--cases", help="comma-separated; default: all of the theme")
     parser.add_argument("--folder", default="/tmp/sparkring-bench")
-    parser.add_argument("--peers-python", help="interpreter of the peers' environment; without it they are left out")
+    parser.add_argument("--peers-python", default=PEERS_PYTHON if Path(PEERS_PYTHON).exists() else None)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     theme = args.theme
+    title = f"# Reading {theme}, {'cold' if args.cold else 'warm'} page cache"
     folder = Path(args.folder) / f"{'table' if theme == 'cache' else theme}-{args.rows}"
     folder.mkdir(parents=True, exist_ok=True)
     write(folder, "table" if theme == "cache" else theme, args.rows)
@@ -311,7 +308,9 @@ def main() -> None:
                 cool(folder)
             results[case].append(run(case, folder, BATCH[theme], args.limit_s, python))
         now = [notes[0], notes[1].format(load=f"{os.getloadavg()[0]:.1f}"), *notes[2:]]
-        Path(args.out).write_text(report(theme, args.rows, results, now, folder))  # after every pass: it may be long
+        Path(args.out).write_text(
+            report(title, theme, args.rows, results, now, folder)
+        )  # after every pass: it may be long
 
 
 if __name__ == "__main__":

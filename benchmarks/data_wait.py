@@ -1,11 +1,11 @@
 """How long the training step waits for data when it takes as long as the reader's own floor allows.
 
-    python benchmarks/data_wait.py FOLDER [--batch 4096] [--slack 1.0 1.1] --out benchmarks/results/data_wait_2core.md
+    python benchmarks/data_wait.py FOLDER [--batch 4096] [--slack 1.0 1.25] --out benchmarks/results/data_wait_2core.md
 
-FOLDER is a dataset written by benchmarks/data_readers.py. An epoch is first read as fast as it goes; that gives the
-time per step the reader needs (on this machine, with nothing else to do). Then an epoch is read by a step that sleeps
-for that time (times each `slack`), as a step on an accelerator would leave the cores to the reader. Reported: the share
-of the epoch spent waiting, with and without the first batch.
+FOLDER is a dataset written by benchmarks/data_readers.py. A few epochs are first read as fast as it goes, which gives
+the time per step the reader needs (on this machine, with nothing else to do). Then they are read by a step that sleeps
+for that time (times each `slack`), as a step on an accelerator would leave the cores to the reader. Reported is the
+share of all time spent waiting for a batch: as training reads, on from epoch to epoch, and with each epoch begun anew.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,27 +26,51 @@ from data_readers import machine
 
 from conf.manifest import DatasetManifest
 from conf.storage import open_storage
+from training.data.batch import Batch
 from training.data.reader import ParquetReader, ReaderSettings
 
 
-def epoch(reader: ParquetReader, number: int, step_s: float) -> tuple[float, float, float, int]:
-    """(seconds in all, seconds waited, seconds to the first batch, steps)."""
-    began = time.perf_counter()
-    steps = 0
-    for _ in reader.batches(number):
-        steps += 1
+def on(reader: ParquetReader, epochs: int) -> Iterator[Batch]:
+    return reader.batches(0, 0, epochs * reader.steps_per_epoch)
+
+
+def anew(reader: ParquetReader, epochs: int) -> Iterator[Batch]:
+    return chain.from_iterable(reader.batches(epoch) for epoch in range(epochs))
+
+
+def waits(batches: Iterator[Batch], step_s: float) -> list[float]:
+    """Seconds waited for each batch by a step of step_s seconds; the last: seconds of everything."""
+    found = []
+    began = waiting = time.perf_counter()
+    for _ in batches:
+        found.append(time.perf_counter() - waiting)
         if step_s:
             time.sleep(step_s)
-    total = time.perf_counter() - began
-    taken = reader.meter.take()
-    return total, taken["data_stall_s"], taken["first_batch_s"], steps
+        waiting = time.perf_counter()
+    return [*found, time.perf_counter() - began]
+
+
+def one_run(reader: ParquetReader, epochs: int, slacks: list[float]) -> list[list[float]]:
+    """Per slack: seconds of a step, shares of the time waited (anew, on, on after the first batch), milliseconds waited
+    for the first batch of the second epoch (anew, on), seconds for the very first."""
+    second = reader.steps_per_epoch
+    fast = waits(on(reader, epochs), 0.0)
+    floor_s = (fast[-1] - fast[0]) / (len(fast) - 2)
+    rows = []
+    for slack in slacks:
+        *begun, begun_s = waits(anew(reader, epochs), slack * floor_s)
+        *read, read_s = waits(on(reader, epochs), slack * floor_s)
+        shares = [sum(begun) / begun_s, sum(read) / read_s, sum(read[1:]) / read_s]
+        rows.append([slack * floor_s, *shares, 1e3 * begun[second], 1e3 * read[second], read[0]])
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
     parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--slack", type=float, nargs="+", default=[1.0, 1.1, 1.25, 1.5])
+    parser.add_argument("--slack", type=float, nargs="+", default=[1.0, 1.25, 2.0])
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
@@ -52,32 +78,31 @@ def main() -> None:
     manifest = DatasetManifest.from_json(Path(args.folder, "_manifest.json").read_text(), args.folder)
     reader = ParquetReader(open_storage(args.folder), manifest, "train", None, args.batch, settings=ReaderSettings())
     reader.verify()
-    epoch(reader, 0, 0.0)
-    lines = []
-    for slack in args.slack:
-        runs = [one_run(reader, run, slack) for run in range(args.runs)]
-        step, waited, later, first = (statistics.median(column) for column in zip(*runs, strict=True))
-        lines.append(f"| {slack} | {step * 1e3:.2f} | {waited:.2%} | {later:.2%} | {first:.2f} |")
-    reader.close()
     notes = machine(f"python {' '.join(sys.argv)}", None)
+    waits(on(reader, 1), 0.0)
+    runs = [one_run(reader, args.epochs, args.slack) for _ in range(args.runs)]
+    reader.close()
+    lines = []
+    for slack, found in zip(args.slack, zip(*runs, strict=True), strict=True):
+        step, begun, read, later, before, after, first = (
+            statistics.median(column) for column in zip(*found, strict=True)
+        )
+        lines.append(
+            f"| {slack} | {step * 1e3:.2f} | {begun:.2%} | {read:.2%} | {later:.2%} | {before:.0f} | {after:.0f} | "
+            f"{first:.2f} |"
+        )
     notes[1] = notes[1].format(load=f"{os.getloadavg()[0]:.1f}")
     head = [
-        f"# Waiting for data: {manifest.splits['train'].rows:,} rows, batch {args.batch}, medians of {args.runs} runs",
+        f"# Waiting for data: {args.epochs} epochs of {manifest.splits['train'].rows:,} rows, batch {args.batch}, "
+        f"medians of {args.runs} runs",
         "",
         *notes,
         "",
-        "| step / floor | step ms | waited, of the epoch | after the first batch | first batch s |",
-        "|---|---|---|---|---|",
+        "| step / floor | step ms | waited, of all time, each epoch begun anew | as training reads | the same after "
+        "its first batch | second epoch's first batch ms, begun anew | as training reads | very first batch s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     Path(args.out).write_text("\n".join([*head, *lines, ""]))
-
-
-def one_run(reader: ParquetReader, number: int, slack: float) -> tuple[float, float, float, float]:
-    """(seconds of a step, share of the epoch waited, the same after the first batch, seconds to the first batch)."""
-    alone, _, first, steps = epoch(reader, number, 0.0)
-    step_s = slack * (alone - first) / max(1, steps - 1)
-    total, waited, first, _ = epoch(reader, number, step_s)
-    return step_s, waited / total, max(0.0, waited - first) / total, first
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from conf.manifest import Column
 from training.data.batch import Batch, Columns, Ragged
 from training.data.columns import Rows
-from training.data.decode import Decoder, decode_rows, find_decoder, stack
+from training.data.decode import Decoder, decode_into, decode_rows, find_decoder
 from training.data.pool import ID_COLUMN
 
 DECODE_ROWS = 32  # binary rows decoded by one task
@@ -30,6 +31,11 @@ class Collator:
                 f"data.decoders names {sorted(unknown)}, which are not read; columns: {sorted(self._columns)}"
             )
         self._decoders = {name: find_decoder(self._columns[name], kind) for name, kind in decoders.items()}
+
+    @property
+    def decoded_row_bytes(self) -> int:
+        """What the decoded columns of one row take, as far as their shape is declared."""
+        return sum(math.prod(self._columns[name].shape) for name in self._decoders if self._columns[name].shape)
 
     def split(
         self, gathered: Mapping[str, NDArray[Any] | Rows], sizes: Sequence[int], executor: Executor
@@ -54,13 +60,30 @@ class Collator:
         decoder = self._decoders.get(name)
         if decoder is None:
             return [rows[a:b] for a, b in itertools.pairwise(edges)]
-        decoded = _decode(column, decoder, rows, executor)
-        return [stack(column, decoded[a:b]) for a, b in itertools.pairwise(edges)]
+        if column.shape:
+            return _decoded(column, decoder, rows, executor).split(list(sizes))
+        images = _decoded_apart(column, decoder, rows, executor)
+        return [images[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def _decode(column: Column, decoder: Decoder, rows: list[bytes], executor: Executor) -> list[NDArray[Any]]:
+def _decoded(column: Column, decoder: Decoder, rows: list[bytes], executor: Executor) -> torch.Tensor:
+    """(n, *shape): the rows of one shape, decoded in the executor's threads into one array."""
+    out = np.empty((len(rows), *column.shape), np.uint8)
+
+    def decode(begin: int) -> None:
+        part = slice(begin, begin + DECODE_ROWS)
+        decode_into(column, decoder, rows[part], out[part])
+
+    for _ in executor.map(decode, range(0, len(rows), DECODE_ROWS)):
+        pass  # the first error, if any
+    return torch.from_numpy(out)
+
+
+def _decoded_apart(column: Column, decoder: Decoder, rows: list[bytes], executor: Executor) -> list[torch.Tensor]:
+    """The same for rows whose shapes differ."""
     parts = [rows[i : i + DECODE_ROWS] for i in range(0, len(rows), DECODE_ROWS)]
-    return [row for part in executor.map(lambda p: decode_rows(column, decoder, p), parts) for row in part]
+    decoded = executor.map(lambda part: [row.copy() for row in decode_rows(column, decoder, part)], parts)
+    return [torch.from_numpy(row) for part in decoded for row in part]
 
 
 def _ragged(rows: Rows, begin: int, end: int) -> Ragged:

@@ -263,7 +263,8 @@ class ParquetReader:
 
     def _most_steps(self, edges: Ints) -> int:
         """How many steps of this span make a chunk."""
-        step_bytes = self._row_bytes * (edges[-1] - edges[0]) / (len(edges) - 1) * len(self._lanes) / self.plan.lanes
+        row_bytes = self._row_bytes + self._collator.decoded_row_bytes
+        step_bytes = row_bytes * (edges[-1] - edges[0]) / (len(edges) - 1) * len(self._lanes) / self.plan.lanes
         return max(1, int(self.settings.chunk_bytes / max(1, step_bytes)))
 
     def _engine(self, epoch: int, edges: Ints) -> Engine:
