@@ -25,6 +25,14 @@ def test_shapes_and_gradients(outputs: int, shape: tuple[int, ...]) -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_a_column_may_have_any_name() -> None:
+    """`type`, `keys` and `values` are attributes of torch's own containers, which refuse them, and dots, as keys."""
+    names = ["type", "keys", "values", "forward", "a.b", "a%2Eb"]
+    model = Tabular(dict.fromkeys(names, 3), [], width=8)
+    assert model({name: torch.tensor([0, 2]) for name in names}).shape == (2,)
+    assert len(model.embeddings) == len(names)
+
+
 def test_it_starts_as_a_linear_model() -> None:
     model = Tabular(CODED, NUMERIC, width=8)
     columns = rows()

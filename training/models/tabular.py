@@ -25,6 +25,11 @@ def embedding_width(cardinality: int, most: int = 32) -> int:
     return max(1, min(most, round(1.6 * cardinality**0.56)))
 
 
+def module_name(column: str) -> str:
+    """Where a column's table is kept: torch refuses dots there, and names ModuleDict itself has (`keys`, `type`)."""
+    return "column_" + column.replace("%", "%25").replace(".", "%2E")
+
+
 class ResidualBlock(nn.Module):
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -84,9 +89,10 @@ class Tabular(nn.Module):
             )
         self.coded_names, self.numeric_names, self.outputs = list(coded), list(numeric), outputs
         self.deep_positions = [i for i, name in enumerate(numeric) if name not in set(additive_only)]
-        self.wide_coded = nn.ModuleDict({name: nn.Embedding(n, outputs) for name, n in coded.items()})
+        tables = {module_name(name): n for name, n in coded.items()}
+        self.wide_coded = nn.ModuleDict({name: nn.Embedding(n, outputs) for name, n in tables.items()})
         self.wide_numeric = ColumnCurves(len(numeric), bumps, outputs) if numeric else None
-        self.embeddings = nn.ModuleDict({name: nn.Embedding(n, embedding_width(n)) for name, n in coded.items()})
+        self.embeddings = nn.ModuleDict({name: nn.Embedding(n, embedding_width(n)) for name, n in tables.items()})
         if not coded and not self.deep_positions:
             raise ValueError(
                 f"model.args.additive_only leaves the MLP no column: {list(additive_only)} are all there are"
@@ -116,7 +122,7 @@ class Tabular(nn.Module):
         )
 
     def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
-        codes = {name: columns[name].long() for name in self.coded_names}
+        codes = {module_name(name): columns[name].long() for name in self.coded_names}
         parts = [self.embeddings[name](code_B) for name, code_B in codes.items()]
         wide = [self.wide_coded[name](code_B) for name, code_B in codes.items()]
         if self.wide_numeric is not None:
