@@ -25,7 +25,7 @@ from pipelines.barrier import check_slots
 from pipelines.etl_job import Dataset
 from pipelines.evaluate import Evaluation
 from pipelines.exits import Exit
-from pipelines.plan import layout_problems_of, plan_and_measured
+from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
 from pipelines.runs import RunRecord, Runs
 from pipelines.spark import spark_session
 from pipelines.train_job import Trained
@@ -114,9 +114,7 @@ def train_and_report(
         timings.seconds["train_s"] = time.monotonic() - launched - trained.start_s
         planned = plan_and_measured(config, dataset.manifest, trained.summary["measured"])
         tracker.artifact(train_job.TRAIN, format_rows(planned) + "\n", "plan.txt")
-        known = {f"plan/{r['quantity']}": (r["predicted"], r["measured"]) for r in planned if r["measured"] is not None}
-        tracker.metrics(train_job.TRAIN, 0, {name: float(p) for name, (p, _) in known.items()})
-        tracker.metrics(train_job.TRAIN, 0, {f"{name}_measured": float(m) for name, (_, m) in known.items()})
+        tracker.metrics(train_job.TRAIN, 0, planned_metrics(planned))
     with tracker.part(evaluate.EVALUATE):
         evaluating = time.monotonic()
         evaluation = evaluate.evaluate(spark, config, dataset, folder, trained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -11,13 +12,17 @@ from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import open_storage
 from pipelines import etl_job
+from training.data.columns import is_fixed
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.settings import ParallelSettings
-from training.planner import Plan, format_rows, make_plan, rows_of
-from training.tasks import build_task, load_reference
+from training.planner import Plan, Untraceable, first_line, format_rows, make_plan, rows_of
+from training.tasks import TABLE_TASKS, build_task, load_reference
 from training.worker import build_model, pick_columns
 from training.world import resolve_mesh
+
+log = logging.getLogger(__name__)
+UNPLANNED = "activations, and what is sent for them, are not planned"
 
 
 def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
@@ -28,7 +33,19 @@ def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
         return [str(error)]
     settings = ParallelSettings(**config.parallel.model_dump())
     device = "cuda" if config.train.device == "cuda" else "cpu"
-    return layout_problems(settings, config.launch.world, config.train.global_batch, device, model)
+    problems = layout_problems(settings, config.launch.world, config.train.global_batch, device, model)
+    return [*problems, *input_problems(config)]
+
+
+def input_problems(config: RunConfig) -> list[str]:
+    """A pipeline's first stage takes one tensor; a task of one's own may make one of many columns."""
+    columns = config.model.inputs or []
+    if config.parallel.pp == 1 or len(columns) < 2 or config.model.task not in TABLE_TASKS:
+        return []
+    return [
+        f"parallel.pp = {config.parallel.pp}: a pipeline's first stage takes one tensor, and model.inputs names "
+        f"{len(columns)} columns; give one vector column, or a model.task of your own whose inputs make one of them"
+    ]
 
 
 def knows_its_size(config: RunConfig) -> bool:
@@ -63,8 +80,8 @@ def plan_of(config: RunConfig, manifest: DatasetManifest | None) -> Plan:
     )
 
 
-def one_row(config: RunConfig, manifest: DatasetManifest | None) -> tuple[Any, ...]:
-    """The model's positional inputs for one row, on the meta device."""
+def one_row(config: RunConfig, manifest: DatasetManifest | None) -> tuple[Any, ...] | Untraceable:
+    """The model's positional inputs for one row, on the meta device; or why no row can be made up."""
     if config.model.task == "language_model":
         length = manifest.column("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
         return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
@@ -73,8 +90,13 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None) -> tuple[Any, .
     rows = {}
     for name in columns.read:
         column = manifest.column(name)
+        if not is_fixed(column):
+            return Untraceable(f"column {name!r} is {column.layout}: only its values say how large a row is")
         rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")
-    return build_task(config.model.task, columns.features, columns.label, config.model.inputs).inputs(rows)
+    try:
+        return build_task(config.model.task, columns.features, columns.label, config.model.inputs).inputs(rows)
+    except Exception as error:  # a task of the user's own may want values too
+        return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {first_line(error)}")
 
 
 def sequence_length(config: RunConfig) -> int:
@@ -84,13 +106,35 @@ def sequence_length(config: RunConfig) -> int:
 
 
 def show_plan(config: RunConfig) -> str:
-    """The table as text."""
-    return format_rows(rows_of(plan_of(config, known_manifest(config))))
+    """The table as text, and what it cannot say."""
+    plan = plan_of(config, known_manifest(config))
+    table = format_rows(rows_of(plan))
+    return f"{table}\n\n{UNPLANNED}: {plan.untraced}" if plan.untraced else table
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:
-    """The rows of the table after training: what was predicted, and what the ranks measured."""
-    return rows_of(plan_of(config, manifest), measured)
+    """The rows of the table after training: what was predicted, and what the ranks measured.
+
+    Never raises: the model is trained by now, and no table is worth losing it for.
+    """
+    try:
+        plan = plan_of(config, manifest)
+    except Exception as error:
+        log.warning("no plan can be made to compare with what was measured: %s", first_line(error))
+        return [{"quantity": q, "unit": "", "predicted": None, "measured": value} for q, value in measured.items()]
+    if plan.untraced:
+        log.warning("%s: %s", UNPLANNED, plan.untraced)
+    return rows_of(plan, measured)
+
+
+def planned_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What MLflow is told of the table: `plan/<quantity>`, and what was measured beside it."""
+    told: dict[str, float] = {}
+    for row in (row for row in rows if row["measured"] is not None):
+        told[f"plan/{row['quantity']}_measured"] = float(row["measured"])
+        if row["predicted"] is not None:
+            told[f"plan/{row['quantity']}"] = float(row["predicted"])
+    return told
 
 
 def known_manifest(config: RunConfig) -> DatasetManifest | None:

@@ -45,7 +45,8 @@ class StagePlan:
     gradients: int
     optimizer: int
     gathered: int  # whole weights and gradients a ZeRO pass holds beyond its shards, at most
-    activations: int  # what the model keeps for backward at the schedule's fullest moment (the loss's own aside)
+    # what the model keeps for backward at the schedule's fullest moment (the loss's own aside); None: not traced
+    activations: int | None
 
     @property
     def at_step(self) -> int:
@@ -62,6 +63,11 @@ class Plan:
     bubble: float  # idle over ideal time
     micro_batches: int
     recut: bool = False  # training will cut the stages by measured costs, here they are cut by estimated ones
+    untraced: str = ""  # why activations, and what is sent because of them, are not planned
+
+
+class Untraceable(ValueError):
+    """The model cannot be run on the meta device, so what its inputs cost is not known before it runs; says why."""
 
 
 @dataclass
@@ -104,7 +110,7 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str],
     """Run a copy of `model` on the meta device and note what the named modules take, give and keep.
 
     `kinds`: how modules are cut over tensor ranks (models/plan.py). A storage counts once; those of weights and of the
-    batch do not.
+    batch do not. Untraceable where the forward needs values (`if (x > 0).any()`), which the meta device has not.
     """
     twin = copy.deepcopy(model).to("meta")
     given = [i.to("meta") if isinstance(i, torch.Tensor) else i for i in inputs]
@@ -144,8 +150,19 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str],
         module.register_forward_pre_hook(before(name))
         module.register_forward_hook(after(name))
     with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        twin(*given)
+        try:
+            twin(*given)
+        except Exception as error:  # a stranger's forward may fail in any way
+            raise Untraceable(
+                f"{type(model).__name__}'s forward cannot be run on the meta device, which has shapes and no values: "
+                f"{first_line(error)}"
+            ) from error
     return trace
+
+
+def first_line(error: BaseException) -> str:
+    """The error's name and the first line of what it says: torch's go on with stacks of their own."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def local_numel(name: str, parameter: torch.Tensor, kinds: dict[str, str], tp: int) -> int:
@@ -163,12 +180,15 @@ def make_plan(
     mesh: Mesh,
     engine: str,
     *,
-    inputs: tuple[Any, ...],
+    inputs: tuple[Any, ...] | Untraceable,
     global_batch: int,
     optimizer: str = "adamw",
     element_bytes: int = 4,
 ) -> Plan:
-    """`inputs`: the model's positional inputs for any one row, e.g. (tokens (1, T),); shapes scale with the rows."""
+    """`inputs`: the model's positional inputs for any one row, e.g. (tokens (1, T),); shapes scale with the rows.
+
+    Where there are none, or the model cannot be traced with them, activations and their traffic are left unplanned.
+    """
     sharding = plan_of(model) or ShardingPlan()
     kinds = {n: kind for pattern, kind in sharding.tensor.items() for n in expand(pattern, model)}
     chain = chain_names(model, sharding) if mesh.pp > 1 else [""]
@@ -178,7 +198,7 @@ def make_plan(
     micro = settings.micro_batches * settings.accumulate if mesh.pp > 1 else settings.accumulate
     rows = -(-part_bounds(global_batch, mesh.dp)[0][1] // micro)
     traced = {*kinds, *chain, *cores(model, sharding), *block_names(model)}
-    trace = trace_model(model, inputs, traced, kinds)
+    trace, untraced = try_trace(model, inputs, traced, kinds)
     per_pass = rows * (2 if settings.precision != "fp32" else element_bytes)
     stages, dp_bytes = [], 0
     outcome = _outcome(settings, mesh, micro)
@@ -186,11 +206,15 @@ def make_plan(
         names = [n for stage in cut[rank :: mesh.pp] for n in stage]
         stage, sent = _stage(model, names, kinds, settings, mesh, engine, micro, element_bytes, STATES[optimizer])
         alive = outcome[1][rank] / settings.stages_per_rank
-        kept = activation_numel(trace, model, names, settings, mesh.tp) * per_pass / mesh.cp
-        stages.append(StagePlan(**{**stage, "activations": int(kept * alive)}))
+        activations = None
+        if trace is not None:
+            kept = activation_numel(trace, model, names, settings, mesh.tp) * per_pass / mesh.cp
+            activations = int(kept * alive)
+        stages.append(StagePlan(**stage, activations=activations))
         dp_bytes += sent
     sent_bytes = {"dp x cp": dp_bytes // mesh.pp}
-    sent_bytes |= _activation_bytes(trace, model, cut, kinds, sharding, settings, mesh, per_pass * micro)
+    if trace is not None:
+        sent_bytes |= _activation_bytes(trace, model, cut, kinds, sharding, settings, mesh, per_pass * micro)
     sent_bytes["pp tied weights"] = _tied_bytes(model, cut, kinds, settings, mesh) * element_bytes
     return Plan(
         mesh,
@@ -201,7 +225,20 @@ def make_plan(
         outcome[0],
         micro,
         recut=settings.balance == "measured",
+        untraced=untraced,
     )
+
+
+def try_trace(
+    model: nn.Module, inputs: tuple[Any, ...] | Untraceable, names: Iterable[str], kinds: Mapping[str, str]
+) -> tuple[Trace | None, str]:
+    """(trace, ""), or (None, why there is none)."""
+    try:
+        if isinstance(inputs, Untraceable):
+            raise inputs
+        return trace_model(model, inputs, names, kinds), ""
+    except Untraceable as error:
+        return None, str(error)
 
 
 def cores(model: nn.Module, sharding: ShardingPlan) -> list[str]:
@@ -354,7 +391,7 @@ def width(model: nn.Module, name: str) -> int:
 
 
 def rows_of(plan: Plan, measured: dict[str, float] | None = None) -> list[dict[str, Any]]:
-    """The table: quantity, unit, predicted, and measured where `measured` has the quantity."""
+    """The table: quantity, unit, predicted (None: not planned), and measured where `measured` has the quantity."""
     rows: list[tuple[str, str, Any]] = [
         ("mesh", f"{describe(plan.mesh)} = {plan.mesh.world} ranks", plan.engine),
         ("parameters", "count", plan.parameters),
@@ -365,7 +402,8 @@ def rows_of(plan: Plan, measured: dict[str, float] | None = None) -> list[dict[s
         ),
     ]
     for kind in ("weights", "gradients", "optimizer", "gathered", "activations"):
-        rows.append((f"{kind}_bytes", "per rank, largest", max(getattr(stage, kind) for stage in plan.stages)))
+        sizes = [getattr(stage, kind) for stage in plan.stages]
+        rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
     rows += [(f"sent_bytes {axis}", "per rank and step", size) for axis, size in plan.sent_bytes.items()]
     rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))
     known = measured or {}

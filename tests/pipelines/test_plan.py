@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from conf.load import load_config
-from conf.manifest import ManifestError
+from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError
+from conf.schema import RunConfig
 from pipelines.cli import main
-from pipelines.plan import layout_problems_of, plan_of, show_plan
+from pipelines.plan import layout_problems_of, plan_and_measured, plan_of, planned_metrics, show_plan
 from training.planner import format_rows, rows_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +84,70 @@ def test_a_layout_that_cannot_be_ends_the_command_before_spark(
     assert said in "\n".join(layout_problems_of(load_config(words[0], words[1:]).config))
     assert main(["run", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_pipeline_over_several_columns_is_refused() -> None:
+    config = load_config(str(ROOT / "examples/own_table/weather.yaml"), ["parallel.pp=2"]).config
+    (said,) = layout_problems_of(config)
+    assert "model.inputs names 6 columns; give one vector column" in said
+
+
+class Asks(nn.Module):
+    """Its forward wants values, which the meta device has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        if isinstance(x, torch.Tensor) and (x > 0).any():
+            x = -x
+        out: torch.Tensor = self.layer(x)
+        return out
+
+
+def dataset_of(column: Column) -> DatasetManifest:
+    return DatasetManifest(
+        name="odd", fingerprint="a" * 64, created_at="", columns=(column, Column(name="y", dtype="bool", role="label")),
+        files=(), splits={}, accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
+    )  # fmt: skip
+
+
+ODD = [
+    (Column(name="x", dtype="float32", layout="vector", shape=(3,)), "Asks's forward cannot be run on the meta device"),
+    (Column(name="x", dtype="float32", layout="ragged"), "column 'x' is ragged"),
+    (Column(name="x", dtype="binary", layout="binary"), "column 'x' is binary"),
+]
+
+
+@pytest.mark.parametrize(("column", "why"), ODD)
+def test_a_plan_that_cannot_be_traced_says_so_and_keeps_the_rest(
+    column: Column, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = {"factory": f"{__name__}:Asks", "inputs": ["x"]}
+    config = RunConfig.model_validate({"name": "odd", "dataset": "nowhere", "model": model})
+    manifest = dataset_of(column)
+    assert layout_problems_of(config, manifest) == []
+    monkeypatch.setattr("pipelines.plan.known_manifest", lambda _: manifest)
+    shown = show_plan(config)
+    rows = table(shown)
+    assert rows["parameters"][-1] == "4" and rows["activations_bytes"] == ["per rank, largest"]
+    assert f"are not planned: {why}" in shown
+    measured = plan_and_measured(config, manifest, {"activations_bytes": 24.0, "weights_bytes": 16.0})
+    assert table(format_rows(measured))["activations_bytes"][-1] == "24"
+    assert planned_metrics(measured) == {
+        "plan/weights_bytes": 16.0, "plan/weights_bytes_measured": 16.0, "plan/activations_bytes_measured": 24.0,
+    }  # fmt: skip
+    assert len(caplog.records) == 1 and why in caplog.text
+
+
+def test_after_training_no_failure_of_the_plan_is_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such thing\n  in many lines")
+
+    monkeypatch.setattr("pipelines.plan.plan_of", fail)
+    rows = plan_and_measured(load_config("gpt-124m").config, dataset_of(ODD[0][0]), {"weights_bytes": 16.0})
+    assert table(format_rows(rows))["weights_bytes"] == ["16"]
+    assert caplog.records[0].message.endswith("measured: RuntimeError: no such thing")
