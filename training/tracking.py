@@ -51,7 +51,9 @@ REFUSALS = {
     "FEATURE_DISABLED",
     "NOT_IMPLEMENTED",
 }
-MOST_FAILURES = 5
+MOST_FAILURES = 5  # of one operation, while the store answers others
+OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
+NOT_RECORDED = "sparkring.not_recorded"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
 
 
@@ -118,7 +120,6 @@ class MlflowSink:
         self._client: MlflowClient | None = None
         self._experiment = ""
         self._last: dict[str, dict[str, int]] = {}
-        self._failures = 0
 
     @property
     def runs(self) -> dict[str, str]:
@@ -137,13 +138,15 @@ class MlflowSink:
                     raise Unreachable(_first_line(error)) from error
                 try:
                     self._apply(batch)
-                    self._failures = 0
-                except (MlflowException, OSError) as error:
+                except OURS as error:  # must not hold up everything behind it
+                    log.exception("tracking could not record %s", batch[0]["op"])
+                    self._not_recorded(batch[0], error)
+                except Exception as error:  # of the store's client, or of whatever it keeps artifacts with
                     if self._may_pass(error):
                         raise Unreachable(_first_line(error)) from error
                     log.warning("MLflow refused %s: %s", batch[0]["op"], _first_line(error))
-                except Exception:  # a fault of ours must not hold up everything behind it, let alone training
-                    log.exception("tracking could not record %s", batch[0]["op"])
+                    self._not_recorded(batch[0], error)
+                self.journal.state["failures"] = 0
                 self.journal.done(position)
                 count += len(batch)
         return count
@@ -152,15 +155,25 @@ class MlflowSink:
         """False for a refusal, and for an operation that fails again and again while the store answers others."""
         if isinstance(error, MlflowException) and error.error_code in REFUSALS:
             return False
-        self._failures += 1
-        if self._failures < MOST_FAILURES:
+        self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
+        self.journal.done(self.journal.state["done"])  # a replay goes on counting
+        if self.journal.state["failures"] < MOST_FAILURES:
             return True
         try:
             self._connect().get_experiment(self._experiment)
         except Exception:
             return True
-        self._failures = 0
         return False
+
+    def _not_recorded(self, op: Op, error: Exception) -> None:
+        """Say on the run itself that something is missing from it: nobody reads the log of a job that went well."""
+        what = " ".join([op["op"], *(str(op[name]).rpartition("/")[2] for name in ("name", "file") if name in op)])
+        lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op["key"], [])
+        lost.append(f"{what}: {_first_line(error)}")
+        try:
+            self._connect().set_tag(self.runs[op["key"]], NOT_RECORDED, "; ".join(lost)[:4000])
+        except Exception as second:
+            log.warning("nor could the run be told: %s", _first_line(second))
 
     def _connect(self) -> MlflowClient:
         if self._client is None:
@@ -397,6 +410,8 @@ def replay(settings: TrackerSettings) -> tuple[int, int]:
             delete, finished = True, finished + 1
         except MlflowException as error:
             raise Unreachable(_first_line(error)) from error
+        except ValueError as error:  # a damaged journal is left for a person to look at; those after it are sent
+            log.warning("%s cannot be replayed: %s", journal.folder, _first_line(error))
         finally:
             journal.close(delete)
     return finished, count

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import threading
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
 Op = dict[str, Any]
 UNBORN = "new~"
 
@@ -33,10 +35,10 @@ class Journal:
     def __init__(self, folder: Path, lock: int):
         self.folder = folder
         self._lock, self._append_lock = lock, threading.Lock()
-        self._ops = open(folder / "ops.jsonl", "ab")  # noqa: SIM115
         self.state: dict[str, Any] = {"done": 0, "runs": {}}
         if (folder / "state.json").exists():
             self.state = json.loads((folder / "state.json").read_text())
+        self._ops = open(folder / "ops.jsonl", "ab")  # noqa: SIM115
 
     @classmethod
     def create(cls, root: Path, job: str) -> Journal:
@@ -97,15 +99,23 @@ class Journal:
 
 
 def abandoned_journals(root: Path) -> Iterator[Journal]:
-    """Journals left by dead processes, oldest first, locked for the caller, who closes each."""
+    """Journals left by dead processes, oldest first, locked for the caller, who closes each. One whose state cannot be
+    read (a power cut) stays where it is, and is named in the log.
+    """
     for folder in sorted((root / "buffer").glob("*/"), key=lambda path: path.stat().st_mtime):
         lock = None if folder.name.startswith(UNBORN) else _try_lock(folder / "lock")
         if lock is None:
             continue
-        if (folder / "ops.jsonl").exists():
-            yield Journal(folder, lock)
-        else:
+        if not (folder / "ops.jsonl").exists():
             os.close(lock)
+            continue
+        try:
+            journal = Journal(folder, lock)
+        except (OSError, ValueError) as error:
+            os.close(lock)
+            log.warning("%s cannot be replayed, its state.json is unreadable (%s); delete it", folder, error)
+            continue
+        yield journal
 
 
 def _try_lock(path: Path) -> int | None:

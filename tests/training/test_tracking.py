@@ -157,7 +157,36 @@ def test_a_refusal_is_said_and_holds_nothing_up(store: Path, caplog: pytest.LogC
         run = tracker.run_id()
     assert run
     assert "MLflow refused metrics" in caplog.text
-    assert client_of(settings).get_run(run).data.params == {"a": "1"}
+    stored = client_of(settings).get_run(run).data
+    assert stored.params == {"a": "1"} and stored.tags["sparkring.not_recorded"].startswith("metrics: ")
+
+
+class BucketAway(Exception):
+    """Neither an MlflowException nor an OSError, as botocore's own errors are not."""
+
+
+@pytest.mark.parametrize(("failures", "arrives"), [(3, True), (99, False)])
+def test_an_unknown_error_is_tried_again_and_in_the_end_told_on_the_run(
+    store: Path, monkeypatch: pytest.MonkeyPatch, failures: int, arrives: bool
+) -> None:
+    send, tries = MlflowClient.log_artifact, []
+
+    def log_artifact(self: MlflowClient, *args: Any) -> None:
+        tries.append(args)
+        if len(tries) <= failures:
+            raise BucketAway("Could not connect to the endpoint URL")
+        send(self, *args)
+
+    monkeypatch.setattr(MlflowClient, "log_artifact", log_artifact)
+    with Tracker(quick(store, flush_every_s=0.01), job=f"away-{failures}", name="away") as tracker:
+        tracker.artifact("job", "text", "config.yaml")
+        assert tracker.flush()
+        run = tracker.run_id()
+    assert run
+    client = client_of(quick(store))
+    assert [a.path for a in client.list_artifacts(run)] == ["config.yaml"] * arrives
+    told = client.get_run(run).data.tags.get("sparkring.not_recorded")
+    assert told == (None if arrives else "artifact config.yaml: Could not connect to the endpoint URL")
 
 
 def test_disabled_tracking_touches_nothing(tmp_path: Path) -> None:

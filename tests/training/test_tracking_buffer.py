@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from training.tracking_buffer import Journal, abandoned_journals
 
@@ -28,6 +29,20 @@ def test_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
         file.write(b'{"op": "cu')
     assert [op["op"] for op, _ in journal.pending()] == ["whole"]
     journal.close(delete=True)
+
+
+def test_a_journal_with_an_unreadable_state_does_not_hold_up_those_after_it(tmp_path: Path, caplog: Any) -> None:
+    folders = []
+    for name in ("broken", "good"):
+        journal = Journal.create(tmp_path, name)
+        journal.append({"op": name})
+        journal.close(delete=False)
+        folders.append(journal.folder)
+    (folders[0] / "state.json").write_text('{"done": 0, "ru')
+    os.utime(folders[0], (1, 1))
+    (found,) = abandoned_journals(tmp_path)
+    assert found.folder == folders[1] and str(folders[0]) in caplog.text
+    found.close(delete=True)
 
 
 def test_a_living_owner_is_left_alone(tmp_path: Path) -> None:
