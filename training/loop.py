@@ -210,12 +210,14 @@ def evaluate_split(
     on_batch: Callable[[Batch, Any], None] | None = None,
     tick: Callable[[int], None] = lambda number: None,
 ) -> dict[str, float]:
-    """Loss and metrics over a whole split: sums over rows and ranks divided by real rows, equal on every rank.
+    """Loss and metrics over a whole split: sums over rows and ranks divided by real rows, equal on every rank. Where
+    the task says how much of a row is `counted`, that is what they are divided by, not the rows.
 
     `on_batch(batch, outputs)` sees every non-empty batch on the ranks that see outputs; `tick(number)` is called for
     each batch, so that a long split is not taken for a hang.
     """
     names = ("loss", *task.metric_names())
+    counted = getattr(task, "counted", None)
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
     for number, batch in enumerate(reader.batches(epoch=0)):
         tick(number)
@@ -227,10 +229,10 @@ def evaluate_split(
         weight = batch.row_weights(outputs.device).double()
         values = {"loss": task.loss(outputs, batch.columns)} | task.metric_sums(outputs, batch.columns)
         sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
-        sums[-1] += weight.sum().cpu()
+        sums[-1] += (weight if counted is None else counted(batch.columns).to(weight) * weight).sum().cpu()
     sums = strategy.sum_over_data(sums)
-    rows = float(sums[-1])
-    return {name: float(sums[i]) / rows if rows else math.nan for i, name in enumerate(names)}
+    total = float(sums[-1])
+    return {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}
 
 
 def _count(state: TrainerState, batch: Batch, skipped: bool) -> TrainerState:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conf.load import load_config
+from training.data.batch import Batch
+from training.loop import evaluate_split
 from training.models.gpt import GPT, LanguageModelTask, generate, perplexity, rotate
 
 
@@ -58,6 +61,29 @@ def test_the_task_is_cross_entropy_per_row() -> None:
     assert set(sums) == set(task.metric_names())
     assert torch.allclose(sums["bits_per_token"], by_hand / math.log(2))
     assert perplexity(math.log(7)) == pytest.approx(7)
+
+
+class Uniform:
+    """A strategy whose model gives every one of 6 tokens the same chance, and prefers token 1."""
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        logits = torch.zeros(*batch.columns["tokens"][:, 1:].shape, 6, dtype=torch.float64)
+        logits[..., 1] = 1e-9
+        return logits
+
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+def test_padding_is_not_counted_as_predicted_tokens() -> None:
+    """10 of 100 targets are real: the loss is of those ten, and a padding row of the batch is no row at all."""
+    tokens = torch.full((3, 101), 5)
+    tokens[0, :11] = 1
+    batch = Batch({"tokens": tokens}, 3, 2, 2, weight=torch.tensor([1.0, 1.0, 0.0]))
+    reader = SimpleNamespace(batches=lambda epoch: iter([batch]))
+    found = evaluate_split(Uniform(), reader, LanguageModelTask(pad_id=5))  # type: ignore[arg-type]
+    assert found["loss"] == pytest.approx(math.log(6)) and found["bits_per_token"] == pytest.approx(math.log2(6))
+    assert found["token_accuracy"] == 1.0
 
 
 def test_slices_of_a_sequence_cover_every_target_once() -> None:

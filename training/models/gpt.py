@@ -164,9 +164,10 @@ class GPT(nn.Module):
 
 
 class LanguageModelTask:
-    """Column `tokens` (B, T + 1): each token from those before it. A row's loss is the mean over its T tokens, nats.
+    """Column `tokens` (B, T + 1): each token from those before it. In nats and bits per token.
 
-    `pad_id` is never a target: padding adds nothing to the loss.
+    `pad_id` is never a target. A row gives the sum over its real targets, divided by T whatever their number, so that
+    every token weighs the same in a step; `counted` is the share of T that is real, by which evaluation divides.
     """
 
     def __init__(self, pad_id: int = -100) -> None:
@@ -184,8 +185,12 @@ class LanguageModelTask:
     def metric_names(self) -> tuple[str, ...]:
         return ("token_accuracy", "bits_per_token")
 
+    def counted(self, columns: Columns) -> Tensor:
+        return (columns["tokens"][:, 1:] != self.pad_id).double().mean(dim=1)
+
     def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
-        right = outputs.argmax(dim=-1) == columns["tokens"][:, 1:].long()
+        target_BT = columns["tokens"][:, 1:].long()
+        right = (outputs.argmax(dim=-1) == target_BT) & (target_BT != self.pad_id)
         bits = self.loss(outputs, columns).double() / math.log(2)
         return {"token_accuracy": right.double().mean(dim=1), "bits_per_token": bits}
 

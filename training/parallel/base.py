@@ -28,13 +28,17 @@ class Task(Protocol):
         ...
 
     def loss(self, outputs: Any, columns: Columns) -> torch.Tensor:
-        """Per-row loss (B,), not reduced. For a language model the mean over the row's tokens."""
+        """Per-row loss (B,), not reduced. For a language model its tokens' sum, divided by the row's length."""
         ...
 
     def metric_names(self) -> tuple[str, ...]: ...
 
     def metric_sums(self, outputs: Any, columns: Columns) -> dict[str, torch.Tensor]:
-        """Per-row contributions (B,) to each metric; the loop weights, sums over ranks and divides by rows."""
+        """Per-row contributions (B,) to each metric; the loop weights, sums over ranks and divides by rows.
+
+        A task may also have `counted(columns)` -> (B,): how much of each row loss and metrics are about, which the loop
+        then divides by in place of the rows (a language model's last row is partly padding).
+        """
         ...
 
 
