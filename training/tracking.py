@@ -29,12 +29,12 @@ from mlflow.exceptions import MlflowException
 from conf.schema_tracking import TrackingConfig
 from training.tracking_buffer import Journal, Op, abandoned_journals, exclusive
 from training.tracking_rules import (
-    JOB,
     TrackerSettings,
     Unreachable,
     is_abandoned,
     live_processes,
     new_points,
+    open_runs,
     this_process,
     without_password,
 )
@@ -339,14 +339,15 @@ class MlflowSink:
         return f"{without_password(self.settings.store_uri)}/#/experiments/{self._experiment}/runs/{self.runs[key]}"
 
     def heartbeat(self) -> None:
-        if self._client is not None and JOB in self.runs:
-            self._client.set_tag(self.runs[JOB], "sparkring.heartbeat", f"{time.time():.0f}")
+        """A sign of life in every open run: another host judges each by its own."""
+        if self._client is not None:
+            for run in open_runs(self.runs, self.journal.state.get("ended", [])):
+                self._client.set_tag(run, "sparkring.heartbeat", f"{time.time():.0f}")
 
     def end_left(self, status: str) -> None:
         """Close the runs whose end is not in the journal: their driver died before writing it."""
-        for key, run in self.runs.items():
-            if key not in self.journal.state.get("ended", []):
-                self._connect().set_terminated(run, status)
+        for run in open_runs(self.runs, self.journal.state.get("ended", [])):
+            self._connect().set_terminated(run, status)
 
 
 def _save_pyfunc(target: str, data: Path, op: Op, run_id: str, model_id: str) -> None:

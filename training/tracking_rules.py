@@ -83,6 +83,12 @@ def new_points(
     return fresh
 
 
+def open_runs(runs: Mapping[str, str], ended: Iterable[str]) -> list[str]:
+    """Ids of the runs (key -> id) whose end has not been recorded."""
+    over = set(ended)
+    return [run for key, run in runs.items() if key not in over]
+
+
 def end_status(error: BaseException | None) -> str:
     """MLflow's status for how a job ended: Ctrl-C and SIGTERM (as `SystemExit(143)`) are KILLED, not FAILED."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):

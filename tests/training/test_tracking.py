@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
 from training.tracker import Tracker, git_commit
-from training.tracking import SparkringSource, TrackerSettings, replay
+from training.tracking import MlflowSink, SparkringSource, TrackerSettings, replay
 from training.tracking_rules import this_process
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,15 @@ def test_everything_said_is_stored(store: Path, tmp_path: Path) -> None:
     assert [a.path for a in client.list_artifacts(job, "configuration")] == ["configuration/config.yaml"]
     assert [a.path for a in client.list_artifacts(train, "report/figures")] == ["report/figures/loss.png"]
     assert list((store / "buffer").iterdir()) == []
+
+
+def test_every_open_run_shows_that_its_job_lives(tmp_path: Path) -> None:
+    """A part may train for days, and the next job on another host looks at that part's own heartbeat."""
+    state = {"runs": {"job": "1", "etl": "2", "train": "3"}, "ended": ["etl"]}
+    sink, beaten = MlflowSink(quick(tmp_path), SimpleNamespace(state=state)), set()  # type: ignore[arg-type]
+    sink._client = SimpleNamespace(set_tag=lambda run, name, value: beaten.add((run, name)))  # type: ignore[assignment]
+    sink.heartbeat()
+    assert beaten == {("1", "sparkring.heartbeat"), ("3", "sparkring.heartbeat")}
 
 
 def test_resume_keeps_the_run_the_params_and_the_curve(store: Path) -> None:

@@ -15,6 +15,7 @@ from training.tracking_rules import (
     is_abandoned,
     live_processes,
     new_points,
+    open_runs,
     split_finite,
     this_process,
 )
@@ -66,6 +67,14 @@ def test_replayed_steps_leave_no_duplicates(steps: list[tuple[str, int]]) -> Non
 )
 def test_end_status(error: BaseException | None, status: str) -> None:
     assert end_status(error) == status
+
+
+@pytest.mark.parametrize(
+    ("ended", "left"),
+    [([], ["1", "2", "3"]), (["etl"], ["1", "3"]), (["etl", "train", "job"], []), (["other"], ["1", "2", "3"])],
+)
+def test_every_run_without_an_end_is_open(ended: list[str], left: list[str]) -> None:
+    assert open_runs({"job": "1", "etl": "2", "train": "3"}, ended) == left
 
 
 HERE = Owner("here/1", 10, 5.0)
