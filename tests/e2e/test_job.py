@@ -214,6 +214,28 @@ def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     assert [r for r in trains if int(r.data.tags.get("sparkring.resumed_from_step", 0)) >= 50]
 
 
+def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in_its_audit(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    """Ctrl-C, the same command to the end, audit: a number used twice would overwrite what the first attempt wrote."""
+    assert finished.returncode == 0
+    words = ("train", RECIPE, "train.epochs=12", "checkpoint.every_steps=10", "train.log_every_steps=1", "train.seed=9")
+    words += ("data.audit=true", "report.baselines=false")
+    log = workplace.folder / "started.log"
+    process = workplace.start(*words)
+    wait_for(lambda: "training from step" in log.read_text(), process, "trained", log)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 130, log.read_text()[-3000:]
+    stopped = workplace.record()
+    assert (stopped["status"], stopped["attempts"]) == ("interrupted", 1)
+    done = workplace.run(*words)
+    assert done.returncode == 0, done.stderr
+    record = workplace.record()
+    assert (record["folder"], record["status"], record["attempts"]) == (stopped["folder"], "finished", 2)
+    proof = workplace.run("audit", f"data/runs/weather/{record['folder']}")
+    assert proof.returncode == 0 and proof.stdout.count("every row exactly once") == 12, proof.stdout + proof.stderr
+
+
 def wait_until_gone(pid: int) -> None:
     """Ranks and the JVM of a driver killed by SIGKILL must end by themselves."""
     deadline = time.monotonic() + 60
