@@ -21,7 +21,9 @@ class CheckpointConfig(Strict):
     asynchronous: bool = Field(True, description="write behind training, which stalls only for the copy to host memory")
     verify: bool = Field(True, description="check the hash of every file before loading")
     resume: bool = Field(
-        True, description="continue from the newest good checkpoint of the run folder, if there is one"
+        True,
+        description="continue the newest unfinished run of the same training; false: begin a run folder of its own, in "
+        "which a failed attempt is still followed by one from its last checkpoint",
     )
     allow_other_order: bool = Field(
         False, description="resume although the dataset or a setting that decides the order of samples has changed"

@@ -112,6 +112,8 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     ctx, config, strategy = parts.ctx, parts.config, parts.strategy
     reader = parts.open_reader("train", True)
     valid = parts.open_reader(config.train.valid_split, False)
+    # now, not when training is done: filters may leave nothing of it
+    test = parts.open_reader(config.train.test_split, False) if config.train.test_split is not None else None
     settings = loop_settings(config)
     steps = total_steps(settings, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if config.parallel.balance == "measured" else None
@@ -152,9 +154,10 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
         "rows_per_s": (state.cursor - begun.cursor) / max(train_s, 1e-9),
         "valid": state.last_valid,
         "measured": strategy.measure(),
+        "train_left_out": left_out(reader),
     }
     if summary["finished"]:  # else: asked to stop; the last checkpoint is where the next command goes on
-        summary |= export(parts, checkpoints, state) | score_test_split(parts, state.step)
+        summary |= export(parts, checkpoints, state) | score_test_split(parts, test, state.step)
     checkpoints.close()
     return summary
 
@@ -177,9 +180,12 @@ def open_checkpoints(parts: Parts) -> Checkpointer:
 
 
 def resume(parts: Parts, checkpoints: Checkpointer, facts: dict[str, Any]) -> TrainerState:
-    """The state to go on from: the newest good checkpoint's, loaded into the strategy, or a new one."""
+    """The state to go on from: the newest good checkpoint's, loaded into the strategy, or a new one.
+
+    checkpoint.resume is not asked: it decides on the command's run folder, and what lies in that is this run's own.
+    """
     keep = parts.config.checkpoint
-    latest = checkpoints.latest(keep.verify) if keep.resume else None
+    latest = checkpoints.latest(keep.verify)
     if latest is None:
         return TrainerState()
     state = restore(checkpoints, latest, parts.strategy, facts, keep.allow_other_order)
@@ -204,21 +210,29 @@ def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> dict
     return said
 
 
-def score_test_split(parts: Parts, step: int) -> dict[str, Any]:
-    """Metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
+def score_test_split(parts: Parts, test: Reader | None, step: int) -> dict[str, Any]:
+    """Metrics over `train.test_split`, which of its rows these are, and the file of this rank's predictions where the
+    task has any."""
     ctx, strategy, task = parts.ctx, parts.strategy, parts.task
-    if parts.config.train.test_split is None:
+    if test is None:
         return {}
-    test = parts.open_reader(parts.config.train.test_split, False)
     predictions = Predictions(task) if hasattr(task, "probabilities") and strategy.speaks_for_data_rank else None
     on_batch = predictions.add if predictions else None
     said: dict[str, Any] = {
-        "test": evaluate_split(strategy, test, task, on_batch, lambda n: ctx.heartbeat(step, f"test batch {n}"))
+        "test": evaluate_split(strategy, test, task, on_batch, lambda n: ctx.heartbeat(step, f"test batch {n}")),
+        "test_rows": test.order_state()["rows"],
+        "test_left_out": left_out(test),
     }
     if predictions is not None:
         name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
         said["predictions"] = predictions.write(parts.run, name)
     return said
+
+
+def left_out(reader: Reader) -> list[str]:
+    """Files of the dataset that all ranks leave out as damaged: the driver compares what is made of the others."""
+    files: list[str] = reader.order_state().get("quarantined", [])  # a mix and petastorm have other files
+    return files
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:
