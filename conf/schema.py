@@ -85,6 +85,11 @@ class TrainConfig(Strict):
     early_stopping: EarlyStopping | None = None
     best_metric: str = "loss"
     best_mode: Literal["min", "max"] = "min"
+    export: Literal["best", "last"] = Field(
+        "best",
+        description="the step whose weights become the model: the best by best_metric, or the last, the steadier one "
+        "where the schedule ends near zero",
+    )
     log_every_steps: PositiveInt = 10
     max_skipped_steps: Annotated[int, Field(ge=0)] = Field(
         20, description="consecutive steps with a gradient that is not finite before training gives up"

@@ -194,9 +194,9 @@ def resume(parts: Parts, checkpoints: Checkpointer, facts: dict[str, Any]) -> Tr
 
 
 def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> dict[str, Any]:
-    """Write the whole model of the best step (the last one where none is better) as one file; what the summary says."""
+    """Write the whole model of the step `train.export` names as one file; what the summary says."""
     strategy, said = parts.strategy, dict[str, Any]()
-    if state.best_step not in (None, state.step):
+    if parts.config.train.export == "best" and state.best_step not in (None, state.step):
         best = checkpoints.best(parts.config.train.best_mode)
         if best is not None:
             state_dict = strategy.state_dict()

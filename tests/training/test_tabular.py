@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.models.tabular import Tabular, TabularEnsemble
+from training.models.tabular import Tabular
 
 CODED, NUMERIC = {"carrier": 5, "origin": 4}, ["temp", "wind", "distance"]
 
@@ -68,16 +68,3 @@ def test_additive_only_columns_are_never_combined_with_others() -> None:
 def test_impossible_models_are_refused(coded: dict, numeric: list, args: dict, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         Tabular(coded, numeric, **args)
-
-
-def test_an_ensemble_is_the_mean_of_members_that_drew_differently() -> None:
-    members = [Tabular(CODED, NUMERIC, width=8) for _ in range(3)]
-    columns = rows()
-    outputs = [member(columns) for member in members]
-    assert not torch.equal(outputs[0], outputs[1])
-    torch.testing.assert_close(TabularEnsemble(members)(columns), torch.stack(outputs).mean(dim=0))
-
-
-def test_an_ensemble_without_members_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.args\.members = 0"):
-        TabularEnsemble.from_manifest(None, members=0)  # type: ignore[arg-type]

@@ -241,6 +241,9 @@ def test_the_best_checkpoint_is_what_is_exported(crew: Crew, table: Path, tmp_pa
     job = Job(tmp_path / "run", table, *words, "train.best_mode=max").run(crew, 1)
     best = job.summary["best_step"]
     assert best is not None and best < 30 and job.summary["exported_step"] == best
+    last = Job(tmp_path / "last", table, *words, "train.best_mode=max", "train.export=last").run(crew, 1)
+    assert last.summary["best_step"] == best and "exported_step" not in last.summary
+    assert last.summary["test"] != job.summary["test"]
 
 
 def test_rows_that_give_no_finite_gradient_are_skipped_by_all_ranks(
@@ -249,5 +252,5 @@ def test_rows_that_give_no_finite_gradient_are_skipped_by_all_ranks(
     table = write_table(tmp_path_factory.mktemp("poisoned"), poisoned=True)
     job = Job(tmp_path / "run", table).run(crew, 2)
     assert [r["skipped_steps"] for r in job.results] == [3, 3], "one bad row in each of three epochs"
-    with pytest.raises(WorkerFailed, match=r"not finite.*first on rank [01]"):
+    with pytest.raises(WorkerFailed, match=r"not finite.*samples up to \d+.*first on rank [01]"):
         Job(tmp_path / "strict", table, "train.max_skipped_steps=0").run(crew, 2)

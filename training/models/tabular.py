@@ -135,26 +135,3 @@ class Tabular(nn.Module):
             x_BH = block(x_BH)
         out: torch.Tensor = self.head(self.norm(x_BH)) + torch.stack(wide).sum(dim=0)
         return out.squeeze(1) if self.outputs == 1 else out
-
-
-class TabularEnsemble(nn.Module):
-    """The mean output of several Tabular models that differ in nothing but what they drew at the start.
-
-    Where rows are unlike the training rows, one model's answer depends on its draw; the mean of several does less.
-    After Lakshminarayanan et al. 2017 (arXiv:1612.01474); differs in that the members learn together, from the loss of
-    their mean, so that one optimizer and one checkpoint hold them all.
-    """
-
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-
-    @classmethod
-    def from_manifest(cls, manifest: DatasetManifest, members: int = 4, **args: Any) -> TabularEnsemble:
-        """`args`: each member's, as of Tabular."""
-        if members < 1:
-            raise ValueError(f"model.args.members = {members}: an ensemble has one member or more")
-        return cls([Tabular.from_manifest(manifest, **args) for _ in range(members)])
-
-    def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.stack([member(columns) for member in self.members]).mean(dim=0)
