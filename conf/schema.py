@@ -101,12 +101,14 @@ class TrainConfig(Strict):
 class ReportConfig(Strict):
     share_by: list[str] = Field([], description="columns of the raw rows by which the report shows the positive share")
     baselines: bool = Field(
-        True, description="also fit the majority rate and a Spark logistic regression (binary task)"
+        True,
+        description="also fit the majority rate and, where there are scalar features, a Spark logistic regression "
+        "(binary task); one that fails is a warning",
     )
     must_beat: list[Literal["loss", "auc", "accuracy", "perplexity"]] = Field(
         [],
-        description="test metrics in which the model must beat every baseline; else it is registered without "
-        "tracking.alias and the job's exit code is 6",
+        description="test metrics in which the model must beat every baseline; else, and where a baseline "
+        "cannot be computed, it is registered without tracking.alias and the job's exit code is 6",
     )
     sample_prompt: str = Field("", description="language_model: text the sample in the report begins with")
     sample_tokens: PositiveInt = 200

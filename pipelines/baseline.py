@@ -3,46 +3,104 @@ logistic regression (one-hot codes + numbers)."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import OneHotEncoder, VectorAssembler
 from pyspark.ml.functions import vector_to_array
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.manifest import Column, DatasetManifest
-from conf.storage import Storage
+from conf.manifest import Column
+from pipelines.chosen import Chosen
 
+log = logging.getLogger(__name__)
 Scores = dict[str, float]
+MAJORITY, LOGISTIC = "majority rate", "logistic regression (Spark MLlib)"
 
 
-def read_split(spark: SparkSession, folder: Storage, manifest: DatasetManifest, split: str) -> DataFrame:
-    """The listed files of one split as a DataFrame; unlisted files of the folder are never read."""
-    return spark.read.parquet(*[f"{spark_path(folder)}/{file.path}" for file in manifest.files_of(split)])
+@dataclass(frozen=True)
+class Baselines:
+    """Scores by name of baseline, on the test rows, and why others have none."""
+
+    scores: dict[str, Scores] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
-def spark_path(folder: Storage) -> str:
-    """The folder as Spark writes it: local paths made absolute with their scheme, others as the user wrote them."""
-    return f"file://{folder.root}" if folder.is_local else folder.uri.partition("?")[0]
+def fit_baselines(spark: SparkSession, train: Chosen, test: Chosen, read: Sequence[Column], label: Column) -> Baselines:
+    """`read`: what the model is fed, and its label. Without scalar features there is the majority rate alone; what fails
+    is a warning."""
+    scalar = [c for c in read if c.layout == "scalar" and c.name != label.name]
+
+    def frames() -> tuple[DataFrame, DataFrame]:
+        names = [c.name for c in (*scalar, label)]
+        return prepared(train.frame(spark, names), scalar, label), prepared(test.frame(spark, names), scalar, label)
+
+    fits = {MAJORITY: lambda: majority_scores(*frames())}
+    if scalar:
+        fits[LOGISTIC] = lambda: logistic_scores(*frames(), scalar)
+    return attempted(fits)
 
 
-def majority_scores(train: DataFrame, test: DataFrame, label: str) -> Scores:
-    """Always predict the training split's positive share. Log loss in nats, AUC 0.5 by definition."""
-    guess = train.agg(F.avg(F.col(label).cast("double"))).first()[0]  # type: ignore[index]
-    truth = test.agg(F.avg(F.col(label).cast("double"))).first()[0]  # type: ignore[index]
+def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
+    """What each gives, or why it gives nothing: the model is trained by now, and not theirs to lose."""
+    found = Baselines()
+    for name, fit in fits.items():
+        try:
+            scores = fit()
+            if odd := [metric for metric, value in scores.items() if value is None or not math.isfinite(value)]:
+                raise ValueError(f"{', '.join(odd)}: not a finite number")
+            found.scores[name] = scores
+        except Exception as error:
+            found.missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            log.warning("baseline %s: %s; the report goes without it", name, found.missing[name])
+    return found
+
+
+def prepared(frame: DataFrame, features: Sequence[Column], label: Column) -> DataFrame:
+    """Features as doubles (MLlib knows no other kind), `<name>__valid` beside masked ones, the label as `__label`."""
+    stored = dict(frame.dtypes)
+    made = {column.name: as_number(column, stored[column.name]) for column in features}
+    made |= {f"{c.name}__valid": F.col(c.name).isNotNull().cast("double") for c in features if c.nulls == "mask"}
+    made["__label"] = as_number(label, stored[label.name])
+    return frame.select(*(value.alias(name) for name, value in made.items()))
+
+
+def as_number(column: Column, stored: str) -> SparkColumn:
+    """A stored column as a double, without the nulls and NaN that MLlib refuses: they become what the reader makes of
+    nulls."""
+    value = F.col(column.name)
+    if stored == "date":
+        value = F.unix_date(value)
+    elif stored.startswith("timestamp"):
+        value = F.unix_micros(value.cast("timestamp"))
+    number = value.cast("double")
+    fill = float(column.fill) if column.nulls == "fill" and column.fill is not None else 0.0
+    return F.when(number.isNull() | F.isnan(number), F.lit(fill)).otherwise(number)
+
+
+def majority_scores(train: DataFrame, test: DataFrame) -> Scores:
+    """Always predict the training rows' positive share."""
+    guess, truth = (frame.agg(F.avg("__label")).first()[0] for frame in (train, test))  # type: ignore[index]
+    return constant_scores(guess, truth)
+
+
+def constant_scores(guess: float, truth: float) -> Scores:
+    """One guess for every row, of whom a share of `truth` is positive. Log loss in nats, AUC 0.5 by definition."""
     clipped = min(max(guess, 1e-15), 1 - 1e-15)
     loss = -(truth * math.log(clipped) + (1 - truth) * math.log(1 - clipped))
-    return {"loss": loss, "auc": 0.5, "accuracy": max(truth, 1 - truth) if (guess > 0.5) == (truth > 0.5) else truth}
+    return {"loss": loss, "auc": 0.5, "accuracy": truth if guess > 0.5 else 1 - truth}
 
 
-def logistic_scores(train: DataFrame, test: DataFrame, features: list[Column], label: str) -> Scores:
+def logistic_scores(train: DataFrame, test: DataFrame, features: Sequence[Column]) -> Scores:
     """Log loss in nats, ROC AUC and accuracy of MLlib's logistic regression on the test rows."""
     coded = [c.name for c in features if c.cardinality is not None]
-    numeric = [c.name for c in features if c.cardinality is None]
-    train, test = (_prepared(frame, numeric, label) for frame in (train, test))
-    columns = [*numeric]
+    columns = [name for name in train.columns if name not in {*coded, "__label"}]
     if coded:
         encoder = OneHotEncoder(inputCols=coded, outputCols=[f"{c}__onehot" for c in coded], handleInvalid="keep")
         encoder_model = encoder.fit(train)
@@ -67,21 +125,3 @@ def logistic_scores(train: DataFrame, test: DataFrame, features: list[Column], l
         scored
     )
     return {"loss": row["loss"], "auc": auc, "accuracy": row["accuracy"]}
-
-
-def _prepared(frame: DataFrame, numeric: list[str], label: str) -> DataFrame:
-    """Numbers as doubles (MLlib knows no other kind), label as `__label`."""
-    casts = {name: F.col(name).cast("double") for name in numeric}
-    return frame.withColumns(casts | {"__label": F.col(label).cast("double")})
-
-
-def baseline_scores(
-    spark: SparkSession, folder: Storage, manifest: DatasetManifest, label: str, train_split: str, test_split: str
-) -> dict[str, Scores]:
-    """Scores by name of baseline, on the test split."""
-    train, test = (read_split(spark, folder, manifest, split) for split in (train_split, test_split))
-    features = [c for c in manifest.columns if c.role == "feature" and c.layout == "scalar"]
-    return {
-        "majority rate": majority_scores(train, test, label),
-        "logistic regression (Spark MLlib)": logistic_scores(train, test, features, label),
-    }

@@ -67,7 +67,7 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
             timings.since("spark_s", began)
             describe_job(tracker, resolved, spark, fingerprint)
             if train:
-                check_slots(spark, config.launch.world)
+                check_slots(spark, config.launch.world, config.launch.min_world)
             dataset = found or build_dataset(spark, resolved, tracker, commit, timings)
             if record is None:
                 return Exit.OK
@@ -120,7 +120,7 @@ def train_and_report(
         evaluation = evaluate.evaluate(spark, config, dataset, folder, trained)
         tracker.metrics(evaluate.EVALUATE, trained.summary["steps"], evaluation.flat())
         timings.since("evaluate_s", evaluating)
-        lost = evaluate.lost_to(evaluation.scores, config.report.must_beat)
+        lost = evaluate.lost_to(evaluation.scores, config.report.must_beat, evaluation.missing)
         publish_model(tracker, config, dataset.manifest, folder, trained, evaluation, None if lost else alias)
     timings.seconds["total_s"] = time.monotonic() - began
     summary = {
@@ -135,6 +135,7 @@ def train_and_report(
         "etl": dataset.seconds,
         "train": trained.summary,
         "scores": evaluation.scores,
+        "missing": evaluation.missing,
         "predictions": trained.predictions,
         "sample": evaluation.sample,
         "per_step_s": trained.per_step_s,

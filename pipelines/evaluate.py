@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,13 @@ from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
 from conf.storage import Storage
 from pipelines import serving
-from pipelines.baseline import baseline_scores
+from pipelines.baseline import fit_baselines
+from pipelines.chosen import Chosen, chosen_rows
 from pipelines.etl_job import Dataset
 from pipelines.train_job import Trained
 from training.metrics import binary_scores
 from training.models.gpt import perplexity
+from training.worker import pick_columns
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"
@@ -32,13 +34,15 @@ HIGHER_IS_BETTER = frozenset({"auc", "accuracy"})
 @dataclass(frozen=True)
 class Evaluation:
     """`scores`: name -> metric -> value, the model first. `labels`, `predictions`: one entry per test row, in the
-    dataset's order; empty where the task has none. `groups`: column -> value of each test row, as text."""
+    dataset's order; empty where the task has none. `groups`: column -> value of each test row, as text. `missing`:
+    baseline that could not be computed -> why."""
 
     scores: dict[str, dict[str, float]]
     labels: np.ndarray = field(default_factory=lambda: np.zeros(0))
     predictions: np.ndarray = field(default_factory=lambda: np.zeros(0))
     groups: dict[str, np.ndarray] = field(default_factory=dict)
     sample: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
 
     def flat(self) -> dict[str, float]:
         """`test/auc` for the model, `test/<baseline>/auc` beside it."""
@@ -59,21 +63,43 @@ def evaluate(spark: SparkSession, config: RunConfig, dataset: Dataset, run: Stor
         return evaluate_text(config, dataset, run, trained, split)
     if not trained.predictions:
         return Evaluation(scores)
-    labels, predictions = read_predictions(run, trained.predictions, dataset.manifest.splits[split].rows)
+    test = tested_rows(config, dataset, trained.summary)
+    labels, predictions = read_predictions(run, trained.predictions, scored_count(config, dataset, trained.summary))
+    missing: dict[str, str] = {}
     if config.model.task == "binary":
         scores[MODEL] |= binary_scores(labels, predictions)
-        label = config.model.label or next(c.name for c in dataset.manifest.columns if c.role == "label")
         if config.report.baselines:
-            scores |= baseline_scores(spark, dataset.folder, dataset.manifest, label, "train", split)
-    return Evaluation(scores, labels, predictions, share_groups(config, dataset, split))
+            train = chosen_rows(dataset, "train", config.data, trained.summary["train_left_out"])
+            picked = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
+            assert picked.label is not None, "a binary task has a label"
+            read = [dataset.manifest.column(name) for name in picked.read]
+            baselines = fit_baselines(spark, train, test, read, dataset.manifest.column(picked.label))
+            scores, missing = scores | baselines.scores, baselines.missing
+    return Evaluation(scores, labels, predictions, share_groups(config, dataset, test), missing=missing)
 
 
-def lost_to(scores: dict[str, dict[str, float]], metrics: Iterable[str]) -> list[str]:
+def tested_rows(config: RunConfig, dataset: Dataset, summary: dict[str, Any]) -> Chosen:
+    """The rows of the test split that the ranks have scored."""
+    assert config.train.test_split is not None
+    return chosen_rows(dataset, config.train.test_split, config.data, summary.get("test_left_out", []))
+
+
+def scored_count(config: RunConfig, dataset: Dataset, summary: dict[str, Any]) -> int:
+    """How many they are by the ranks' own count; older runs read whole splits, and do not say."""
+    assert config.train.test_split is not None
+    return int(summary.get("test_rows", dataset.manifest.splits[config.train.test_split].rows))
+
+
+def lost_to(
+    scores: dict[str, dict[str, float]], metrics: Iterable[str], missing: Mapping[str, str] | None = None
+) -> list[str]:
     """A line for each baseline that the model does not beat in one of `metrics`; a baseline without it is passed over.
 
-    `scores`: as Evaluation's. A metric the model has not, or one that is not a number, beats nothing.
+    `scores`, `missing`: as Evaluation's. A metric the model has not, or one that is not a number, beats nothing; nor is
+    a baseline beaten that could not be computed.
     """
-    lost = []
+    metrics = list(metrics)
+    lost = [f"{name} could not be computed ({why})" for name, why in (missing or {}).items() if metrics]
     for metric in metrics:
         ours = scores[MODEL].get(metric, math.nan)
         for name, theirs in ((name, s[metric]) for name, s in scores.items() if name != MODEL and metric in s):
@@ -95,9 +121,9 @@ def evaluate_text(config: RunConfig, dataset: Dataset, run: Storage, trained: Tr
     return Evaluation(scores, sample=config.report.sample_prompt + written)
 
 
-def share_groups(config: RunConfig, dataset: Dataset, split: str) -> dict[str, np.ndarray]:
-    """Column -> text value of every row of the split, for the columns of `report.share_by`."""
-    return {name: group_values(dataset.folder, dataset.manifest, split, name) for name in config.report.share_by}
+def share_groups(config: RunConfig, dataset: Dataset, test: Chosen) -> dict[str, np.ndarray]:
+    """Column -> text value of every test row, for the columns of `report.share_by`."""
+    return {name: group_values(test.column(name), dataset.manifest, name) for name in config.report.share_by}
 
 
 def read_predictions(run: Storage, files: list[str], rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,13 +142,9 @@ def read_predictions(run: Storage, files: list[str], rows: int) -> tuple[np.ndar
     return table["label"].to_numpy()[order].astype(np.float64), values[order]
 
 
-def group_values(folder: Storage, manifest: DatasetManifest, split: str, column: str) -> np.ndarray:
-    """The column's values over the split in stored order, dictionary codes turned back into what they stand for."""
-    parts = [
-        pq.read_table(folder.path(file.path), columns=[column], filesystem=folder.fs)[column]
-        for file in manifest.files_of(split)
-    ]
-    values = pa.chunked_array(parts).to_numpy()
+def group_values(stored: pa.ChunkedArray, manifest: DatasetManifest, column: str) -> np.ndarray:
+    """The column's values as text, dictionary codes turned back into what they stand for."""
+    values = stored.to_numpy()
     vocabulary = next(
         (s["values"] for s in manifest.features.get("features", []) if s["name"] == column and "values" in s), None
     )

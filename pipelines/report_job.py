@@ -8,7 +8,7 @@ from conf.load import Resolved, leaves
 from conf.manifest import ManifestError, read_manifest
 from conf.storage import Storage, open_storage
 from pipelines.etl_job import Dataset
-from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, share_groups
+from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, scored_count, share_groups, tested_rows
 from pipelines.report import HeldOut, ReportInputs, build_report, publish
 from pipelines.runs import Runs
 from pipelines.train_job import Trained
@@ -43,11 +43,13 @@ def redraw(resolved: Resolved) -> str:
     summary = json.loads(folder.read_bytes("summary.json"))
     where = open_storage(summary["dataset"])
     dataset = Dataset(read_manifest(where), where)
-    split, evaluation = config.train.test_split, Evaluation(summary["scores"], sample=summary["sample"])
-    if split is not None and summary["predictions"]:
-        rows = dataset.manifest.splits[split].rows
+    missing = summary.get("missing", {})
+    evaluation = Evaluation(summary["scores"], sample=summary["sample"], missing=missing)
+    if config.train.test_split is not None and summary["predictions"]:
+        rows = scored_count(config, dataset, summary["train"])
         labels, predictions = read_predictions(folder, summary["predictions"], rows)
-        evaluation = Evaluation(summary["scores"], labels, predictions, share_groups(config, dataset, split))
+        groups = share_groups(config, dataset, tested_rows(config, dataset, summary["train"]))
+        evaluation = Evaluation(summary["scores"], labels, predictions, groups, missing=missing)
     trained = Trained(
         summary["train"],
         summary["predictions"],
@@ -72,7 +74,7 @@ def report_inputs(
     tracking_url: str | None,
 ) -> ReportInputs:
     config, summary, manifest = resolved.config, trained.summary, dataset.manifest
-    lost, alias = lost_to(evaluation.scores, config.report.must_beat), config.tracking.alias
+    lost, alias = lost_to(evaluation.scores, config.report.must_beat, evaluation.missing), config.tracking.alias
     label = next((c.name for c in manifest.columns if c.role == "label"), "positive")
     facts = {
         "run": folder.uri,
@@ -86,6 +88,8 @@ def report_inputs(
     }
     if lost:
         facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
+    if evaluation.missing:
+        facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in evaluation.missing.items())
     if tracking_url:
         facts["MLflow"] = tracking_url
     binary = config.model.task == "binary" and len(evaluation.labels) > 0

@@ -31,3 +31,10 @@ def test_every_baseline_must_be_beaten_in_every_metric(
 @pytest.mark.parametrize("ours", [{"loss": math.nan}, {}])
 def test_what_is_not_a_number_beats_nothing(ours: dict[str, float]) -> None:
     assert len(lost_to({MODEL: ours} | BASELINES, ["loss"])) == 2
+
+
+def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:
+    missing = {"logistic regression": "out of memory"}
+    ours = {MODEL: {"loss": 0.4}, "majority rate": {"loss": 0.6}}
+    assert lost_to(ours, ["loss"], missing) == ["logistic regression could not be computed (out of memory)"]
+    assert lost_to(ours, [], missing) == []

@@ -1,0 +1,63 @@
+"""Which rows of a split the ranks read, seen from the driver: what is compared with their work is made of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.manifest import DataFile
+from conf.schema_data import DataConfig
+from conf.storage import Storage
+from pipelines.etl_job import Dataset
+from training.data.select import make_keep
+from training.data.source import Keep
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The rows of `files` for which the readers' own filter holds (None: all), in stored order."""
+
+    folder: Storage
+    files: tuple[DataFile, ...]
+    keep: Keep | None
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """The column's stored values."""
+        parts = []
+        for file in self.files:
+            table = pq.read_table(self.folder.path(file.path), columns=self._with([name]), filesystem=self.folder.fs)
+            parts.append((table if self.keep is None else table.filter(self.keep.expression))[name])
+        return pa.chunked_array(parts)
+
+    def frame(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
+        """The named columns in Spark; unlisted files of the folder are never read."""
+        frame = spark.read.parquet(*[f"{spark_path(self.folder)}/{file.path}" for file in self.files])
+        frame = frame.select(*self._with(names))
+        if self.keep is None:
+            return frame
+        expression = self.keep.expression  # pyarrow's, for Spark's own comparisons treat NaN and null otherwise
+
+        def kept(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield from pa.Table.from_batches([batch]).filter(expression).to_batches()
+
+        return frame.mapInArrow(kept, frame.schema)
+
+    def _with(self, names: Iterable[str]) -> list[str]:
+        """The names, and those the filter looks at."""
+        return list(dict.fromkeys([*names, *sorted(self.keep.columns if self.keep else ())]))
+
+
+def chosen_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> Chosen:
+    """What readers of the split serve; `left_out`: the files that the ranks have found damaged."""
+    files = tuple(file for file in dataset.manifest.files_of(split) if file.path not in left_out)
+    return Chosen(dataset.folder, files, make_keep(dataset.manifest, data.filters) if data.filters else None)
+
+
+def spark_path(folder: Storage) -> str:
+    """The folder as Spark writes it: local paths made absolute with their scheme, others as the user wrote them."""
+    return f"file://{folder.root}" if folder.is_local else folder.uri.partition("?")[0]
