@@ -74,7 +74,7 @@ def run_barrier(
     """Run `job` on `world` slots of Spark. Raises WorkerFailed, LaunchError or Cancelled; no process is left by
     then."""
     job.to_json()  # what cannot travel is said before anything starts
-    check_slots(spark, world)
+    check_slots(spark, world, control=control)
     with barrier_crew(spark, world, job.preload, options) as crew:
         return crew.run(job, world, on_event, attempt, control, Limits(start_timeout_s, hang_timeout_s))
 

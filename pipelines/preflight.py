@@ -12,6 +12,7 @@ import time
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from training.attempt import Control
 from training.crew import Crew
 from training.facts import collect_facts, problems, unfit_for_horovod, unreachable
 from training.failure import LaunchError, PreflightError
@@ -41,9 +42,16 @@ def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
     return min(limits, default=None)
 
 
-def check_slots(spark: SparkSession, world: int, wait_s: float = 20.0) -> None:
-    """LaunchError at once where the application can never run `world` tasks together; else waits for executors to
-    come."""
+def check_slots(
+    spark: SparkSession,
+    world: int,
+    least: int | None = None,
+    wait_s: float = 20.0,
+    control: Control | None = None,
+) -> None:
+    """LaunchError at once where the application can never run `least` ranks together (launch.min_world; None: all of
+    `world`); else waits for executors to come. Cancelled where an end is asked for meanwhile."""
+    key, least = ("launch.world", world) if least is None else ("launch.min_world", least)
     sc = spark.sparkContext
     master = str(sc.master)
     conf = dict(sc.getConf().getAll())
@@ -53,19 +61,21 @@ def check_slots(spark: SparkSession, world: int, wait_s: float = 20.0) -> None:
             "(SPARK-24942); set --conf spark.dynamicAllocation.enabled=false --conf spark.executor.instances=<n>"
         )
     ceiling = slots_ceiling(master, conf)
-    if ceiling is not None and world > ceiling:
-        raise LaunchError(too_few_slots(world, ceiling, master))
+    if ceiling is not None and least > ceiling:
+        raise LaunchError(too_few_slots(least, ceiling, master, key))
     deadline = time.monotonic() + wait_s
-    while (free := slots(sc)) < world:
+    while (free := slots(sc)) < least:
         if time.monotonic() > deadline:
-            raise LaunchError(too_few_slots(world, free, master))
+            raise LaunchError(too_few_slots(least, free, master, key))
+        if control is not None:
+            control.heed("slots were waited for")
         time.sleep(0.1)
 
 
-def too_few_slots(world: int, count: int, master: str) -> str:
+def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world") -> str:
     return (
-        f"launch.world = {world}: {master} has {count} task slot{'' if count == 1 else 's'}, and each rank needs one; "
-        f"set launch.world to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
+        f"{key} = {ranks}: {master} has {count} task slot{'' if count == 1 else 's'}, and each rank needs one; "
+        f"set {key} to {count} or less, or give Spark more cores (or GPUs) for as many tasks"
     )
 
 

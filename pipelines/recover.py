@@ -23,7 +23,7 @@ from pipelines.preflight import check_slots, slots
 from training.attempt import Control, Limits, OnEvent
 from training.crew import Crew, log_event
 from training.elastic import PLANNED, Decision, Ended, Policy, best_world, decide, should_grow, steps_lost
-from training.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
+from training.failure import LaunchError, PreflightError, WorkerFailed
 from training.job import JobResult, JobSpec
 from training.launch import local_crew
 
@@ -77,7 +77,7 @@ def run_with_recovery(
     first_attempt: int = 1,
 ) -> JobResult:
     """Run `make_job(attempt, world)` until it returns a result that is finished; see Recovery for the rest."""
-    check_slots(spark, policy.world if policy.min_world is None else policy.min_world)
+    check_slots(spark, policy.world, policy.min_world, control=control)
     platform = spark_platform(spark, options or StageOptions())
     recovery = Recovery(platform, make_job, policy, on_event, latest_step, is_finished, control, limits)
     return recovery.run(first_attempt)
@@ -128,9 +128,10 @@ class Recovery:
                         raise  # the user wants an end, not another attempt
                     ended, problem = describe(error, attempt, world, from_step), error
                 else:
-                    if self._planned is None or self._is_finished(result):
+                    if self._is_finished(result) or self._control.stopping:
                         return result
-                    ended = Ended(attempt, world, self._planned, from_step)
+                    # An end nobody asked for is no result: tried again, and counted as a failure.
+                    ended = Ended(attempt, world, self._planned or "unfinished", from_step)
                 decision = self._decide(ended)
                 self._tell(ended, decision, problem)
                 if decision.action == "stop":
@@ -151,6 +152,7 @@ class Recovery:
         job = self._make_job(attempt, world)
         crew = self._usable_crew(world, job.preload)
         self._planned, self._world = None, world
+        self._control.forget_planned()
         with self._watching():
             return crew.run(job, world, self._listen, attempt, self._control, limits=self._limits)
 
@@ -186,11 +188,10 @@ class Recovery:
             self._wait(0.2)
 
     def _wait(self, seconds: float) -> None:
-        """Sleep, but not through a cancel."""
+        """Sleep, but not through a cancel or a stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self._control.cancelled:
-                raise Cancelled("cancelled between attempts")
+            self._control.heed("no attempt was running")
             time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
 
     @contextmanager
@@ -208,7 +209,7 @@ class Recovery:
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(WATCH_S) and self._planned is None:
             with contextlib.suppress(Exception):  # the JVM is ending; the attempt hears of it too
-                if self._platform.leaving() - self._left:
+                if self._platform.leaving() - self._left and not over.is_set():
                     self._end_for("decommission")
 
     def _end_for(self, reason: str) -> None:

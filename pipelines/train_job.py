@@ -9,17 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from conf.load import Resolved
+from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
 from conf.schema_launch import LaunchConfig
 from conf.storage import Storage
 from pipelines.barrier import StageOptions, training_profile
 from pipelines.etl_job import Dataset
 from pipelines.figures import History, curves, to_png
+from pipelines.plan import layout_problems_of
 from pipelines.progress import Progress
 from pipelines.recover import run_with_recovery
 from training.attempt import Control, Limits
@@ -76,7 +79,7 @@ def train(
             result = run_with_recovery(
                 spark,
                 make_job,
-                policy(resolved.config),
+                policy(resolved.config, dataset.manifest),
                 events.on_event,
                 latest_step=lambda: latest_step(run),
                 is_finished=lambda result: bool(result.result["finished"]),
@@ -130,7 +133,9 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
     return JobSpec(ENTRY, payload, preload=preload, collective_timeout_s=timeout_s)
 
 
-def policy(config: RunConfig) -> Policy:
+def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> Policy:
+    """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are passed
+    over."""
     launch, parallel = config.launch, config.parallel
     fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
     return Policy(
@@ -140,7 +145,12 @@ def policy(config: RunConfig) -> Policy:
         launch.backoff_s,
         launch.max_backoff_s,
         multiple_of=math.prod(fixed),
+        fits=cache(lambda world: not layout_problems_of(on_world(config, world), manifest)),
     )
+
+
+def on_world(config: RunConfig, world: int) -> RunConfig:
+    return config.model_copy(update={"launch": config.launch.model_copy(update={"world": world})})
 
 
 def stage_options(launch: LaunchConfig) -> StageOptions:

@@ -70,6 +70,17 @@ class Control:
     def ask(self, request: str) -> None:
         self._requests.put(request)
 
+    def heed(self, doing: str) -> None:
+        """For whoever waits while no rank runs: Cancelled where an end is wanted, for there is nothing to save."""
+        if self.stopping or self.cancelled:
+            raise Cancelled(f"cancelled while {doing}")
+
+    def forget_planned(self) -> None:
+        """Before an attempt: a stop that was not the user's, and came when the attempt it was meant for had ended."""
+        for request in self.pending():
+            if request != "stop" or self.stopping:
+                self.ask(request)
+
     def pending(self) -> list[str]:
         found = []
         while True:

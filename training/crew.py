@@ -89,10 +89,12 @@ class Crew:
             return
         self._inbox.put((agent, message))
 
-    def gather(self, count: int, timeout_s: float) -> None:
-        """Wait until `count` agents offer seats; LaunchError says how many do."""
+    def gather(self, count: int, timeout_s: float, control: Control | None = None) -> None:
+        """Wait until `count` agents offer seats; LaunchError says how many do. Cancelled where an end is asked for."""
         deadline = time.monotonic() + timeout_s
         while len(self.seats) < count:
+            if control is not None:
+                control.heed(f"{count - len(self.seats)} of {count} agents were waited for")
             if why := self.trouble():
                 raise LaunchError(f"the agents could not be started: {why}")
             if time.monotonic() > deadline:
@@ -123,7 +125,7 @@ class Crew:
         document = job.to_json()
         began = time.monotonic()
         limits = limits or Limits()
-        self.gather(world, limits.start_s)
+        self.gather(world, limits.start_s, control)
         seats = choose_seats(self.seats, world)
         if fresh := [seat for seat in seats if seat.agent not in self._checked]:
             self.check(self, seats)

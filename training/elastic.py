@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,7 @@ class Policy:
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
     multiple_of: int = 1  # worlds must be a multiple: pipeline stages times tensor ranks
+    fits: Callable[[int], bool] = lambda world: True  # whether the layout can be put on a multiple that is no `world`
 
     def __post_init__(self) -> None:
         if self.min_world is not None and self.min_world > self.world:
@@ -73,7 +74,8 @@ def decide(history: Sequence[Ended], slots: int, policy: Policy) -> Decision:
     world = best_world(slots, policy)
     if world == 0:
         least = policy.world if policy.min_world is None else policy.min_world
-        return Decision("stop", 0, 0.0, f"{slots} slots are left, at least {least} are needed (launch.min_world)")
+        why = f"{slots} slots are left: no world of at least {least} (launch.min_world) fits on them and the layout"
+        return Decision("stop", 0, 0.0, why)
     wait_s = 0.0 if last.cause in PLANNED else backoff(history, policy)
     action: Action = "grow" if world > last.world else "shrink" if world < last.world else "retry"
     return Decision(action, world, wait_s, f"{last.cause} in attempt {last.attempt} on {last.world} ranks")
@@ -109,10 +111,12 @@ def is_users(first: Ended, second: Ended) -> bool:
 
 
 def best_world(slots: int, policy: Policy) -> int:
-    """The largest world allowed on `slots`; 0 where none is."""
-    world = min(slots, policy.world) // policy.multiple_of * policy.multiple_of
-    least = policy.world if policy.min_world is None else policy.min_world
-    return world if world >= least and world > 0 else 0
+    """The largest world allowed on `slots`; 0 where none is. Whether `policy.world` itself fits is not asked here: what
+    is wrong with it was said before anything started."""
+    least = max(1, policy.world if policy.min_world is None else policy.min_world)
+    most = min(slots, policy.world) // policy.multiple_of * policy.multiple_of
+    worlds = range(most, least - 1, -policy.multiple_of)
+    return next((world for world in worlds if world == policy.world or policy.fits(world)), 0)
 
 
 def backoff(history: Sequence[Ended], policy: Policy) -> float:

@@ -6,15 +6,19 @@ import socket
 import zipfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import training.facts
+from pipelines import preflight
 from pipelines.package import write_archive
 from pipelines.preflight import check_hosts
+from training.attempt import Control
+from training.crew import Crew
 from training.facts import code_digest, collect_facts, problems, unfit_for_horovod, unreachable
-from training.failure import LaunchError
+from training.failure import Cancelled, LaunchError
 from training.job import JobSpec
 from training.launch import local_crew
 
@@ -50,6 +54,39 @@ def test_each_difference_is_one_line(changed: dict[str, Any], words: str | None)
     assert len(found) == (words is not None)
     if words is not None:
         assert found[0].startswith(words)
+
+
+def asked_to(what: str) -> Control:
+    control = Control()
+    getattr(control, what)()
+    return control
+
+
+@pytest.mark.parametrize("what", ["stop", "cancel"])
+def test_an_end_is_heard_while_slots_or_agents_are_waited_for(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """They may never come, and the terminal must not be deaf until then."""
+    monkeypatch.setattr(preflight, "slots", lambda sc: 0)
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    with pytest.raises(Cancelled, match="slots were waited for"):
+        preflight.check_slots(session, 2, control=asked_to(what))
+    with Crew("127.0.0.1") as crew, pytest.raises(Cancelled, match="2 of 2 agents were waited for"):
+        crew.gather(2, 60, asked_to(what))
+
+
+def test_fewer_slots_than_ranks_are_enough_to_begin_where_the_world_may_shrink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "slots", lambda sc: 2)
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local[2]", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    preflight.check_slots(session, 4, 2)
+    with pytest.raises(LaunchError, match=r"launch\.min_world = 3: local\[2\] has 2 task slots"):
+        preflight.check_slots(session, 4, 3)
+    with pytest.raises(LaunchError, match=r"launch\.world = 4: local\[2\] has 2 task slots"):
+        preflight.check_slots(session, 4)
 
 
 def test_code_is_compared_only_where_it_is_shipped() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from pipelines.recover import Platform, Recovery, local_platform, spark_platform
 from training.attempt import Control, Limits
 from training.crew import Crew
 from training.elastic import Policy
-from training.failure import Cancelled, WorkerFailed
-from training.job import JobSpec
+from training.failure import Cancelled, LaunchError, WorkerFailed
+from training.job import JobResult, JobSpec
 from training.launch import local_crew
 
 pytestmark = pytest.mark.ranks
@@ -189,6 +189,101 @@ def test_a_cancel_between_attempts_is_heard(tmp_path: Path) -> None:
     with pytest.raises(Cancelled):
         job.run()
     assert time.monotonic() - began < 30
+
+
+class Filling:
+    """A cluster whose executors come one after the other: slots by seconds since it was first asked."""
+
+    def __init__(self, *slots: tuple[float, int]):
+        self._slots, self._asked = slots, 0.0
+
+    def slots(self) -> int:
+        self._asked = self._asked or time.monotonic()
+        return max(count for at, count in self._slots if time.monotonic() - self._asked >= at)
+
+    def platform(self) -> Platform:
+        return Platform(self.slots, local_crew)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "policy", "world", "waits"),
+    [
+        (Filling((0, 4)), Policy(4, min_world=1), 4, False),
+        (Filling((0, 1), (0.3, 2), (0.6, 4)), Policy(4, min_world=1), 4, False),  # the rest comes within the limit
+        (Filling((0, 1), (0.3, 3)), Policy(4, min_world=1), 3, True),  # it does not: on those there are
+        (Filling((0, 3)), Policy(4, min_world=2, multiple_of=2), 2, True),
+        (Filling((0, 1)), Policy(4, min_world=2), 4, True),  # not even the least: the launch says what is missing
+    ],
+)
+def test_the_first_attempt_waits_for_the_slots_still_coming(
+    tmp_path: Path, cluster: Filling, policy: Policy, world: int, waits: bool
+) -> None:
+    job = recovery(tmp_path, [], policy, cluster.platform())
+    job._slots_wait_s = 1.5
+    began = time.monotonic()
+    assert job._first_world() == world
+    assert (time.monotonic() - began >= 1.5) == waits
+
+
+def test_a_job_that_starts_on_the_first_free_slot_runs_on_all_that_come(tmp_path: Path) -> None:
+    """One attempt on the world wanted, not one on the first slot and another to grow."""
+    events: list[dict[str, Any]] = []
+    job = recovery(
+        tmp_path, [], Policy(2, min_world=1), Filling((0, 0), (0.1, 1), (0.5, 2)).platform(), events, sleep_s=0.0
+    )
+    job._slots_wait_s = 10.0
+    assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
+    assert not ends(events)
+
+
+def test_a_cancel_is_heard_while_slots_are_waited_for(tmp_path: Path) -> None:
+    job = recovery(tmp_path, [], Policy(2), Filling((0, 0)).platform())
+    job._slots_wait_s = 60.0
+    job._control.cancel()
+    with pytest.raises(Cancelled):
+        job.run()
+
+
+class Scripted:
+    """A crew whose attempts end at once, each `finished` or not; what is asked of them after their start comes late."""
+
+    def __init__(self, finished: list[bool], control: Control, during: Any = lambda attempt: None):
+        self.finished, self.control, self.during = finished, control, during
+        self.seats, self.asked = [None, None], list[list[str]]()
+
+    def why_over(self) -> None: ...
+
+    def run(self, job: Any, world: int, on_event: Any, attempt: int, control: Control, limits: Any) -> JobResult:
+        self.asked.append(control.pending())
+        self.during(attempt)
+        return JobResult([{"finished": self.finished[attempt - 1]}] * world, world, attempt)
+
+    def recovery(self, folder: Path, policy: Policy) -> Recovery:
+        crew: Any = nullcontext(self)
+        job = recovery(folder, [], policy, Platform(lambda: 2, lambda world, preload: crew))
+        job._control = self.control
+        return job
+
+
+def test_a_planned_stop_that_came_too_late_does_not_end_the_next_attempt(tmp_path: Path) -> None:
+    control = Control()
+    crew = Scripted([False, True], control)
+    job = crew.recovery(tmp_path, Policy(2, backoff_s=0.0))
+    crew.during = lambda attempt: job._end_for("grow") if attempt == 1 else None
+    assert job.run().result == {"finished": True}
+    assert crew.asked == [[], []]
+
+
+def test_an_end_that_nobody_asked_for_is_no_result(tmp_path: Path) -> None:
+    """Taken for one, the job would go on to publish a model there is not."""
+    crew = Scripted([False, True], Control())
+    assert crew.recovery(tmp_path, Policy(2, backoff_s=0.0)).run().result == {"finished": True}
+    crew = Scripted([False, False], Control())
+    with pytest.raises(LaunchError, match=r"launch\.max_attempts = 2"):
+        crew.recovery(tmp_path, Policy(2, max_attempts=2, backoff_s=0.0)).run()
+    stopped = Control()
+    crew = Scripted([False], stopped, lambda attempt: stopped.stop())
+    assert crew.recovery(tmp_path, Policy(2)).run().result == {"finished": False}
 
 
 @pytest.mark.spark

@@ -36,9 +36,10 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etl_job, "wanted_fingerprint", lambda config: "f")
     monkeypatch.setattr(etl_job, "require", lambda config, fingerprint: SimpleNamespace())
     monkeypatch.setattr(batch, "spark_session", lambda config: nullcontext())
-    for name in ("check_against", "describe_job", "check_slots", "log_dataset"):
+    for name in ("check_against", "describe_job", "log_dataset"):
         monkeypatch.setattr(batch, name, lambda *_, **__: None)
     monkeypatch.setattr(batch, "layout_problems_of", lambda *_: [])
+    monkeypatch.setattr(batch, "check_slots", lambda spark, world, least: None)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,14 @@ def test_attempt_numbers_survive_an_orderly_end(
         (record,) = Runs(job.config.storage.runs, "runs").records()
         assert (record.status, record.attempts) == (status, attempts)
     assert begun == [1, 3]
+
+
+def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
+    without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def check_slots(spark: Any, world: int, least: int | None) -> None:
+        raise LaunchError(f"{world} {least}")
+
+    monkeypatch.setattr(batch, "check_slots", check_slots)
+    with pytest.raises(LaunchError, match="4 2"):
+        batch.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conf.load import load_config
 from pipelines.progress import Progress
-from pipelines.train_job import Events, busy_by_rank, obeying_signals
+from pipelines.train_job import Events, busy_by_rank, obeying_signals, policy
 from training.attempt import Control
+from training.elastic import best_world
 from training.failure import Cancelled
 
 
@@ -43,6 +46,27 @@ def test_the_grace_time_ends_what_does_not_end() -> None:
         while not control.cancelled:
             signal.sigtimedwait([], 0.01)
     assert caught.value.code == 143
+
+
+@pytest.mark.parametrize(
+    ("words", "worlds"),
+    [
+        ([], [1, 2, 3, 4]),
+        (["parallel.zero=2", "parallel.shard=2", "parallel.engine=torch"], [0, 2, 2, 4]),
+        (["parallel.dp=4"], [0, 0, 0, 4]),
+        (["parallel.pp=2"], [0, 2, 2, 4]),
+    ],
+)
+def test_recovery_goes_to_the_largest_world_the_layout_accepts(
+    tmp_path: Path, words: list[str], worlds: list[int]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "{name: r, dataset: d, model: {factory: training.models.tabular:Tabular}, train: {epochs: 1, global_batch: 24},"
+        " launch: {world: 4, min_world: 1}}"
+    )
+    rules = policy(load_config(str(recipe), words).config)
+    assert [best_world(slots, rules) for slots in (1, 2, 3, 4)] == worlds
 
 
 class Recorder:

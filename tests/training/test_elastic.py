@@ -57,6 +57,9 @@ TABLE = [
     ([ended(1, "exception", None, error_type="ModuleNotFoundError")], 3, FIXED, "stop", 0),
     ([ended(1, "start")], 3, FIXED, "retry", 3),
     ([ended(1, "lost", 5, world=4)], 3, Policy(4, 2, multiple_of=2), "shrink", 2),
+    ([ended(1, "lost", 5, world=4)], 3, Policy(4, 1, fits=lambda world: world % 2 == 0), "shrink", 2),  # shard=2
+    ([ended(1, "lost", 5, world=4)], 3, Policy(4, 1, fits=lambda world: False), "stop", 0),  # dp=4
+    ([ended(1, "lost", 5, world=4)], 4, Policy(4, 1, fits=lambda world: False), "retry", 4),
 ]
 
 
