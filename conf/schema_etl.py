@@ -17,7 +17,8 @@ class SourceConfig(Strict):
     """One raw table. A file that does not match the declared columns stops the job, named with the column."""
 
     path: str = Field(
-        description="a file, a folder (all files of the format below it) or a glob; local or any storage URI"
+        description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text: all "
+        "there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
     )
     format: Literal["csv", "parquet", "text"] = "csv"
     columns: dict[str, str] = Field(

@@ -9,7 +9,7 @@ import pytest
 
 from conf.schema_etl import SourceConfig
 from etl.errors import EtlError
-from etl.source import find_source, fingerprint, read_source
+from etl.source import _split_glob, find_source, fingerprint, read_source
 from etl.views import build_rows
 
 pytestmark = pytest.mark.spark
@@ -91,8 +91,78 @@ def test_a_parquet_table_is_read_by_its_declared_columns(spark, tmp_path):
 def test_text_documents_have_path_and_text(spark, tmp_path):
     write(tmp_path / "docs/a/one.py", "first\nsecond\n")
     write(tmp_path / "docs/two.txt", "other")
-    found = find_source("d", SourceConfig(path=f"{tmp_path}/docs/*.py", format="text"))
-    assert [tuple(r) for r in read_source(spark, found).collect()] == [("a/one.py", "first\nsecond\n")]
+    write(tmp_path / f"docs{tmp_path}/docs/a b+.py", "its path repeats the root's")
+    found = find_source("d", SourceConfig(path=f"{tmp_path}/docs/**/*.py", format="text"))
+    rows = {r.path: r.text for r in read_source(spark, found).collect()}
+    again = f"{tmp_path}/docs/a b+.py".lstrip("/")
+    assert rows == {"a/one.py": "first\nsecond\n", again: "its path repeats the root's"}
+
+
+def paths_of(path, kind="csv"):
+    columns = {} if kind == "text" else {"a": "int"}
+    return [f.path for f in find_source("t", SourceConfig(path=str(path), format=kind, columns=columns)).files]
+
+
+def test_a_folder_gives_the_files_of_its_format_and_a_glob_what_it_says(tmp_path):
+    for name in ("x.csv", "y.CSV.gz", "z.json", "sub/x.csv", "sub/deep/x.csv", ".hidden/x.csv", "_new/x.csv"):
+        write(tmp_path / "d" / name, "a\n")
+    assert paths_of(tmp_path / "d") == ["sub/deep/x.csv", "sub/x.csv", "x.csv", "y.CSV.gz"]
+    assert paths_of(tmp_path / "d/*.csv") == ["x.csv"]
+    assert paths_of(tmp_path / "d/*/?.csv") == ["sub/x.csv"]
+    assert paths_of(tmp_path / "d/**/x.csv") == ["sub/deep/x.csv", "sub/x.csv", "x.csv"]
+    assert paths_of(tmp_path / "d/z.json") == ["z.json"] and len(paths_of(tmp_path / "d", "text")) == 5
+    with pytest.raises(EtlError, match=r"no files named \*\.parquet below it \(7 files lie there, such as"):
+        paths_of(tmp_path / "d", "parquet")
+    with pytest.raises(EtlError, match=r"no file matches it .*`\*\*` stands for any folders"):
+        paths_of(tmp_path / "d/*/deep.csv")
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "pattern"),
+    [
+        ("s3://b/raw/x.csv?endpoint_override=h:1", "s3://b/raw/x.csv?endpoint_override=h:1", None),
+        ("s3://b/raw/*.csv?endpoint_override=h:1", "s3://b/raw?endpoint_override=h:1", ["*.csv"]),
+        ("data/x?.csv", "data", ["x?.csv"]),
+        ("file:///data/x?.csv", "file:///data", ["x?.csv"]),
+        ("/*.csv", "/", ["*.csv"]),
+        ("*.csv", ".", ["*.csv"]),
+    ],
+)
+def test_a_question_mark_begins_the_options_of_a_uri(path, root, pattern):
+    assert _split_glob(path) == (root, pattern)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("decimal(10,2)", ["1.24", "1.2400", "-.5", "12e-1", "7"], ["1.239", "1239e-3", "0.001"]),
+        ("date", ["2013-01-01", "2013-01-01 00:00:00"], ["2013-01-01 10:30:00", "2013-01-01T00:00:01"]),
+        ("timestamp", ["2013-01-01 00:00:00.1234560"], ["2013-01-01 00:00:00.1234567"]),
+        ("timestamp_ntz", ["2013-01-01 00:00:00.5"], ["2013-01-01 00:00:00+02:00", "2013-01-01T00:00:00Z"]),
+        ("double", ["1e300", "-Infinity", "NaN"], ["1e400"]),
+        ("float", ["0.1"], ["1e39"]),
+    ],
+)
+def test_a_value_that_would_become_another_is_refused(spark, tmp_path, kind, good, bad):
+    def rows(values):
+        write(tmp_path / "t.csv", "\n".join(["a", *values, ""]))
+        return read_source(spark, find_source("t", SourceConfig(path=f"{tmp_path}/t.csv", columns={"a": kind})))
+
+    assert rows(good).count() == len(good)
+    with pytest.raises(EtlError, match=rf"{len(bad)} values in column 'a' are not"):
+        rows([*good, *bad])
+
+
+def test_a_csv_file_of_another_encoding_is_refused_not_mended(spark, tmp_path):
+    def names(data, **options):
+        (tmp_path / "t.csv").write_bytes(b"a\n" + data + b"\n")
+        source = find_source("t", SourceConfig(path=f"{tmp_path}/t.csv", columns={"a": "string"}, options=options))
+        return [r.a for r in read_source(spark, source).collect()]
+
+    with pytest.raises(EtlError, match=r"t\.csv: 1 lines are not UTF-8, such as 'Caf.+'; convert the file, or set opt"):
+        names("Café".encode("latin-1"))
+    assert names("Café".encode("latin-1"), encoding="ISO-8859-1") == ["Café"]
+    assert names("a \ufffd as such".encode()) == ["a \ufffd as such"]
 
 
 @pytest.mark.parametrize("path", ["nowhere", "nowhere/*.csv"])
