@@ -12,11 +12,14 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow.fs as pafs
 
 CHUNK_BYTES = 4 << 20
+ARROW_SCHEMES = {"", "file", "s3", "s3a", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
+NAMES_BEFORE_AT = {"abfs", "abfss"}  # `container@account`: no credentials
+S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
 
 
 @dataclass(frozen=True)
@@ -114,35 +117,46 @@ def fsync_folder(path: str) -> None:
         os.close(descriptor)
 
 
+def check_uri(uri: str) -> None:
+    """What can be said of a storage URI without opening it. Raises ValueError for credentials in it, a scheme that
+    neither pyarrow nor fsspec knows, and unknown options.
+    """
+    parts = urlsplit(uri)
+    if parts.password or (parts.username and parts.scheme not in NAMES_BEFORE_AT):
+        raise ValueError(
+            f"{parts.scheme}://...@{parts.hostname}: credentials in a storage URI would reach logs; use the environment"
+        )
+    if parts.scheme in ("s3", "s3a") and (unknown := dict(parse_qsl(parts.query)).keys() - S3_OPTIONS):
+        raise ValueError(f"{uri}: unknown option {sorted(unknown)} of s3; known: {sorted(S3_OPTIONS)}")
+    if parts.scheme not in ARROW_SCHEMES:
+        import fsspec
+
+        if parts.scheme not in fsspec.available_protocols():
+            raise ValueError(f"{uri}: no filesystem for scheme {parts.scheme!r} in pyarrow or fsspec")
+
+
 def open_storage(uri: str) -> Storage:
     """`/path`, `relative/path`, `file:///path`, `s3://bucket/prefix?endpoint_override=host:port&scheme=http`.
 
     S3 credentials come from the environment or the instance, as pyarrow finds them; they may not stand in the URI.
-    Raises ValueError for a scheme pyarrow and fsspec both do not know.
+    Raises ValueError for what `check_uri` refuses, and where a filesystem needs what is not installed.
     """
+    check_uri(uri)
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         # Absolute in the URI too: it is opened again on executors, whose working directory is another.
         path = os.path.abspath(parts.path if parts.scheme else uri)
         return Storage(pafs.LocalFileSystem(), path, path)
-    if parts.username or parts.password:
-        raise ValueError(
-            f"{parts.scheme}://...@{parts.hostname}: credentials in a storage URI would reach logs; use the environment"
-        )
-    root = f"{parts.netloc}{parts.path}".rstrip("/")
     if parts.scheme in ("s3", "s3a"):
-        return Storage(_s3(dict(parse_qsl(parts.query))), root, uri)
+        return Storage(_s3(dict(parse_qsl(parts.query))), f"{parts.netloc}{parts.path}".rstrip("/"), uri)
     try:
-        fs, _ = pafs.FileSystem.from_uri(uri)
-    except Exception:  # pyarrow raises several kinds here; fsspec is the second chance
-        fs = _fsspec(parts.scheme, uri)
-    return Storage(fs, root, uri)
+        fs, root = pafs.FileSystem.from_uri(uri)  # the root is theirs to say: hdfs's has no host, abfss's no account
+    except Exception as error:  # pyarrow raises several kinds here; fsspec is the second chance
+        fs, root = _fsspec(uri, error)
+    return Storage(fs, root.rstrip("/") or root, uri)
 
 
 def _s3(options: dict[str, str]) -> pafs.FileSystem:
-    known = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
-    if unknown := set(options) - known:
-        raise ValueError(f"s3 URI: unknown option {sorted(unknown)}; known: {sorted(known)} in ?{urlencode(options)}")
     settings: dict[str, Any] = dict(options)
     for key in ("request_timeout", "connect_timeout"):
         if key in settings:
@@ -150,10 +164,11 @@ def _s3(options: dict[str, str]) -> pafs.FileSystem:
     return pafs.S3FileSystem(retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=8), **settings)
 
 
-def _fsspec(scheme: str, uri: str) -> pafs.FileSystem:
+def _fsspec(uri: str, refused: Exception) -> tuple[pafs.FileSystem, str]:
     import fsspec
 
     try:
-        return pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem(scheme)))
-    except (ValueError, ImportError) as error:
-        raise ValueError(f"{uri}: no filesystem for scheme {scheme!r}: {error}") from error
+        fs, root = fsspec.core.url_to_fs(uri)
+    except (ValueError, ImportError, OSError) as error:
+        raise ValueError(f"{uri}: cannot be opened by pyarrow ({refused}) nor by fsspec ({error})") from error
+    return pafs.PyFileSystem(pafs.FSSpecHandler(fs)), str(root)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow.fs as pafs
 import pytest
 
 from conf.storage import open_storage
@@ -46,6 +48,31 @@ def test_credentials_in_a_uri_are_refused() -> None:
 def test_unknown_schemes_and_options_say_so(uri: str) -> None:
     with pytest.raises(ValueError, match=r"no filesystem for scheme|unknown option"):
         open_storage(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "root"),
+    [
+        ("abfss://container@account.dfs.core.windows.net/x/y/", "container/x/y"),
+        ("hdfs://nn:9000/x/y", "/x/y"),
+        ("memory://a/b", "/a/b"),
+    ],
+)
+def test_the_filesystem_says_what_the_root_is(uri: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if uri.startswith("hdfs"):  # its library is not here; this is what pyarrow makes of such a URI
+        arrow = SimpleNamespace(from_uri=lambda _: (pafs.LocalFileSystem(), "/x/y"))
+        monkeypatch.setattr("conf.storage.pafs.FileSystem", arrow)
+    assert open_storage(uri).root == root
+
+
+def test_a_filesystem_that_cannot_be_opened_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(*_: object) -> None:
+        raise OSError("Unable to load libjvm")
+
+    monkeypatch.setattr("conf.storage.pafs.FileSystem", SimpleNamespace(from_uri=no_library))
+    monkeypatch.setattr("fsspec.core.url_to_fs", no_library)
+    with pytest.raises(ValueError, match=r"hdfs://nn/x: cannot be opened by pyarrow \(Unable to load libjvm\)"):
+        open_storage("hdfs://nn/x")
 
 
 def test_a_relative_uri_means_the_same_folder_from_any_working_directory(
