@@ -4,22 +4,28 @@
                                       checkpoints/ predictions/ model/ report.html summary.json
 
 A run that did not finish is continued by the next command that asks for the same training on the same dataset, whatever
-its world; one that finished never is.
+its world; one that finished never is. Two commands do not take one run: on one host the process that has it is known by
+its pid and start time, and on a local disk a lock is held while a run is chosen. Object stores have no such lock, and
+processes of other hosts cannot be asked: there, the same command twice at a time is the user's to avoid.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
+
+import psutil
 
 from conf.manifest import digest
 from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from training.failure import LaunchError
+from training.tracking_buffer import exclusive
+from training.tracking_rules import Owner, this_process
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
@@ -31,8 +37,9 @@ class RunRecord:
     training_digest: str
     fingerprint: str
     mlflow_run_id: str | None
-    host: str
+    host: str  # and its boot, as in Owner
     pid: int
+    pid_started: float = 0.0  # tells a reused pid from the real one
     attempts: int = 0  # launches so far, over all commands
 
     def to_json(self) -> bytes:
@@ -65,15 +72,23 @@ class Runs:
 
         A run whose process still lives on this host is not taken: RunTaken names it.
         """
-        wanted = training_digest(config)
-        me: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
+        with self._alone():
+            return self._begin(config, fingerprint)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """One command at a time looks for its run; on a local disk only, see above."""
+        return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
+
+    def _begin(self, config: RunConfig, fingerprint: str) -> tuple[RunRecord, bool]:
+        wanted, owner = training_digest(config), this_process()
+        me: dict[str, Any] = {"host": owner.host, "pid": owner.pid, "pid_started": owner.started}
         if config.checkpoint.resume:
             for record in reversed(self.records()):
                 if (record.training_digest, record.fingerprint) != (wanted, fingerprint):
                     continue
                 if record.status == "finished":
                     break
-                if record.status == "running" and _alive(record):
+                if record.status == "running" and is_held(record, owner, started_at(record.pid)):
                     raise RunTaken(
                         f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
                         "wait for it, or set checkpoint.resume=false to train another beside it"
@@ -106,14 +121,17 @@ class RunTaken(LaunchError):
     """Another live process is training this very run."""
 
 
-def _alive(record: RunRecord) -> bool:
-    """Whether the recorded process runs on this host and is not this one. Other hosts cannot be asked: not alive."""
-    if record.host != socket.gethostname() or record.pid == os.getpid():
+def is_held(record: RunRecord, here: Owner, started: float | None) -> bool:
+    """Whether the recorded process lives and is not this one. `started`: when the process that has its pid now was
+    started, None where there is none. Other hosts, and this one before a reboot, cannot be asked: not held."""
+    if started is None or record.host != here.host or record.pid == here.pid:
         return False
+    return abs(started - record.pid_started) <= 1.0
+
+
+def started_at(pid: int) -> float | None:
+    """When the process with this pid was started; None where there is none."""
     try:
-        os.kill(record.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None

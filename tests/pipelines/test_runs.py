@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +15,11 @@ import pytest
 
 from conf.load import Resolved, load_config
 from pipelines import batch, etl_job, train_job
-from pipelines.runs import Runs
+from pipelines.runs import RunRecord, Runs, RunTaken, is_held
 from training.failure import LaunchError
+from training.tracking_rules import Owner
 
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 name: runs
 dataset: {folder}/dataset
@@ -77,3 +83,61 @@ def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     monkeypatch.setattr(batch, "check_slots", check_slots)
     with pytest.raises(LaunchError, match="4 2"):
         batch.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)
+
+
+def record(**changes: Any) -> RunRecord:
+    return replace(RunRecord("r", "running", "t", "f", None, host="h/boot1", pid=20, pid_started=100.0), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "started", "held"),
+    [
+        ({}, 100.0, True),
+        ({}, None, False),  # it has ended
+        ({}, 900.0, False),  # another process has its pid now
+        ({"host": "h/boot0"}, 100.0, False),  # before a reboot, or another container of this name
+        ({"host": "elsewhere/boot1"}, 100.0, False),  # cannot be asked
+        ({"pid": 10}, 100.0, False),  # this process itself, as in a notebook
+        ({"pid_started": 0.0}, 100.0, False),  # written before start times were
+    ],
+)
+def test_whose_process_holds_a_run(changes: dict[str, Any], started: float | None, held: bool) -> None:
+    assert is_held(record(**changes), Owner("h/boot1", 10, 50.0), started) is held
+
+
+BEGIN = """
+import sys
+from conf.load import load_config
+from pipelines.runs import Runs, RunTaken
+config = load_config(sys.argv[1]).config
+runs = Runs(config.storage.runs, "runs")
+sys.stdout.write("ready\\n"), sys.stdout.flush(), sys.stdin.readline()
+try:
+    print(runs.begin(config, "f")[0].folder, flush=True)
+except RunTaken:
+    print("taken", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_of_commands_started_in_the_same_moment_one_takes_the_run(tmp_path: Path) -> None:
+    job = resolved(tmp_path)
+    runs = Runs(job.config.storage.runs, "runs")
+    begun, _ = runs.begin(job.config, "f")
+    runs.update(begun.folder, status="interrupted")
+    command = [sys.executable, "-c", BEGIN, str(tmp_path / "runs.yaml")]
+    several = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT) for _ in range(3)]
+    try:
+        for process in several:
+            assert process.stdout.readline() == "ready\n"  # type: ignore[union-attr]
+        for process in several:
+            process.stdin.write("go\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        said = [process.stdout.readline().strip() for process in several]  # type: ignore[union-attr]
+        assert sorted(said) == sorted([begun.folder, "taken", "taken"])
+        with pytest.raises(RunTaken, match="is being trained by process"):
+            runs.begin(job.config, "f")
+    finally:
+        for process in several:
+            process.communicate("end\n")
+    assert runs.begin(job.config, "f") == (runs.read(begun.folder), True)
