@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Sequence
+
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
 
@@ -40,9 +43,7 @@ def must_beat_problems(config: RunConfig) -> list[str]:
     if unknown := [metric for metric in wanted if metric not in BASELINE_METRICS[task]]:
         problems.append(f"{key}: baselines of model.task = {task!r} have {BASELINE_METRICS[task]}, not {unknown}")
     if not config.report.baselines:
-        problems.append(
-            f"{key}: report.baselines is false, so there is nothing to beat; set it true"
-        )
+        problems.append(f"{key}: report.baselines is false, so there is nothing to beat; set it true")
     if config.train.test_split is None:
         problems.append(f"{key}: train.test_split is null, so there are no held-out rows to beat the baselines on")
     return problems
@@ -64,4 +65,36 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
                 f"train.global_batch = {train.global_batch}: larger than the training split of {rows} rows, so an "
                 "epoch has no full batch; make it smaller, or set data.tail to pad"
             )
-    return problems
+    return problems + share_by_problems(config, manifest)
+
+
+def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """Of `report.share_by`: stored columns of one value per row."""
+    layouts = {column.name: column.layout for column in manifest.columns}
+    known = [name for name, layout in layouts.items() if layout == "scalar"]
+    return [
+        f"report.share_by = {name!r}: the dataset has {'it as a ' + layouts[name] if name in layouts else 'no such'} "
+        f"column, the report groups by scalar ones; {nearest(name, known)}"
+        for name in config.report.share_by
+        if name not in known
+    ]
+
+
+def metric_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
+    """`names`: what every validation of the recipe's task gives."""
+    early = config.train.early_stopping
+    wanted = {"train.best_metric": config.train.best_metric} | (
+        {"train.early_stopping.metric": early.metric} if early else {}
+    )
+    return [
+        f"{key} = {name!r}: no validation metric of model.task = {config.model.task!r}; {nearest(name, names)}"
+        for key, name in wanted.items()
+        if name not in names
+    ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of a name there is not: the one that was meant, or all there are."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {names}"

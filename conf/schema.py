@@ -99,7 +99,7 @@ class TrainConfig(Strict):
 
 
 class ReportConfig(Strict):
-    share_by: list[str] = Field([], description="columns of the raw rows by which the report shows the positive share")
+    share_by: list[str] = Field([], description="scalar columns of the dataset by which the report shows the positive share")
     baselines: bool = Field(
         True,
         description="also fit the majority rate and, where there are scalar features, a Spark logistic regression "

@@ -33,8 +33,10 @@ class Baselines:
 
 
 def fit_baselines(spark: SparkSession, train: Chosen, test: Chosen, read: Sequence[Column], label: Column) -> Baselines:
-    """`read`: what the model is fed, and its label. Without scalar features there is the majority rate alone; what fails
-    is a warning."""
+    """`read`: what the model is fed, and its label. Without scalar features there is the majority rate alone.
+
+    A baseline that fails is a warning.
+    """
     scalar = [c for c in read if c.layout == "scalar" and c.name != label.name]
 
     def frames() -> tuple[DataFrame, DataFrame]:

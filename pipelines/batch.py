@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from conf.load import ConfigError, Resolved
 from conf.manifest import DatasetManifest, digest
-from conf.rules import dataset_problems
+from conf.rules import dataset_problems, metric_problems
 from conf.schema import RunConfig
 from conf.storage import Storage
 from pipelines import etl_job, evaluate, report_job, serving, train_job
@@ -30,7 +30,9 @@ from pipelines.runs import RunRecord, Runs
 from pipelines.spark import spark_session
 from pipelines.train_job import Trained
 from training.planner import format_rows
+from training.tasks import TABLE_TASKS, build_task
 from training.tracker import JOB, Tracker, TrackerSettings, git_commit
+from training.worker import Columns, pick_columns
 
 log = logging.getLogger("sparkring")
 
@@ -49,7 +51,7 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     """Run the parts asked for; the exit code. Raises what the parts raise, with MLflow's status already right."""
     config, began = resolved.config, time.monotonic()
     timings = Timings({})
-    if train and (problems := layout_problems_of(config)):
+    if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
         raise ConfigError(config.name, problems)
     fingerprint = etl_job.wanted_fingerprint(config)
     found = etl_job.find(config, fingerprint) if etl else etl_job.require(config, fingerprint)
@@ -83,10 +85,23 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
     """ConfigError for settings this dataset or model cannot meet, before a process is started for them."""
-    problems = dataset_problems(config, dataset.manifest)
+    problems = [*dataset_problems(config, dataset.manifest), *metric_problems_of(config, dataset.manifest)]
     problems = problems or layout_problems_of(config, dataset.manifest)
     if problems:
         raise ConfigError(dataset.folder.uri, problems)
+
+
+def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
+    """Metrics the task does not give, or columns it cannot have. A user's own task is made for a dataset only."""
+    kind = config.model.task
+    if manifest is None and kind not in (*TABLE_TASKS, "language_model"):
+        return []
+    try:
+        columns = pick_columns(manifest, config.model.inputs, config.model.label) if manifest else Columns([], "", [])
+        task = build_task(kind, columns.features, columns.label, config.model.inputs)
+    except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
+        return [str(error)]
+    return metric_problems(config, ["loss", *task.metric_names()])
 
 
 def train_and_report(

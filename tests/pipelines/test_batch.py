@@ -1,0 +1,84 @@
+"""What a job refuses before anything is launched for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.load import ConfigError
+from conf.manifest import Accounting, Column, DatasetManifest, Lineage, SplitInfo
+from conf.schema import RunConfig
+from conf.storage import open_storage
+from pipelines.batch import check_against, metric_problems_of
+from pipelines.etl_job import Dataset
+
+COLUMNS = (
+    Column(name="carrier", dtype="int32", cardinality=4),
+    Column(name="late", dtype="bool", role="label"),
+    Column(name="photo", dtype="float32", layout="vector", shape=(3,), role="meta"),
+)
+
+
+class OwnTask:
+    """A user's task: made of a dataset's columns, so its metrics are known once there is one."""
+
+    def __init__(self, features: list[str], label: str, inputs: list[str] | None):
+        assert features == ["carrier"] and label == "late"
+
+    def metric_names(self) -> tuple[str, ...]:
+        return ("gini",)
+
+
+def config(**blocks: Any) -> RunConfig:
+    small = {"args": {"width": 4, "blocks": 1}}
+    blocks["model"] = small | blocks.get("model", {})
+    return RunConfig.model_validate({"name": "b", "dataset": "somewhere"} | blocks)
+
+
+def refusal(config: RunConfig, folder: Path) -> str:
+    manifest = DatasetManifest(
+        name="b", fingerprint="a" * 64, created_at="", columns=COLUMNS, files=(),
+        splits={name: SplitInfo(rows=5000, files=1) for name in ("train", "valid", "test")},
+        accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
+    )  # fmt: skip
+    try:
+        check_against(config, Dataset(manifest, open_storage(str(folder))))
+    except ConfigError as error:
+        return "\n".join(error.problems)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ({"report": {"share_by": ["carier"]}},
+         "report.share_by = 'carier': the dataset has no such column, the report groups by scalar ones; "
+         "did you mean 'carrier'?"),
+        ({"report": {"share_by": ["photo"]}}, "report.share_by = 'photo': the dataset has it as a vector column"),
+        ({"train": {"best_metric": "acuracy"}},
+         "train.best_metric = 'acuracy': no validation metric of model.task = 'binary'; did you mean 'accuracy'?"),
+        ({"train": {"early_stopping": {"metric": "foo"}}},
+         "train.early_stopping.metric = 'foo': no validation metric of model.task = 'binary'; there are ['accuracy', "),
+        ({"model": {"inputs": ["carier"]}}, "model.inputs"),
+        ({"model": {"task": f"{__name__}:OwnTask"}, "train": {"best_metric": "ginny"}}, "did you mean 'gini'?"),
+    ],
+)  # fmt: skip
+def test_a_name_there_is_not_is_refused_before_a_process_is_started(
+    blocks: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    assert said in refusal(config(**blocks), tmp_path)
+
+
+def test_names_there_are_pass(tmp_path: Path) -> None:
+    early = {"best_metric": "accuracy", "early_stopping": {"metric": "positive_share"}}
+    assert refusal(config(report={"share_by": ["carrier", "late"]}, train=early), tmp_path) == ""
+    assert refusal(config(model={"task": f"{__name__}:OwnTask"}, train={"best_metric": "gini"}), tmp_path) == ""
+
+
+def test_metrics_of_a_built_in_task_are_checked_before_a_dataset_is_built() -> None:
+    (said,) = metric_problems_of(config(train={"best_metric": "auc"}))
+    assert said.startswith("train.best_metric = 'auc': no validation metric")
+    assert metric_problems_of(config(model={"task": f"{__name__}:OwnTask"}, train={"best_metric": "auc"})) == []
+    assert metric_problems_of(config(model={"task": "language_model"}, train={"best_metric": "loss"})) == []
