@@ -22,6 +22,7 @@ NULL_CODE, UNSEEN_CODE, FIRST_CODE = 0, 1, 2
 # Sums over partitions differ in their last bits with the order of the partitions; ten digits are far more than
 # float32 outputs can show, and make the state, so the dataset, independent of it.
 SIGNIFICANT_DIGITS = 10
+FLAT = 1e-5  # a deviation below this share of the mean has less than five digits left of it
 
 PASSTHROUGH_DTYPES = {
     "boolean": "bool",
@@ -49,8 +50,19 @@ def input_column(name: str, feature: Feature) -> str:
     return feature.column or name
 
 
-def numeric_state(name: str, feature: NumericFeature, count: int, nulls: int, mean: Any, std: Any) -> State:
-    """`mean` and `std` are of the transformed training values. EtlError where there is none or one is infinite."""
+def anchor_of(mean: float | None, std: float | None) -> float:
+    """What to take off the values before averaging them again, where ten digits of the mean are too few beside the
+    deviation (readings around 1e12 that differ by ones); 0 where they are enough."""
+    if mean is None or std is None or not (math.isfinite(mean) and math.isfinite(std)):
+        return 0.0
+    return rounded(mean) if rounded(mean) != mean and std < abs(mean) * FLAT else 0.0
+
+
+def numeric_state(
+    name: str, feature: NumericFeature, count: int, nulls: int, mean: Any, std: Any, anchor: float = 0.0
+) -> State:
+    """`mean` and `std` are of the transformed training values less `anchor`. EtlError where there is none or one is
+    infinite."""
     if count == 0:
         raise EtlError(
             f"etl.features.{name}: the training split has no value in {input_column(name, feature)!r}; remove it"
@@ -59,7 +71,7 @@ def numeric_state(name: str, feature: NumericFeature, count: int, nulls: int, me
         raise EtlError(
             f"etl.features.{name}: {input_column(name, feature)!r} holds infinite values; null or clip them in SQL"
         )
-    center, spread = rounded(mean), rounded(std)
+    center, spread = anchor + rounded(mean), rounded(std)
     fill = center if feature.fill is None else transformed(feature.fill, feature.transform)
     return {
         "name": name,
@@ -108,18 +120,19 @@ def apply_numpy(features: State, rows: Mapping[str, Sequence[Any]]) -> dict[str,
     A null is None, NaN or NaT. Raises KeyError naming a raw column that is not given.
     """
     out: dict[str, np.ndarray] = {}
+    inputs = features.get("inputs", {})
     for state in features["features"]:
         if state["column"] not in rows:
             raise KeyError(f"feature {state['name']!r} needs the column {state['column']!r}; given: {sorted(rows)}")
         values = rows[state["column"]]
         if state["kind"] == "categorical":
-            out[state["name"]] = _codes(state, values)
+            out[state["name"]] = _codes(state, values, inputs.get(state["column"], "string"))
         elif state["kind"] == "numeric":
             out |= _numeric(state, values)
         elif state["kind"] == "cyclic":
             out |= _cyclic(state, values)
         else:
-            out |= _passthrough(state, values, features["inputs"][state["column"]])
+            out |= _passthrough(state, values, inputs[state["column"]])
     return out
 
 
@@ -127,8 +140,18 @@ def _is_null(value: Any) -> bool:
     return value is None or value != value  # NaN and NaT differ from themselves
 
 
-def as_text(value: Any) -> str:
+def _as_spark(value: Any, spark_type: str) -> Any:
+    """pandas has no dates and makes them timestamps; what is meant, the column's type says."""
+    if spark_type == "date" and isinstance(value, dt.datetime):
+        return value.date()
+    if spark_type.startswith("timestamp") and isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+        return dt.datetime.combine(value, dt.time())
+    return value
+
+
+def as_text(value: Any, spark_type: str) -> str:
     """The value as Spark's cast to string writes it."""
+    value = _as_spark(value, spark_type)
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
     if isinstance(value, dt.date):
@@ -138,9 +161,9 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-def _codes(state: State, values: Sequence[Any]) -> np.ndarray:
+def _codes(state: State, values: Sequence[Any], spark_type: str) -> np.ndarray:
     code_of = {value: FIRST_CODE + i for i, value in enumerate(state["values"])}
-    codes = (NULL_CODE if _is_null(v) else code_of.get(as_text(v), UNSEEN_CODE) for v in values)
+    codes = (NULL_CODE if _is_null(v) else code_of.get(as_text(v, spark_type), UNSEEN_CODE) for v in values)
     return np.fromiter(codes, np.int32, len(values))
 
 
@@ -157,8 +180,9 @@ def _passthrough(state: State, values: Sequence[Any], spark_type: str) -> dict[s
     if state["nulls"] == "refuse" and not valid.all():
         raise ValueError(f"feature {name!r}: {int((~valid).sum())} of {len(valid)} values are null, and it may not be")
     fill = state["fill"] if state["nulls"] == "fill" else None
-    stored = [_stored(v, spark_type) if ok else fill for v, ok in zip(values, valid, strict=True)]
-    element = spark_type.replace("array<", "").rstrip(">").split("(")[0]
+    element_type = spark_type.replace("array<", "").rstrip(">")
+    stored = [_stored(v, element_type) if ok else fill for v, ok in zip(values, valid, strict=True)]
+    element = element_type.split("(")[0]
     dtype = np.dtype(state["dtype"] or PASSTHROUGH_DTYPES.get(element, "O"))
     shape = tuple(state["shape"] or ())
     if "array<" in spark_type and not shape:
@@ -181,6 +205,7 @@ def _is_missing(value: Any) -> bool:
 def _stored(value: Any, spark_type: str) -> Any:
     if isinstance(value, (list, tuple, np.ndarray)):
         return [_stored(v, spark_type) for v in value]
+    value = _as_spark(value, spark_type)
     if isinstance(value, dt.datetime):
         utc = value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
         return (utc - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)

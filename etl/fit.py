@@ -1,8 +1,9 @@
-"""Features in Spark: fit on the training split (two jobs), apply to every row. The numpy half is `etl/features.py`."""
+"""Features in Spark: fit on the training split (two or three jobs), apply to every row. Its numpy half: etl/features.py."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -23,6 +24,7 @@ from etl.features import (
     STATE_VERSION,
     UNSEEN_CODE,
     State,
+    anchor_of,
     categorical_state,
     input_column,
     numeric_state,
@@ -81,21 +83,28 @@ def _transformed(value: Column, transform: str) -> Column:
 def _fit_numeric(train: DataFrame, features: dict[str, NumericFeature]) -> dict[str, State]:
     if not features:
         return {}
-    aggregates = [F.count(F.lit(1)).alias("rows")]
-    for index, (name, feature) in enumerate(features.items()):
+    values = {}
+    for name, feature in features.items():
         raw = _double(input_column(name, feature))
         # greatest() skips nulls, so the null must be put back before it would become log1p(0).
-        value = F.when(raw.isNotNull(), _transformed(raw, feature.transform))
-        aggregates += [
-            F.count(value).alias(f"n{index}"),
-            F.avg(value).alias(f"m{index}"),
-            F.stddev_pop(value).alias(f"s{index}"),
-        ]
-    row = train.agg(*aggregates).collect()[0]
+        values[name] = F.when(raw.isNotNull(), _transformed(raw, feature.transform))
+    rows, moments = _moments(train, values)
+    anchors = {name: anchor for name, (_, mean, std) in moments.items() if (anchor := anchor_of(mean, std))}
+    if anchors:
+        moments |= _moments(train, {name: values[name] - F.lit(anchor) for name, anchor in anchors.items()})[1]
     return {
-        name: numeric_state(name, f, row[f"n{i}"], row["rows"] - row[f"n{i}"], row[f"m{i}"], row[f"s{i}"])
-        for i, (name, f) in enumerate(features.items())
+        name: numeric_state(name, f, count, rows - count, mean, std, anchors.get(name, 0.0))
+        for (name, f), (count, mean, std) in zip(features.items(), moments.values(), strict=True)
     }
+
+
+def _moments(train: DataFrame, values: dict[str, Column]) -> tuple[int, dict[str, tuple[int, Any, Any]]]:
+    """Rows, and by name (values that are not null, mean, deviation), in one job."""
+    aggregates = [F.count(F.lit(1))]
+    for value in values.values():
+        aggregates += [F.count(value), F.avg(value), F.stddev_pop(value)]
+    rows, *found = train.agg(*[a.alias(f"a{i}") for i, a in enumerate(aggregates)]).collect()[0]
+    return rows, {name: tuple(found[3 * i : 3 * i + 3]) for i, name in enumerate(values)}
 
 
 def _fit_categorical(train: DataFrame, features: dict[str, CategoricalFeature]) -> dict[str, State]:

@@ -10,7 +10,15 @@ import pytest
 
 from conf.schema_etl import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
 from etl.errors import EtlError
-from etl.features import apply_numpy, cardinality, categorical_state, numeric_state, output_names, plain_state
+from etl.features import (
+    anchor_of,
+    apply_numpy,
+    cardinality,
+    categorical_state,
+    numeric_state,
+    output_names,
+    plain_state,
+)
 
 
 def state(*features):
@@ -26,6 +34,27 @@ def test_categories_have_codes_for_null_and_unseen():
 def test_integers_and_booleans_are_categories_by_their_spark_text():
     made = categorical_state("c", CategoricalFeature(kind="categorical"), ["7", "true"])
     assert apply_numpy(state(made), {"c": [7, True, np.int64(7), 7.0, 8]})["c"].tolist() == [2, 3, 2, 2, 1]
+
+
+def test_a_date_is_a_category_by_its_day_though_pandas_has_only_timestamps():
+    made = state(categorical_state("day", CategoricalFeature(kind="categorical"), ["1970-01-03"]))
+    codes = apply_numpy(made | {"inputs": {"day": "date"}}, {"day": [DAY, pd.Timestamp(DAY), pd.NaT, "1970-01-03"]})
+    assert codes["day"].tolist() == [2, 2, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "anchor"),
+    [
+        (1e12 + 499.5, 288.7, 1e12),
+        (1_234_567_890_123.0, 0.0, 1_234_567_890_000.0),
+        (1e12, 0.0, 0.0),
+        (5.123456789012345, 1.0, 0.0),
+        (None, None, 0.0),
+        (float("inf"), float("nan"), 0.0),
+    ],
+)
+def test_a_mean_far_above_the_deviation_is_taken_again(mean, std, anchor):
+    assert anchor_of(mean, std) == anchor
 
 
 def test_numbers_are_standardised_and_nulls_become_the_mean():
@@ -71,6 +100,9 @@ DAY, INSTANT = dt.date(1970, 1, 3), dt.datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=d
         ("date", {}, [DAY], [2], "int32"),
         ("timestamp", {}, [INSTANT, pd.Timestamp(INSTANT)], [1_000_005] * 2, "int64"),
         ("timestamp_ntz", {}, [INSTANT.replace(tzinfo=None)], [1_000_005], "int64"),
+        ("date", {}, [DAY, pd.Timestamp(DAY)], [2, 2], "int32"),
+        ("timestamp", {}, [DAY], [2 * 86_400_000_000], "int64"),
+        ("array<date>", {"shape": [2]}, [[pd.Timestamp(DAY), DAY]], [[2, 2]], "int32"),
         ("decimal(6,2)", {}, [Decimal("1.25")], [1.25], "float64"),
         ("double", {"dtype": "float16"}, [1 / 3], [np.float16(1 / 3)], "float16"),
         ("bigint", {"nulls": "fill", "fill": -7}, [None, 5], [-7, 5], "int64"),

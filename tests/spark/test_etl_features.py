@@ -101,6 +101,17 @@ def test_training_columns_have_mean_zero_and_deviation_one(spark):
     assert abs(out.mean()) < 1e-6 and abs(out.std() - 1) < 1e-6
 
 
+def test_large_values_that_differ_little_are_centred_too(spark):
+    """Ten digits of a mean of 1e12 are off by up to fifty: more than these values differ by."""
+    rows = spark.range(1000).selectExpr("1e12D + 123 + id % 7 x", "1234567890123D flat", "id % 2 plain")
+    spec = features(x={"kind": "numeric"}, flat={"kind": "numeric"}, plain={"kind": "numeric"})
+    states = [json.dumps(fit.fit(rows.repartition(n), spec)) for n in (1, 3)]
+    out = in_spark(spark, rows, json.loads(states[0]))
+    assert states[0] == states[1]
+    assert abs(out["x"].mean()) < 1e-4 and abs(out["x"].std() - 1) < 1e-4
+    assert (out["flat"] == 0).all() and sorted(set(out["plain"])) == [-1, 1]
+
+
 def test_the_state_does_not_depend_on_partitions(spark):
     rows = frame(spark, make_rows(500, 2))
     states = [json.dumps(fit.fit(rows.repartition(n, "hour"), FEATURES)) for n in (1, 3, 8)]
