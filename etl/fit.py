@@ -1,4 +1,4 @@
-"""Features in Spark: fit on the training split (two or three jobs), apply to every row. Its numpy half: etl/features.py."""
+"""Features in Spark: fit on the training split (two or three jobs), apply to every row. Numpy half: etl/features.py."""
 
 from __future__ import annotations
 
