@@ -54,7 +54,7 @@ class Control:
         self.ask("checkpoint")
 
     def stop(self) -> None:
-        """Every rank's ctx.should_stop() becomes true: end at the next step, with a checkpoint."""
+        """Every rank's ctx.should_stop() becomes true: end as soon as all ranks see it, with a checkpoint."""
         self.stopping = True
         self.ask("stop")
 

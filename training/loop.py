@@ -1,7 +1,7 @@
 """The trunk: batches in, steps out, and everything that happens between two steps. Knows no strategy and no model.
 
-Whatever ranks must decide together (stop, checkpoint now) is summed in the same small collective as the logged loss, so
-no rank can act alone and none waits for one that does not.
+Whatever ranks must decide together (stop, checkpoint now) is summed over them, so no rank can act alone and none waits
+for one that does not: in the same small collective as the logged loss, and about once a second between log lines.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def fit(
     steps_per_epoch = reader.steps_per_epoch
     last = total_steps(settings, steps_per_epoch)
     eval_every = settings.eval_every_steps or steps_per_epoch
-    clock = _Clock()
+    clock, looks = _Clock(), _Looks(settings.log_every_steps)
     # Each rank keeps its own sums of the open logging window; a checkpoint keeps them summed over ranks.
     window = _Window(carried_sum=state.loss_sum, carried_rows=state.loss_rows)
     if state.stopped_early or state.step >= last:
@@ -164,11 +164,14 @@ def fit(
         log_now = state.step % settings.log_every_steps == 0 or state.step == last
         eval_now = state.step % eval_every == 0 or state.step == last
         stop = requested = False
-        if log_now:
+        if looks.due() or log_now:
             due = settings.checkpoint_every_s is not None and clock.since_checkpoint_s() >= settings.checkpoint_every_s
-            sums = [float(reporter.should_stop()), float(reporter.should_checkpoint() or due)]
-            loss, (stops, requests) = window.reduce(strategy, sums)
-            stop, requested = stops > 0, requests > 0
+            wishes = [float(reporter.should_stop()), float(reporter.should_checkpoint() or due)]
+            sums = [*wishes, *looks.spent(clock.stepping_s)]
+            loss, sums = window.reduce(strategy, sums) if log_now else (0.0, sum_of(strategy, sums))
+            stop, requested = sums[0] > 0, sums[1] > 0
+            looks.plan(*sums[2:])
+        if log_now:
             reporter.metrics(
                 state.step,
                 {
@@ -235,6 +238,21 @@ def evaluate_split(
     return {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}
 
 
+LOOK_S = 1.0
+
+
+def look_interval(spent_ms: float, ranks: float, steps: int, most: int) -> int:
+    """Steps until ranks look again at what the driver wants: as many as a second holds; at least 1, never more than
+    `most`. `spent_ms`: of all ranks together, over `steps`. Pure, and given sums only: the same on every rank."""
+    step_ms = spent_ms / max(ranks, 1.0) / steps
+    return max(1, min(most, int(LOOK_S * 1000 / step_ms))) if step_ms > 0 else most
+
+
+def sum_of(strategy: Strategy, values: list[float]) -> list[float]:
+    summed: list[float] = strategy.sum_over_data(torch.tensor(values, dtype=torch.float64)).tolist()
+    return summed
+
+
 def _count(state: TrainerState, batch: Batch, skipped: bool) -> TrainerState:
     return replace(
         state,
@@ -273,21 +291,45 @@ class _Window:
 
     def total(self, strategy: Strategy) -> tuple[float, int]:
         """Sum over ranks so far and its rows; the window stays open."""
-        own = torch.tensor([self._own()], dtype=torch.float64)
-        return self.carried_sum + float(strategy.sum_over_data(own)[0]), self.rows
+        return self.carried_sum + sum_of(strategy, [self._own()])[0], self.rows
 
     def reduce(self, strategy: Strategy, extra: list[float]) -> tuple[float, list[float]]:
         """Mean loss per row since the window opened, and `extra` summed over ranks; opens a new window."""
-        sums = strategy.sum_over_data(torch.tensor([self._own(), *extra], dtype=torch.float64))
-        mean = (self.carried_sum + float(sums[0])) / max(self.rows, 1)
+        own, *others = sum_of(strategy, [self._own(), *extra])
+        mean = (self.carried_sum + own) / max(self.rows, 1)
         self.carried_sum, self.rows, self.losses = 0.0, 0, []
-        return mean, sums[1:].tolist()
+        return mean, others
+
+
+class _Looks:
+    """At which steps ranks look at what the driver wants. After the first, and then as often as steps are long: a sum
+    over ranks costs too much for every short step, and a driver that waits for a checkpoint has no time for many long
+    ones."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.every, self.steps = most, 1, 0
+        self.before_s = 0.0
+
+    def due(self) -> bool:
+        """Called once per step."""
+        self.steps += 1
+        return self.steps >= self.every
+
+    def spent(self, stepping_s: float) -> tuple[float, float]:
+        """What this rank adds to the sums: its milliseconds since the last look, whole ones, whose sum is the same in
+        whatever order ranks are added; and itself."""
+        spent_s, self.before_s = stepping_s - self.before_s, stepping_s
+        return float(round(1000 * spent_s)), 1.0
+
+    def plan(self, spent_ms: float, ranks: float) -> None:
+        self.every, self.steps = look_interval(spent_ms, ranks, self.steps, self.most), 0
 
 
 class _Clock:
-    """Where the seconds of the logging window went."""
+    """Where the seconds of the logging window went; `stepping_s`: those of all steps, waiting for their data too."""
 
     def __init__(self) -> None:
+        self.stepping_s = 0.0
         self.spent: dict[str, float] = {}
         self.steps = 0
         self.waited_s = 0.0
@@ -334,3 +376,5 @@ class _Timing:
     def __exit__(self, *_: object) -> None:
         spent = time.monotonic() - self.began
         self.clock.spent[self.name] = self.clock.spent.get(self.name, 0.0) + spent
+        if self.name in ("step", "data_stall"):
+            self.clock.stepping_s += spent

@@ -17,7 +17,7 @@ from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.order import epoch_ids
 from training.data.reader import ParquetReader, ReaderSettings
-from training.loop import LoopSettings, TrainerState, after_evaluation, fit, improved, total_steps
+from training.loop import LoopSettings, TrainerState, after_evaluation, fit, improved, look_interval, total_steps
 
 SETTINGS = LoopSettings(epochs=3, steps=None, log_every_steps=10, eval_every_steps=None, stop_metric="loss", patience=2)
 
@@ -82,6 +82,62 @@ class Still:
         return False
 
     should_checkpoint = should_stop
+
+
+@pytest.mark.parametrize(
+    ("spent_ms", "ranks", "steps", "every"),
+    [
+        (20, 2, 10, 10),  # 1 ms a step: with the log lines only
+        (0, 2, 10, 10),
+        (10 * 4 * 250, 4, 10, 4),
+        (3 * 2 * 900, 2, 3, 1),
+        (60_000, 1, 1, 1),
+    ],
+)
+def test_ranks_look_about_once_a_second(spent_ms: float, ranks: float, steps: int, every: int) -> None:
+    assert look_interval(spent_ms, ranks, steps, most=10) == every
+
+
+class Slow(Still):
+    """Steps of `step_s` by the loop's own clock; the driver wants an end at second `stop_s`."""
+
+    steps_per_epoch, meter = 1000, SimpleNamespace(take=dict)
+
+    def __init__(self, step_s: float, stop_s: float):
+        self.step_s, self.stop_s, self.now, self.sums = step_s, stop_s, 0.0, 0
+
+    def batches(self, epoch: int, step: int, count: int) -> Any:
+        return (SimpleNamespace(global_rows=1, cursor=i + 1) for i in range(step, step + count))
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        self.now += self.step_s
+        return torch.tensor(0.0)
+
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        self.sums += 1
+        return values
+
+    def should_stop(self) -> bool:
+        return self.now >= self.stop_s
+
+
+@pytest.mark.parametrize(
+    ("step_s", "stop_s", "stopped_at", "most_sums"),
+    [(1.5, 4.0, 3, 4), (0.4, 4.0, 10, 8), (0.01, 4.0, 400, 44)],
+)
+def test_a_stop_is_heard_within_a_second_or_a_step(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, stop_s: float, stopped_at: int, most_sums: int
+) -> None:
+    """Whatever the log lines' interval: the driver kills what has not saved itself within launch.grace_s."""
+    slow: Any = Slow(step_s, stop_s)
+    monkeypatch.setattr("training.loop.time", SimpleNamespace(monotonic=lambda: slow.now))
+    saved = list[int]()
+    state = fit(
+        slow, slow, lambda _: {"loss": 0.0}, lambda _: 0.1, lambda state, _: saved.append(state.step), slow,
+        replace(SETTINGS, log_every_steps=10 if step_s > 0.1 else 500, eval_every_steps=1000), TrainerState(),
+    )  # fmt: skip
+    assert stopped_at <= state.step <= stopped_at + 1 / step_s and saved == [state.step]
+    assert slow.sums <= most_sums
 
 
 def test_training_reads_on_across_epochs_and_not_past_its_last_step(
