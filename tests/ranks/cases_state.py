@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases_mesh import small_gpt, token_batch
+from cases_tower import tower
 from problem import Net, SquaredError, make_strategy, rank_part, table_batch
 from torch import nn
 
@@ -94,8 +95,10 @@ def unreached(rank: int, world: int, payload: dict[str, Any]) -> dict[str, str]:
     messages = {}
     for name, settings in payload["cases"].items():
         strategy = make_strategy(rank, world, settings)
+        cut = settings.get("pp", 1) * settings.get("tp", 1) > 1
         try:
-            strategy.prepare(Idle().double(), SquaredError(), lambda named: build_optimizer(named))
+            model = tower(idle=True) if cut else Idle().double()
+            strategy.prepare(model, SquaredError(), lambda named: build_optimizer(named))
             strategy.forward_backward(rank_part(table_batch(0, 24), strategy))
             messages[name] = "accepted"
         except ValueError as error:

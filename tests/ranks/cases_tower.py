@@ -1,44 +1,42 @@
-"""A user's own model with the small table docs/strategies.md asks for: nothing in it knows of pipelines or tensors."""
+"""The user's own model of docs/strategies.md as it stands there, table and all; it knows of no pipelines or tensors."""
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from problem import SquaredError, make_strategy, table_batch, train
 from torch import nn
 
-from training.models.plan import ShardingPlan
-
-PLAN = ShardingPlan(
-    chain=("inner", "blocks.*", "head"),
-    tensor={
-        "inner": "replicate",
-        "blocks.*": "enter",
-        "blocks.*.0": "column",
-        "blocks.*.2": "row",
-        "head": "replicate",
-    },
-)
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "strategies.md"
 
 
-class Tower(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 16)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(3))
-        self.head = nn.Linear(16, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.inner(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+def documented() -> ModuleType:
+    """The first Python block of the page, as a module."""
+    code = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert code is not None
+    module = sys.modules.setdefault("documented", ModuleType("documented"))
+    exec(code.group(1), module.__dict__)
+    return module
 
 
-class TowerError(SquaredError):
-    def loss(self, outputs: torch.Tensor, columns: dict[str, Any]) -> torch.Tensor:
-        return super().loss(outputs.squeeze(-1), columns)
+class IdleHead(nn.Sequential):
+    """Has a parameter no loss depends on."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.register_parameter("idle", nn.Parameter(torch.zeros(3)))
+
+
+def tower(idle: bool = False) -> nn.Module:
+    model: nn.Module = documented().Tower()
+    if idle:
+        model.head = IdleHead(*model.head)
+    return model.double()
 
 
 def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +45,6 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(7 + rank)  # rank 0's parameters must win
         strategy = make_strategy(rank, world, {"accumulate": 2, **case})
         batches = [table_batch(step, 24) for step in range(10)]
-        results[name] = train(strategy, Tower().double(), TowerError(), batches, lr=1e-2)
+        results[name] = train(strategy, tower(), SquaredError(), batches, lr=1e-2)
         strategy.axis.close(failed=True)  # keeps the process groups for the next case
     return results

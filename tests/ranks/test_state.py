@@ -65,10 +65,20 @@ def test_checkpoints_go_from_horovod_to_torch_and_back(launch: Any, saved: Path)
 
 NAN = {  # case -> (settings, the rank whose loss is not a number: the first that sees the last data rank's loss)
     "ddp": ({"engine": "torch"}, 1),
+    "zero1": ({"engine": "torch", "zero": 1}, 1),
     "zero2": ({"engine": "torch", "zero": 2}, 1),
+    "zero3": ({"engine": "torch", "zero": 3}, 1),
     "pipeline": (PIPE, 1),
+    "interleaved": (TWO["interleaved"], 1),
+    "zero-bubble": ({**PIPE, "schedule": "zero-bubble"}, 1),
     "tensor": ({"engine": "torch", "tp": 2}, 0),
     "context": ({"engine": "torch", "cp": 2}, 0),
+}
+
+
+NAN_FOUR = {  # the last stage of the last data rank's pipeline
+    "pipeline-zero3": ({**PIPE, "zero": 3}, 3),
+    "tensor-zero3": ({"engine": "torch", "tp": 2, "zero": 3}, 2),
 }
 
 
@@ -81,9 +91,11 @@ def skipped_together(ranks: list[dict[str, Any]], bad: dict[str, int]) -> None:
         assert [info["moved"] for info in infos] == [True, False, True], name
 
 
-def test_a_nan_on_one_rank_skips_the_step_on_all(launch: Any) -> None:
-    cases = {name: settings for name, (settings, _) in NAN.items()}
-    skipped_together(launch(2, "cases_state:not_a_number", {"cases": cases}), {n: rank for n, (_, rank) in NAN.items()})
+@pytest.mark.parametrize(("world", "layouts"), [(2, NAN), (4, NAN_FOUR)])
+def test_a_nan_on_one_rank_skips_the_step_on_all(launch: Any, world: int, layouts: dict[str, Any]) -> None:
+    cases = {name: settings for name, (settings, _) in layouts.items()}
+    ranks = launch(world, "cases_state:not_a_number", {"cases": cases})
+    skipped_together(ranks, {name: rank for name, (_, rank) in layouts.items()})
 
 
 def test_a_nan_on_one_rank_skips_the_step_on_all_of_horovods(launch: Any) -> None:
@@ -92,10 +104,17 @@ def test_a_nan_on_one_rank_skips_the_step_on_all_of_horovods(launch: Any) -> Non
 
 
 def test_a_parameter_without_gradient_is_named(launch: Any) -> None:
-    cases = {"ddp": {"engine": "torch"}, "zero3": {"engine": "torch", "zero": 3}}
+    cases = {f"zero{level}": {"engine": "torch", "zero": level} for level in range(4)}
     for messages in launch(2, "cases_state:unreached", {"cases": cases}):
         for name in cases:
             assert "idle.weight" in messages[name] and "requires_grad_(False)" in messages[name]
+
+
+def test_a_parameter_without_gradient_is_named_by_the_rank_that_holds_it(launch: Any) -> None:
+    cases = {"pipeline": PIPE, "zero-bubble": {**PIPE, "schedule": "zero-bubble"}, "tensor": TWO["tp"]}
+    first, last = launch(2, "cases_state:unreached", {"cases": cases})
+    assert all("head.idle" in last[name] for name in cases)
+    assert "head.idle" in first["tensor"] and first["pipeline"] == "accepted", "the last stage is the other rank's"
 
 
 def test_a_parameter_without_gradient_is_named_under_horovod(launch: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.optim import build_optimizer, learning_rate, parameter_groups, scaled_lr
+from training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
 
 
 def two_parameters() -> list[tuple[str, nn.Parameter]]:
@@ -50,6 +50,11 @@ def test_lars_follows_equation_6() -> None:
     build_optimizer(named, "lars", lr=0.5, momentum=0.9, weight_decay=0.01).step()
     local = 1e-3 * w.norm() / (g.norm() + 0.01 * w.norm())
     assert torch.allclose(named[0][1], w - 0.5 * local * (g + 0.01 * w), atol=1e-12)
+
+
+def test_a_layer_wise_optimizer_needs_a_rule() -> None:
+    with pytest.raises(TypeError, match="_update"):
+        LayerWise([nn.Parameter(torch.zeros(1))], {})
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars"])

@@ -10,7 +10,8 @@ tensor    module -> how its weight is cut over tp:
           `column` (Linear, output features), `row` (Linear, input features; its outputs are summed),
           `vocab` (Embedding rows), `vocab_head` (Linear whose outputs, the logits, stay cut for the loss),
           `replicate` (held whole by every rank; norms and small layers),
-          `enter` (no weight of its own: a module whose `column` layers share one input, exchanged once for all)
+          `enter` (no weight of its own: a module whose `column` layers, and nothing else in it, use its input, which is
+          exchanged once for all of them)
 heads     attention modules with `heads` and `kv_heads`, checked to be divisible by tp x cp; each one's `core` module
           takes q, k, v (B, T, heads, D) and is what context parallelism wraps
 """
