@@ -1,7 +1,7 @@
 """Strategies side by side: 2 and 4 ranks, on loopback and between network namespaces whose links are limited by tbf.
 
 usage (root, Linux): unshare --net python benchmarks/strategies.py [--seconds 30] [--ranks 2 4]
-[--links loopback 1gbit 200mbit]
+[--links loopback 1gbit 200mbit]     (--links alone: draw the report again from what was measured)
 Writes benchmarks/results/strategies_2core_<yyyymm>.md and .json. Each rank is a process with one thread on a core of
 its own where there are enough; between namespaces every rank has its own, joined by a bridge, each end of each link
 limited on the way out.
@@ -170,6 +170,8 @@ def run(world: int, link: str, seconds: float, only: list[str]) -> list[dict[str
         spaces.close()
 
 
+Block = dict[str, list[float]]  # ours, bare -> wall and CPU seconds per step
+Interval = tuple[float, float, float]  # the value, and between what it lies
 OURS_AT_MOST = 1.02
 DRAWS = 4000
 
@@ -183,15 +185,20 @@ def middle_mean(values: np.ndarray) -> np.ndarray:
     return mean
 
 
-def ratio(blocks: list[dict[str, list[float]]], what: int) -> tuple[float, float, float]:
-    """Ours over bare with its 95 % interval, of wall (0) or CPU (1) seconds."""
-    logs = np.log([block["ours"][what] / block["bare"][what] for block in blocks])
-    drawn = np.random.default_rng(0).choice(logs, (DRAWS, len(logs)))
-    low, high = np.exp(np.quantile(middle_mean(drawn), [0.025, 0.975]))
-    return float(np.exp(middle_mean(logs))), float(low), float(high)
+def ratio(parts: list[list[Block]], what: int) -> Interval:
+    """Ours over bare of wall (0) or CPU (1) seconds with its 95 % interval; of several parts, their geometric mean."""
+    random = np.random.default_rng(0)
+    logs = [np.log([block["ours"][what] / block["bare"][what] for block in blocks]) for blocks in parts]
+    drawn = [middle_mean(random.choice(each, (DRAWS, len(each)))) for each in logs]
+    low, high = np.quantile(np.mean(drawn, axis=0), [0.025, 0.975])
+    return float(np.exp(np.mean([middle_mean(each) for each in logs]))), float(np.exp(low)), float(np.exp(high))
 
 
-def verdict(interval: tuple[float, float, float]) -> str:
+def judged(interval: Interval) -> str:
+    return "{:.3f} ({:.3f}-{:.3f}) ".format(*interval) + verdict(interval)
+
+
+def verdict(interval: Interval) -> str:
     """Whether ours costs at most 2 % more than bare code."""
     _, low, high = interval
     return "met" if high <= OURS_AT_MOST else "missed" if low > OURS_AT_MOST else "undecided"
@@ -202,9 +209,8 @@ def cells(result: dict[str, Any]) -> list[str]:
     blocks, bare = result["blocks"], result["bare_sent_bytes"] is not None
     row = [result["case"], result["engine"], f"{np.median([block['ours'][0] for block in blocks]):.3f}"]
     if bare:
-        wall, cpu = ratio(blocks, 0), ratio(blocks, 1)
         row += [f"{np.median([block['bare'][0] for block in blocks]):.3f}", str(len(blocks))]
-        row += [f"{r:.3f} ({low:.3f}-{high:.3f}) {verdict((r, low, high))}" for r, low, high in (wall, cpu)]
+        row += [judged(ratio([blocks], what)) for what in (0, 1)]
     else:
         row += ["-"] * 4
     row += [f"{result['sent_bytes'] / 1e6:.2f}", f"{result['planned_bytes'] / 1e6:.2f}"]
@@ -214,18 +220,35 @@ def cells(result: dict[str, Any]) -> list[str]:
     return row
 
 
+def as_table(lines: list[list[str]]) -> str:
+    head, *rest = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rest])
+
+
 def table(results: list[dict[str, Any]]) -> str:
     names = ["strategy", "engine", "step s", "bare s", "pairs", "ours / bare", "the same in CPU time"]
     names += ["MB sent per rank and step", "formula MB", "bare MB", "memory MB", "hidden", "bubble (schedule's)"]
-    lines = [names, ["---"] * len(names), *(cells(result) for result in results)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return as_table([names, *(cells(result) for result in results)])
+
+
+def together(found: dict[str, Any]) -> str:
+    """Each strategy over all parts."""
+    lines = [["strategy", "parts", "ours / bare", "the same in CPU time"]]
+    by_case: dict[str, list[list[Block]]] = {}
+    for part in found.values():
+        for result in part["results"]:
+            if result["bare_sent_bytes"] is not None:
+                by_case.setdefault(result["case"], []).append(result["blocks"])
+    for case, parts in by_case.items():
+        lines.append([case, str(len(parts)), *(judged(ratio(parts, what)) for what in (0, 1))])
+    return as_table(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=30, help="of turns per case")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--links", nargs="+", default=["loopback", "1gbit", "200mbit"])
+    parser.add_argument("--links", nargs="*", default=["loopback", "1gbit", "200mbit"])
     parser.add_argument("--cases", nargs="*", default=[], help="only these; default all")
     arguments = parser.parse_args()
     target = HERE / "results" / f"strategies_2core_{time.strftime('%Y%m')}"
@@ -241,7 +264,7 @@ def main() -> None:
             part = {"others_share": others, "results": results}
             found[f"{world} ranks, {link}"] = part
             target.with_suffix(".json").write_text(json.dumps(found))
-            target.with_suffix(".md").write_text(report(found))
+    target.with_suffix(".md").write_text(report(found))
 
 
 def machine_busy_s() -> float:
@@ -285,6 +308,7 @@ def report(found: dict[str, Any]) -> str:
             "\nWhere other work, the kernel's network and the host together took more than 10 % of the cores (see each "
             "part), step times and `hidden` are weaker evidence; bytes and memory are unaffected.\n"
         )
+    head += f"\n## All parts together\n\nGeometric mean over the parts below.\n\n{together(found)}\n"
     return head + "".join(parts)
 
 
