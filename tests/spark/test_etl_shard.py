@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
 from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
-from conf.schema_etl import ShardConfig
+from conf.schema_etl import Feature, ShardConfig
 from conf.storage import open_storage
+from etl import fit
 from etl.columns import manifest_column, stored_expression
 from etl.errors import EtlError
 from etl.shard import Plan, number_rows, plan, with_order, write_shards
@@ -126,14 +128,22 @@ TYPES = """
   array(cast(id AS float), 2f) AS a_vector, array(array(id, 1), array(2, 3)) AS a_matrix,
   sequence(0, id) AS a_ragged, transform(sequence(0, id), i -> sequence(0, i)) AS a_nested,
   transform(sequence(0, id), i -> date_add(date'1970-01-01', cast(i AS int))) AS some_dates,
-  cast(repeat('x', cast(id AS int)) AS binary) AS a_binary
+  cast(repeat('x', cast(id AS int)) AS binary) AS a_binary,
+  if(id = 0, null, if(id = 1, 'rare', 'Ünï')) AS a_string
 """
+
+
+def coded(spark, rows, column):
+    """The strings of a column as the features make them: codes of a vocabulary."""
+    state = fit.fit(rows, {column: TypeAdapter(Feature).validate_python({"kind": "categorical", "min_count": 2})})
+    joined, expressions = fit.apply(spark, rows, state)
+    return joined.select(*[c for c in rows.columns if c != column], expressions[column][0].alias(column))
 
 
 def test_every_column_kind_end_to_end(spark, tmp_path):
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    rows = session.range(4).selectExpr("id", *[t.strip() for t in split_top(TYPES)])
+    rows = coded(session, session.range(4).selectExpr("id", *[t.strip() for t in split_top(TYPES)]), "a_string")
     options = {
         "a_half": {"dtype": "float16"},
         "a_nullable": {"nulls": "mask"},
@@ -150,12 +160,16 @@ def test_every_column_kind_end_to_end(spark, tmp_path):
         "a_date": 1, "a_time": 2_999_999, "a_local_time": 1704067200_000001, "a_nullable": 3, "a_filled": 3.0,
         "a_vector": [3.0, 2.0], "a_matrix": [[3, 1], [2, 3]],
         "a_ragged": [0, 1, 2, 3], "a_nested": [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]],
-        "some_dates": [0, 1, 2, 3], "a_binary": b"xxx",
+        "some_dates": [0, 1, 2, 3], "a_binary": b"xxx", "a_string": 2,
     }  # fmt: skip
+    assert [int(batch["a_string"][place[i]]) for i in range(4)] == [0, 1, 2, 2]  # null, unseen, the most frequent word
     assert not batch["a_nullable__valid"][place[1]] and batch["a_filled"][place[2]] == -1.0
     assert batch["a_half"].dtype == torch.float16 and batch["a_half"][place[1]] == float(np.float16(1 / 3))
-    for name, dtype in {"a_bool": "bool", "a_byte": "int8", "a_short": "int16", "an_int": "int32", "a_long": "int64",
-                        "a_float": "float32", "a_double": "float64", "a_nullable": "int64"}.items():  # fmt: skip
+    dtypes = {
+        "a_bool": "bool", "a_byte": "int8", "a_short": "int16", "an_int": "int32", "a_long": "int64",
+        "a_float": "float32", "a_double": "float64", "a_nullable": "int64", "a_string": "int32",
+    }  # fmt: skip
+    for name, dtype in dtypes.items():
         assert str(batch[name].dtype) == f"torch.{dtype}", name
     kinds = {c.name: (c.dtype, c.layout, c.shape) for c in columns}
     assert kinds["a_time"] == ("int64", "scalar", ()) and kinds["a_date"][0] == "int32"
