@@ -3,12 +3,129 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
 
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
+from conf.storage import check_uri
 
 BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Keys nothing reads in a run `when` holds of: set to anything but their default they are refused, not ignored."""
+
+    keys: tuple[str, ...]
+    when: Callable[[RunConfig], bool]
+    why: str
+    remedy: str
+
+
+def _split_kind(*kinds: str) -> Callable[[RunConfig], bool]:
+    return lambda c: c.etl is not None and c.etl.split.kind in kinds
+
+
+IDLE: tuple[Idle, ...] = (
+    Idle(
+        ("data.tail", "data.window_row_groups", "data.on_corrupt", "data.cache.files", "data.cache.decoded"),
+        lambda c: c.data.reader == "petastorm",
+        "for training with data.reader = petastorm, which opens, orders and deals out the files itself",
+        "remove it, or use data.reader = native",
+    ),
+    Idle(
+        ("data.petastorm.pool", "data.petastorm.workers", "data.petastorm.shuffle_rows"),
+        lambda c: c.data.reader == "native",
+        "with data.reader = native",
+        "remove it (data.threads and data.window_row_groups are the native reader's), or set data.reader to petastorm",
+    ),
+    Idle(
+        ("data.petastorm.shuffle_rows",),
+        lambda c: c.data.reader == "petastorm" and not c.data.shuffle,
+        "with data.shuffle = false",
+        "remove it, or set data.shuffle to true",
+    ),
+    Idle(
+        ("data.tail",),
+        lambda c: c.data.mix is not None,
+        "with a mix, which cuts whole batches out of all its parts",
+        "remove it; data.mix.stop says when an epoch ends",
+    ),
+    Idle(
+        ("data.mix.epoch_samples",),
+        lambda c: c.data.mix is not None and c.data.mix.stop != "forever",
+        "where data.mix.stop says when an epoch ends",
+        "remove it, or set data.mix.stop to forever",
+    ),
+    Idle(("etl.split.shares",), _split_kind("time"), "on a split by time", "remove it; boundaries decide"),
+    Idle(("etl.split.shares",), _split_kind("column"), "on a split by column", "remove it; the column decides"),
+    Idle(
+        ("etl.split.key", "etl.split.seed"),
+        _split_kind("time", "column"),
+        "but on a split by hash",
+        "remove it, or set etl.split.kind to hash",
+    ),
+    Idle(
+        ("model.inputs", "model.label"),
+        lambda c: c.model.task == "language_model",
+        "with model.task = 'language_model', which reads the column `tokens` and predicts it",
+        "remove it, or name a task of your own (module:Class)",
+    ),
+    Idle(
+        ("report.share_by",),
+        lambda c: c.model.task != "binary",
+        "where model.task is not binary: there is no positive share to show",
+        "remove it",
+    ),
+    Idle(
+        ("report.sample_prompt", "report.sample_tokens"),
+        lambda c: c.model.task != "language_model",
+        "where model.task is not language_model: no text is written",
+        "remove it",
+    ),
+)
+
+
+def idle_problems(config: RunConfig) -> list[str]:
+    """A line for every key that was set and has no effect."""
+    return [
+        f"{key} = {value!r}: has no effect {idle.why}; {idle.remedy}"
+        for idle in IDLE
+        if idle.when(config)
+        for key in idle.keys
+        for value, default in _value_and_default(config, key)
+        if value != default
+    ]
+
+
+def _value_and_default(config: RunConfig, key: str) -> Iterator[tuple[Any, Any]]:
+    """Of a key by its path; nothing where a block above it is null."""
+    *above, name = key.split(".")
+    block: BaseModel | None = config
+    for part in above:
+        block = getattr(block, part) if block is not None else None
+    if block is not None:
+        yield getattr(block, name), type(block).model_fields[name].get_default(call_default_factory=True)
+
+
+def uri_problems(config: RunConfig) -> list[str]:
+    """Of every storage URI: what is wrong with it that is wrong wherever the job runs."""
+    uris = {"storage.datasets": config.storage.datasets, "storage.runs": config.storage.runs, "dataset": config.dataset}
+    if config.etl is not None:
+        uris |= {f"etl.sources.{name}.path": source.path for name, source in config.etl.sources.items()}
+    if config.data.mix is not None:
+        uris |= {f"data.mix.parts.{i}.dataset": part.dataset for i, part in enumerate(config.data.mix.parts)}
+    problems = []
+    for key, uri in uris.items():
+        try:
+            check_uri(uri or "")
+        except ValueError as error:
+            problems.append(f"{key}: {error}")
+    return problems
 
 
 def combination_problems(config: RunConfig) -> list[str]:
@@ -28,7 +145,7 @@ def combination_problems(config: RunConfig) -> list[str]:
         problems.append(f"train.test_split = {train.test_split!r}: is train.valid_split too; hold out rows of its own")
     if config.data.audit and config.data.mix is not None:
         problems.append("data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two")
-    return problems + must_beat_problems(config)
+    return problems + must_beat_problems(config) + idle_problems(config) + uri_problems(config)
 
 
 def must_beat_problems(config: RunConfig) -> list[str]:

@@ -47,7 +47,8 @@ class MixConfig(Strict):
 
 
 class PetastormConfig(Strict):
-    """`reader: petastorm`. Its schemas are pickles: only for datasets you trust."""
+    """`reader: petastorm`, of training; evaluation stays native, and `lanes`, `threads`, `max_bytes`, `chunk_bytes`,
+    `ahead` and `verify` are then of evaluation alone. Its schemas are pickles: only for datasets you trust."""
 
     url: str | None = Field(
         default=None, description="a Petastorm dataset, plain or Unischema (file:///...); None: the job's own"

@@ -178,7 +178,9 @@ class TextConfig(Strict):
     train_documents: PositiveInt = Field(20000, description="bpe is trained on this many training documents at most")
     seq_len: Annotated[int, Field(ge=2)] = 256
     document_mask: bool = Field(
-        False, description="also `document`: the number of each token's document within its row"
+        False,
+        description="also a column `document`: each token's document, numbered within its row, -1 where padded, for "
+        "models of your own that keep documents apart (the built-in GPT attends across them)",
     )
 
 

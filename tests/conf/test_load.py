@@ -10,6 +10,7 @@ import pytest
 
 from conf.load import ConfigError, json_schema, load_config, parse_override, recipe_names
 from conf.manifest import ManifestError, read_manifest
+from conf.rules import IDLE
 from conf.storage import open_storage
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -87,6 +88,68 @@ def test_a_misspelt_choice_names_the_nearest(tmp_path: Path) -> None:
 )
 def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
     assert any(expected in p for p in problems(tmp_path, text))
+
+
+MIX = "data.mix={parts: [{dataset: a}, {dataset: b}]}"
+ETL = "{sources: {t: {path: t.csv, columns: {a: int, d: date}}}, rows: t, features: {a: {kind: numeric}}"
+BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024-01-01'}}}}}}"
+BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
+PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
+SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
+
+
+@pytest.mark.parametrize(
+    ("run", "idle"),
+    [
+        ([PETASTORM], "data.tail=pad"),
+        ([PETASTORM], "data.window_row_groups=3"),
+        ([PETASTORM], "data.on_corrupt=quarantine"),
+        ([PETASTORM], "data.cache.files=/tmp/x"),
+        ([PETASTORM], "data.cache.decoded=/tmp/x"),
+        ([PETASTORM, "data.shuffle=false"], "data.petastorm.shuffle_rows=9"),
+        ([], "data.petastorm.pool=process"),
+        ([], "data.petastorm.workers=3"),
+        ([], "data.petastorm.shuffle_rows=9"),
+        ([MIX], "data.tail=pad"),
+        ([MIX], "data.mix.epoch_samples=9"),
+        (["dataset=null", BY_TIME], SHARES),
+        (["dataset=null", BY_TIME], "etl.split.key=[a]"),
+        (["dataset=null", BY_TIME], "etl.split.seed=1"),
+        (["dataset=null", BY_COLUMN], SHARES),
+        (["dataset=null", BY_COLUMN], "etl.split.key=[a]"),
+        (["dataset=null", BY_COLUMN], "etl.split.seed=1"),
+        ([TEXT], "model.inputs=[a]"),
+        ([TEXT], "model.label=a"),
+        ([TEXT], "report.share_by=[a]"),
+        (["model.task=regression"], "report.share_by=[a]"),
+        ([], "report.sample_prompt=So"),
+        ([], "report.sample_tokens=9"),
+    ],
+)
+def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, run: list[str], idle: str) -> None:
+    load_config(recipe(tmp_path, SMALL), run)
+    (found,) = problems(tmp_path, SMALL, *run, idle)
+    assert found.startswith(f"{idle.partition('=')[0]} = ") and "has no effect" in found
+
+
+def test_every_row_of_the_table_is_tried_above() -> None:
+    marks = test_a_key_without_effect_is_refused_and_its_default_is_not.pytestmark  # type: ignore[attr-defined]
+    tried = {idle.partition("=")[0] for _, idle in marks[0].args[1]}
+    assert tried == {key for idle in IDLE for key in idle.keys}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("storage.datasets=nosuch://b/x", "storage.datasets: nosuch://b/x: no filesystem for scheme 'nosuch'"),
+        ("storage.runs=s3://b/x?nonsense=1", "storage.runs: s3://b/x?nonsense=1: unknown option"),
+        ("dataset=s3://key:secret@b/x", "dataset: s3://...@b: credentials"),
+        (MIX.replace("dataset: b", "dataset: 'no://b'"), "data.mix.parts.1.dataset: no://b: no filesystem"),
+    ],
+)
+def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expected: str) -> None:
+    (found,) = problems(tmp_path, SMALL, override)
+    assert found.startswith(expected) and "secret" not in found
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
