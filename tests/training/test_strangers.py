@@ -100,6 +100,27 @@ def test_the_secret_is_in_no_command_line_and_no_environment() -> None:
     assert not [text for text in texts if secret in text]
 
 
+def test_what_a_ring_opens_is_on_the_chosen_interface_alone() -> None:
+    """torch's store and Gloo would listen on all of them if they were not told."""
+
+    def entry(ctx: Any) -> list[str]:
+        import psutil
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        family = [psutil.Process(), *psutil.Process().parents()[:1]]  # the helper holds the store's port too
+        listening = {c.laddr.ip for p in family for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        dist.destroy_process_group()
+        return sorted(listening)
+
+    with local_crew(2, ("torch",)) as crew:
+        found = crew.run(JobSpec(entry, preload=("torch",)), 2, lambda event: None).results
+    assert found[0] == ["127.0.0.1"], "rank 0 serves the store"
+    assert set(found[1]) <= {"127.0.0.1"}
+
+
 def test_the_shim_answers_its_own_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
     import urllib.error
     import urllib.request
