@@ -52,6 +52,11 @@ class Column(_Strict):
     fill: float | int | bool | str | None = None
     cardinality: int | None = Field(default=None, description="number of codes of a dictionary-coded column")
 
+    @property
+    def mask(self) -> str | None:
+        """Name of the bool tensor (B,) beside it that says which rows are not null; None where there is none."""
+        return f"{self.name}__valid" if self.nulls == "mask" else None
+
 
 class DataFile(_Strict):
     """One Parquet file. `path` is relative to the dataset folder; `row_groups` are row counts in stored order."""

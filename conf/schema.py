@@ -42,7 +42,9 @@ class ModelConfig(Strict):
     args: dict[str, Any] = {}
     task: Literal["binary", "regression", "multiclass", "language_model"] | Reference = "binary"
     inputs: list[str] | None = Field(
-        None, description="columns given to forward as positional tensors; None: one dict of all feature columns"
+        None,
+        description="columns, or masks of columns (`<name>__valid`), given to forward as positional tensors; "
+        "None: one dict of all feature columns and their masks",
     )
     label: str | None = Field(None, description="label column; None: the dataset's only column with role label")
 
@@ -99,7 +101,9 @@ class TrainConfig(Strict):
 
 
 class ReportConfig(Strict):
-    share_by: list[str] = Field([], description="scalar columns of the dataset by which the report shows the positive share")
+    share_by: list[str] = Field(
+        [], description="scalar columns of the dataset by which the report shows the positive share"
+    )
     baselines: bool = Field(
         True,
         description="also fit the majority rate and, where there are scalar features, a Spark logistic regression "

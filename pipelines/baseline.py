@@ -65,10 +65,10 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
 
 
 def prepared(frame: DataFrame, features: Sequence[Column], label: Column) -> DataFrame:
-    """Features as doubles (MLlib knows no other kind), `<name>__valid` beside masked ones, the label as `__label`."""
+    """Features as doubles (MLlib knows no other kind), the masks of those that have one, the label as `__label`."""
     stored = dict(frame.dtypes)
     made = {column.name: as_number(column, stored[column.name]) for column in features}
-    made |= {f"{c.name}__valid": F.col(c.name).isNotNull().cast("double") for c in features if c.nulls == "mask"}
+    made |= {c.mask: F.col(c.name).isNotNull().cast("double") for c in features if c.mask is not None}
     made["__label"] = as_number(label, stored[label.name])
     return frame.select(*(value.alias(name) for name, value in made.items()))
 

@@ -93,6 +93,8 @@ def one_row(config: RunConfig, manifest: DatasetManifest | None) -> tuple[Any, .
         if not is_fixed(column):
             return Untraceable(f"column {name!r} is {column.layout}: only its values say how large a row is")
         rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")
+        if column.mask is not None:
+            rows[column.mask] = torch.ones(1, dtype=torch.bool, device="meta")
     try:
         return build_task(config.model.task, columns.features, columns.label, config.model.inputs).inputs(rows)
     except Exception as error:  # a task of the user's own may want values too

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from conf.manifest import DatasetManifest
+from conf.manifest import Column, DatasetManifest
 from conf.schema import RunConfig
 from etl.features import apply_numpy
 from etl.tokenizer import Codec
@@ -71,17 +71,44 @@ class Predictor:
         return probabilities
 
     def _columns(self, rows: pd.DataFrame) -> dict[str, torch.Tensor]:
-        """What a batch of the dataset would hold: raw rows through the fitted features, the rest as it is."""
+        """What a batch of the dataset would hold: raw rows through the fitted features, the rest as its reader does."""
         made: dict[str, Any] = {}
         if self.manifest.features:
-            made = dict(apply_numpy(self.manifest.features, {name: rows[name].tolist() for name in rows}))
+            states = self.manifest.features["features"]
+            nullable = {state["column"] for state in states if state.get("nulls", "refuse") != "refuse"}
+            raw = {name: present(rows[name]) if name in nullable else rows[name].tolist() for name in rows}
+            made = dict(apply_numpy(self.manifest.features, raw))
         columns = {}
-        for name in self.columns.features:
-            if name not in made and name not in rows:
-                raise KeyError(f"column {name!r} is needed; given: {sorted(map(str, rows))}")
-            values = made[name] if name in made else np.stack([np.asarray(v) for v in rows[name]])
-            columns[name] = torch.from_numpy(np.ascontiguousarray(values).astype(self.manifest.column(name).dtype))
+        for column in (self.manifest.column(name) for name in self.columns.read):
+            if not {column.name, column.mask} & {*self.columns.features}:
+                continue  # the label
+            if column.name not in made:
+                if column.name not in rows:
+                    raise KeyError(f"column {column.name!r} is needed; given: {sorted(map(str, rows))}")
+                made |= as_read(column, rows[column.name])
+            values = np.ascontiguousarray(made[column.name]).astype(column.dtype)
+            columns[column.name] = torch.from_numpy(values)
+            if column.mask is not None:
+                columns[column.mask] = torch.from_numpy(made[column.mask])
         return columns
+
+
+def present(given: pd.Series) -> list[Any]:
+    """The values with None for what is missing: pandas has no other word than NaN for a null among numbers."""
+    values: list[Any] = given.astype(object).where(given.notna(), None).tolist()
+    return values
+
+
+def as_read(column: Column, given: pd.Series) -> dict[str, np.ndarray]:
+    """A stored column given as it is, with its mask if it has one; nulls become what the dataset's reader makes of
+    them. ValueError where there may be none."""
+    values = given.tolist() if column.nulls == "refuse" else present(given)
+    valid = np.array([value is not None for value in values], bool)
+    if column.nulls == "refuse" and not valid.all():
+        raise ValueError(f"column {column.name!r}: {int((~valid).sum())} of {len(valid)} values are null, none may be")
+    fill = np.full(column.shape, column.fill if column.nulls == "fill" and column.fill is not None else 0)
+    stacked = np.array([fill if value is None else value for value in values]).reshape(len(values), *column.shape)
+    return {column.name: stacked} | ({column.mask: valid} if column.mask is not None else {})
 
 
 class Writer:

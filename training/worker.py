@@ -31,7 +31,7 @@ from training.data.audit import AuditLog
 from training.data.batch import Batch, Reader
 from training.data.build import make_reader
 from training.data.resume import explain_difference
-from training.data.select import AllGather, alone
+from training.data.select import AllGather, Tick, alone
 from training.loop import LoopSettings, TrainerState, evaluate_split, fit, total_steps
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Columns:
-    """Which stored columns a model is fed, and which is its label."""
+    """What a model is fed, which column is its label, and which stored columns they are made of."""
 
-    features: list[str]
+    features: list[str]  # columns, and the masks of those that may be null (conf/manifest.py)
     label: str | None
     read: list[str]
 
@@ -96,7 +96,9 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
     try:
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         seed_everything(config.train.seed, strategy.data_rank)  # dropout differs between data ranks, weights do not
-        open_reader = reader_opener(config, folder, manifest, columns, strategy, device, ctx.world_size, readers)
+        open_reader = reader_opener(
+            config, folder, manifest, columns, strategy, device, ctx.world_size, readers, ctx.tick
+        )
         parts = Parts(ctx, config, run, strategy, task, open_reader)
         result = _train(parts, model, manifest.fingerprint, began)
         failed = False
@@ -117,6 +119,7 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     settings = loop_settings(config)
     steps = total_steps(settings, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if config.parallel.balance == "measured" else None
+    ctx.tick("prepare the model")
     strategy.prepare(model, parts.task, optimizer_factory(config), sample)
     checkpoints = open_checkpoints(parts)
     audit = open_audit(parts, reader)
@@ -176,6 +179,7 @@ def open_checkpoints(parts: Parts) -> Checkpointer:
         Retention(keep.keep_last, keep.keep_best, keep.keep_every, parts.config.train.best_mode),
         keep.asynchronous,
         on_commit,
+        parts.ctx.tick,
     )
 
 
@@ -203,7 +207,7 @@ def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> dict
             checkpoints.load(best, state_dict, random_state=False)
             strategy.load_state_dict(state_dict)
             said["exported_step"] = best.step
-    parts.ctx.heartbeat(state.step, "export")
+    parts.ctx.tick("export")
     weights = strategy.full_model_state()
     if parts.ctx.rank == 0 and weights is not None:
         said["weights"] = write_weights(parts.run, weights)
@@ -262,14 +266,17 @@ def seed_everything(seed: int, stream: int = 0) -> None:
 def pick_columns(manifest: DatasetManifest, inputs: list[str] | None, label: str | None) -> Columns:
     """Columns by role, or as the recipe names them; ValueError names the key and the columns there are."""
     names = {column.name for column in manifest.columns}
-    for key, given in (("model.inputs", inputs or []), ("model.label", [label] if label else [])):
-        if unknown := [name for name in given if name not in names]:
-            raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(names)}")
-    features = inputs or [c.name for c in manifest.columns if c.role == "feature"]
+    masks = {column.mask: column.name for column in manifest.columns if column.mask is not None}
+    for key, given, known in (("model.inputs", inputs or [], names | set(masks)), ("model.label", [label], names)):
+        if unknown := [name for name in given if name and name not in known]:
+            raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(known)}")
+    stored = [column for column in manifest.columns if column.role == "feature"]
+    features = inputs or [*(c.name for c in stored), *(c.mask for c in stored if c.mask is not None)]
     labels = [label] if label else [c.name for c in manifest.columns if c.role == "label"]
     if len(labels) > 1:
         raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
-    return Columns(features, labels[0] if labels else None, [*features, *labels])
+    read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
+    return Columns(features, labels[0] if labels else None, list(read))
 
 
 def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
@@ -335,6 +342,7 @@ def reader_opener(
     device: torch.device,
     world: int,
     opened: list[Reader],
+    tick: Tick,
 ) -> Callable[[str, bool], Reader]:
     """split, training? -> a reader of this rank's share; evaluation reads every row once, in stored order."""
 
@@ -355,6 +363,7 @@ def reader_opener(
             device,
             evaluation=not training,
             gather=gather,
+            tick=tick,
         )
         opened.append(reader)
         return reader

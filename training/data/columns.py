@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from conf.manifest import Column
 
 Array = NDArray[Any]
-VALID_SUFFIX = "__valid"
 
 
 class DataError(ValueError):

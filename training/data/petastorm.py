@@ -133,6 +133,8 @@ class PetastormReader:
 
     def _batch(self, epoch: int, step: int, columns: dict[str, Any], rows: int) -> Batch:
         made = {name: self._tensor(name, values) for name, values in columns.items()}
+        masks = [c.mask for c in self._declared.values() if c.mask is not None]
+        made |= {mask: torch.ones(rows, dtype=torch.bool) for mask in masks}  # nulls are refused: none is there
         real = sum(_real_rows(n, _share(self._global_batch, r, self._size), step) for r, n in enumerate(self._rows))
         cursor = (epoch * self.steps_per_epoch + step + 1) * self._global_batch
         return Batch(made, rows, real, cursor)

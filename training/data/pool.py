@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from conf.manifest import Column
 from training.data.columns import (
-    VALID_SUFFIX,
     DataError,
     Rows,
     fixed_values,
@@ -105,8 +104,8 @@ class Pool:
                 out[name] = _taken(self._fixed[name], positions)
             else:
                 out[name] = self._gather_rows(name, positions)
-            if column.nulls == "mask":
-                out[name + VALID_SUFFIX] = _taken(self._valid[name], positions)
+            if column.mask is not None:
+                out[column.mask] = _taken(self._valid[name], positions)
         if self._ids is not None:
             out[ID_COLUMN] = _taken(self._ids, positions)
         return out

@@ -109,7 +109,8 @@ class Tabular(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> Tabular:
-        """Columns with a cardinality are coded, every other scalar feature is a number."""
+        """Columns with a cardinality are coded, every other scalar feature is a number; so is the mask of one that may
+        be null, whose nulls would else be zeros like others."""
         features = [c for c in manifest.columns if c.role == "feature"]
         if odd := [c.name for c in features if c.layout != "scalar"]:
             raise ValueError(
@@ -117,7 +118,10 @@ class Tabular(nn.Module):
             )
         return cls(
             coded={c.name: c.cardinality for c in features if c.cardinality is not None},
-            numeric=[c.name for c in features if c.cardinality is None],
+            numeric=[
+                *(c.name for c in features if c.cardinality is None),
+                *(c.mask for c in features if c.mask is not None),
+            ],
             **args,
         )
 
