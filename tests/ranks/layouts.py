@@ -16,6 +16,7 @@ TWO: dict[str, dict[str, Any]] = {
     "zero2": {"zero": 2},
     "zero3": {"zero": 3, "activation_checkpointing": True},
     "zero2-offload": {"zero": 2, "offload": True},
+    "zero3-offload": {"zero": 3, "offload": True},
     "zero2-lamb": {"zero": 2, "optimizer": "lamb"},
     "zero3-lars": {"zero": 3, "optimizer": "lars"},
     "tp-lamb": {"tp": 2, "optimizer": "lamb"},
