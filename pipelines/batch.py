@@ -10,7 +10,7 @@ import json
 import logging
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -138,12 +138,13 @@ def train_and_report(
         lost = evaluate.lost_to(evaluation.scores, config.report.must_beat, evaluation.missing)
         publish_model(tracker, config, dataset.manifest, folder, trained, evaluation, None if lost else alias)
     timings.seconds["total_s"] = time.monotonic() - began
+    as_run = report_job.as_run(resolved, tracker.url())
     summary = {
         "name": config.name,
         "run": folder.uri,
         "dataset": dataset.folder.uri,
         "fingerprint": dataset.manifest.fingerprint,
-        "config_digest": resolved.digest,
+        **asdict(as_run),
         "attempts": trained.attempt,
         "failed_attempts": trained.failed_attempts,
         "timings": timings.seconds,
@@ -157,7 +158,7 @@ def train_and_report(
         "history": trained.history,
     }
     folder.put_atomic("summary.json", (json.dumps(summary, indent=1) + "\n").encode())
-    report_job.write_report(tracker, resolved, dataset, folder, trained, evaluation, timings.seconds)
+    report_job.write_report(tracker, as_run, dataset, folder, trained, evaluation, timings.seconds)
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.seconds.items()} | evaluation.flat())
     runs.update(record.folder, status="finished")
     say(config, folder, trained, evaluation, timings, tracker)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
 
 from conf.load import Resolved, leaves
 from conf.manifest import ManifestError, read_manifest
+from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from pipelines.etl_job import Dataset
 from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, scored_count, share_groups, tested_rows
@@ -15,9 +20,37 @@ from pipelines.train_job import Trained
 from training.tracker import JOB, Tracker
 
 
+@dataclass(frozen=True)
+class AsRun:
+    """The configuration a run was made with, wherever its report is drawn; summary.json keeps it under these names."""
+
+    config: dict[str, Any]  # resolved
+    origins: dict[str, str]
+    config_digest: str
+    tracking_url: str | None
+
+    @classmethod
+    def of(cls, summary: dict[str, Any], now: Resolved) -> AsRun:
+        """What the summary keeps; `now`, the recipe as it is, for a run from before it was kept."""
+        if "origins" not in summary:
+            return as_run(now, None)
+        return cls(**{name: summary[name] for name in cls.__dataclass_fields__})
+
+    def checked(self, where: str) -> RunConfig:
+        """ManifestError where it is no configuration of this version of sparkring."""
+        try:
+            return RunConfig.model_validate(self.config)
+        except ValidationError as error:
+            raise ManifestError(f"{where}: the run's configuration is another version's: {error}") from error
+
+
+def as_run(resolved: Resolved, tracking_url: str | None) -> AsRun:
+    return AsRun(resolved.as_dict(), resolved.origins, resolved.digest, tracking_url)
+
+
 def write_report(
     tracker: Tracker,
-    resolved: Resolved,
+    run: AsRun,
     dataset: Dataset,
     folder: Storage,
     trained: Trained,
@@ -25,22 +58,25 @@ def write_report(
     timings_s: dict[str, float],
 ) -> None:
     """report.html in the run folder; with its figures also in the job's run in MLflow, which a browser meets first."""
-    inputs = report_inputs(resolved, dataset, folder, trained, evaluation, timings_s, tracker.url())
+    inputs = report_inputs(run, dataset, folder, trained, evaluation, timings_s)
     folder.put_atomic("report.html", publish(inputs, tracker, JOB).encode())
 
 
 def redraw(resolved: Resolved) -> str:
     """Draw the report of the recipe's newest finished run again, from what its folder holds; the file's URI.
 
-    ManifestError where no run has finished.
+    `resolved` says where runs are, and nothing of what the report shows. ManifestError where no run has finished.
     """
-    config = resolved.config
-    runs = Runs(config.storage.runs, config.name)
+    runs = Runs(resolved.config.storage.runs, resolved.config.name)
     finished = [record for record in runs.records() if record.status == "finished"]
     if not finished:
-        raise ManifestError(f"{runs.storage.uri}: no finished run of {config.name!r}; run `sparkring run` first")
+        raise ManifestError(
+            f"{runs.storage.uri}: no finished run of {resolved.config.name!r}; run `sparkring run` first"
+        )
     folder = runs.at(finished[-1])
     summary = json.loads(folder.read_bytes("summary.json"))
+    run = AsRun.of(summary, resolved)
+    config = run.checked(f"{folder.uri}/summary.json")
     where = open_storage(summary["dataset"])
     dataset = Dataset(read_manifest(where), where)
     missing = summary.get("missing", {})
@@ -59,21 +95,20 @@ def redraw(resolved: Resolved) -> str:
         summary["failed_attempts"],
         summary["per_step_s"],
     )
-    inputs = report_inputs(resolved, dataset, folder, trained, evaluation, summary["timings"], None)
+    inputs = report_inputs(run, dataset, folder, trained, evaluation, summary["timings"])
     folder.put_atomic("report.html", build_report(inputs).encode())
     return f"{folder.uri}/report.html"
 
 
 def report_inputs(
-    resolved: Resolved,
+    run: AsRun,
     dataset: Dataset,
     folder: Storage,
     trained: Trained,
     evaluation: Evaluation,
     timings_s: dict[str, float],
-    tracking_url: str | None,
 ) -> ReportInputs:
-    config, summary, manifest = resolved.config, trained.summary, dataset.manifest
+    config, summary, manifest = RunConfig.model_validate(run.config), trained.summary, dataset.manifest
     lost, alias = lost_to(evaluation.scores, config.report.must_beat, evaluation.missing), config.tracking.alias
     label = next((c.name for c in manifest.columns if c.role == "label"), "positive")
     facts = {
@@ -81,8 +116,8 @@ def report_inputs(
         "dataset": dataset.folder.uri,
         "fingerprint": manifest.fingerprint,
         "code": manifest.lineage.code_commit or "not a git checkout",
-        "configuration": resolved.digest,
-        "engine": f"{summary['engine']}, {config.launch.world} ranks",
+        "configuration": run.config_digest,
+        "engine": f"{summary['engine']}, {summary.get('world', config.launch.world)} ranks",
         "model": f"models:/{config.tracking.registered_model or config.name}" + ("" if lost else f"@{alias}"),
         "steps": f"{summary['steps']:,} ({summary['samples']:,} samples), best at step {summary['best_step']}",
     }
@@ -90,8 +125,8 @@ def report_inputs(
         facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
     if evaluation.missing:
         facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in evaluation.missing.items())
-    if tracking_url:
-        facts["MLflow"] = tracking_url
+    if run.tracking_url:
+        facts["MLflow"] = run.tracking_url
     binary = config.model.task == "binary" and len(evaluation.labels) > 0
     return ReportInputs(
         name=config.name,
@@ -116,6 +151,6 @@ def report_inputs(
             for name, s in trained.per_step_s.items()
         },
         attempts=trained.failed_attempts,
-        config=[(key, str(value), resolved.origins[key]) for key, value in leaves(resolved.as_dict())],
+        config=[(key, str(value), run.origins.get(key, "default")) for key, value in leaves(run.config)],
         sample=evaluation.sample,
     )

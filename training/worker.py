@@ -146,6 +146,7 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     train_s = time.monotonic() - training
     summary: dict[str, Any] = {
         "engine": strategy.engine,
+        "world": ctx.world_size,
         "finished": state.step >= steps or state.stopped_early,
         "steps": state.step,
         "samples": state.cursor,

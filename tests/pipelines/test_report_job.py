@@ -1,0 +1,82 @@
+"""`sparkring report`: a run's report drawn again is of the run, whatever has become of its recipe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.load import Resolved, load_config
+from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, SplitInfo
+from pipelines.report_job import as_run, redraw
+from pipelines.runs import Runs
+
+RECIPE = """
+name: again
+dataset: {folder}/dataset
+storage: {{runs: {folder}/runs}}
+launch: {{world: 4}}
+optim: {{lr: 0.01}}
+"""
+URL = "http://tracking.example:5000/#/experiments/1/runs/2"
+
+
+def recipe(folder: Path, *words: str) -> Resolved:
+    path = folder / "again.yaml"
+    path.write_text(RECIPE.format(folder=folder))
+    return load_config(str(path), words)
+
+
+def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
+    """The folder of a run that has ended, as the job leaves it."""
+    manifest = DatasetManifest(
+        name="again", fingerprint="a" * 64, created_at="", columns=(Column(name="y", dtype="int8", role="label"),),
+        files=(), splits={"train": SplitInfo(rows=0, files=0)}, accounting=Accounting(rows_in=0, rows_out=0),
+        lineage=Lineage(sources={}),
+    )  # fmt: skip
+    (folder / "dataset").mkdir()
+    (folder / "dataset/_manifest.json").write_text(manifest.to_json())
+    runs = Runs(f"{folder}/runs", "again")
+    record, _ = runs.begin(made_with.config, manifest.fingerprint)
+    runs.update(record.folder, status="finished")
+    train = {"engine": "torch-gloo", "world": 3, "steps": 10, "samples": 100, "best_step": 10, "rows_per_s": 1.0}
+    summary = {
+        "dataset": f"{folder}/dataset", "scores": {"this model": {"loss": 0.5}}, "predictions": [], "sample": "",
+        "missing": {"logistic regression": "ValueError: no"}, "timings": {"launch_s": 1.0}, "attempts": 2,
+        "failed_attempts": [], "history": {}, "per_step_s": {}, "train": train,
+    } | asdict(as_run(made_with, URL)) | changes  # fmt: skip
+    runs.at(record).put_atomic("summary.json", json.dumps(summary).encode())
+    return Path(runs.at(record).uri.removeprefix("file://"))
+
+
+def test_the_report_drawn_again_shows_what_was_run(tmp_path: Path) -> None:
+    made_with = recipe(tmp_path, "optim.lr=0.1")
+    folder = finished_run(tmp_path, made_with)
+    now = recipe(tmp_path)
+    assert redraw(now).endswith("report.html")
+    html = (folder / "report.html").read_text()
+    assert made_with.digest in html and now.digest not in html
+    assert "<code>0.1</code>" in html and "command line" in html and URL in html
+    assert "torch-gloo, 3 ranks" in html, "the world it ended on, not the one it was asked for"
+    assert "logistic regression (ValueError: no)" in html
+
+
+def test_a_run_from_before_this_was_kept_is_drawn_from_the_recipe(tmp_path: Path) -> None:
+    now = recipe(tmp_path)
+    folder = finished_run(tmp_path, now)
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in ("config", "origins", "tracking_url", "missing"):
+        del summary[name]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    redraw(now)
+    assert now.digest in (folder / "report.html").read_text()
+
+
+def test_a_configuration_of_another_version_is_said_to_be_one(tmp_path: Path) -> None:
+    now = recipe(tmp_path)
+    finished_run(tmp_path, now, config=now.as_dict() | {"gone": 1})
+    with pytest.raises(ManifestError, match=r"summary.json: the run's configuration is another version's"):
+        redraw(now)
