@@ -94,7 +94,9 @@ def _find(recipe: str) -> tuple[str, str]:
     else:
         where, source = f"{recipe}.yaml", RECIPES / f"{recipe}.yaml"
     try:
-        return where, source.read_text()
+        return where, source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(where, [f"is not UTF-8 text ({error}); save it as UTF-8"]) from error
     except OSError as error:
         near = difflib.get_close_matches(recipe, recipe_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -127,9 +129,16 @@ def _parse_yaml(text: str) -> tuple[dict[str, Any], dict[str, int]]:
             return {}, {}
         if not isinstance(node, yaml.MappingNode):
             raise yaml.YAMLError("a recipe is a mapping of keys to values")
-        return loader.construct_document(node), dict(_key_lines(node, ""))
+        return _unshared(loader.construct_document(node)), dict(_key_lines(node, ""))
     finally:
         loader.dispose()
+
+
+def _unshared(value: Any) -> Any:
+    """A block of its own wherever a YAML alias stands: an override of one changes no other."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
 
 
 def _key_lines(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int]]:

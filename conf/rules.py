@@ -1,8 +1,9 @@
-"""Combinations of settings that are each legal and together impossible. Pure; one line per problem, key path first."""
+"""Combinations of settings that are each legal and together impossible; one line per problem, key path first."""
 
 from __future__ import annotations
 
 import difflib
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,21 @@ def uri_problems(config: RunConfig) -> list[str]:
     return problems
 
 
+def tls_problems(config: RunConfig) -> list[str]:
+    """Of the files the driver will need when training begins, which may be hours after it was started."""
+    certificate, key = config.launch.tls_certificate, config.launch.tls_key
+    if certificate is None or key is None:
+        return []
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:  # an ssl.SSLError is one
+        return [
+            f"launch.tls_certificate = {certificate!r}, launch.tls_key = {key!r}: {error}; give the PEM files of a "
+            "certificate and of its private key (without a passphrase) on the driver's machine"
+        ]
+    return []
+
+
 def combination_problems(config: RunConfig) -> list[str]:
     problems: list[str] = []
     if (config.etl is None) == (config.dataset is None):
@@ -145,7 +161,13 @@ def combination_problems(config: RunConfig) -> list[str]:
         problems.append(f"train.test_split = {train.test_split!r}: is train.valid_split too; hold out rows of its own")
     if config.data.audit and config.data.mix is not None:
         problems.append("data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two")
-    return problems + must_beat_problems(config) + idle_problems(config) + uri_problems(config)
+    return [
+        *problems,
+        *must_beat_problems(config),
+        *idle_problems(config),
+        *uri_problems(config),
+        *tls_problems(config),
+    ]
 
 
 def must_beat_problems(config: RunConfig) -> list[str]:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from conf.strict import Strict
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
 MIB = 1 << 20
-Condition = tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any]
+
+
+def _comparable(condition: tuple[str, str, Any]) -> tuple[str, str, Any]:
+    column, operator, value = condition
+    if operator in ("in", "not in"):
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"{operator!r} wants a list of values: [{column}, {operator}, [a, b]]")
+    elif value is None or isinstance(value, (list, dict)):
+        raise ValueError(f"{operator!r} wants one value; for several use 'in', and a null row is never kept")
+    return condition
+
+
+Condition = Annotated[
+    tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any], AfterValidator(_comparable)
+]
 
 
 class CacheConfig(Strict):

@@ -180,7 +180,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _audit(arguments: argparse.Namespace) -> int:
     from training.data.audit import audit_run
 
-    report = audit_run(f"{arguments.run_folder.rstrip('/')}/audit")
+    try:
+        report = audit_run(f"{arguments.run_folder.rstrip('/')}/audit")
+    except (ValueError, OSError) as error:  # no such folder, no records in it, or a file that is none
+        print(f"sparkring: {error}", file=sys.stderr)
+        return Exit.DATA
     print("\n".join(report.lines()))
     return Exit.OK if report.ok else Exit.DATA
 

@@ -152,6 +152,26 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
     assert found.startswith(expected) and "secret" not in found
 
 
+def test_a_recipe_that_is_not_utf8_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(SMALL.encode() + b"description: caf\xe9\n")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_config(str(path))
+
+
+def test_an_override_of_one_alias_leaves_its_twin(tmp_path: Path) -> None:
+    text = SMALL + "model: {args: {a: &one {width: 1, depth: [1]}, b: *one}}\n"
+    args = load_config(recipe(tmp_path, text), ["model.args.a.width=2", "model.args.b.depth.0=3"]).config.model.args
+    assert args == {"a": {"width": 2, "depth": [1]}, "b": {"width": 1, "depth": [3]}}
+
+
+def test_tls_files_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "a.pem").write_text("no certificate")
+    launch = f"launch={{tls_certificate: {tmp_path}/a.pem, tls_key: {tmp_path}/missing.pem}}"
+    (found,) = problems(tmp_path, SMALL, launch)
+    assert "launch.tls_certificate = " in found and "give the PEM files" in found
+
+
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     assert "given twice" in problems(tmp_path, SMALL + "name: again\n")[0]
 
