@@ -232,15 +232,17 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def together(found: dict[str, Any]) -> str:
-    """Each strategy over all parts."""
-    lines = [["strategy", "parts", "ours / bare", "the same in CPU time"]]
+    """Each strategy over all parts, whose own verdicts on wall time are counted beside."""
+    lines = [["strategy", "parts: met, undecided, missed", "ours / bare", "the same in CPU time"]]
     by_case: dict[str, list[list[Block]]] = {}
     for part in found.values():
         for result in part["results"]:
             if result["bare_sent_bytes"] is not None:
                 by_case.setdefault(result["case"], []).append(result["blocks"])
     for case, parts in by_case.items():
-        lines.append([case, str(len(parts)), *(judged(ratio(parts, what)) for what in (0, 1))])
+        own = [verdict(ratio([blocks], 0)) for blocks in parts]
+        counts = ", ".join(str(own.count(kind)) for kind in ("met", "undecided", "missed"))
+        lines.append([case, f"{len(parts)}: {counts}", *(judged(ratio(parts, what)) for what in (0, 1))])
     return as_table(lines)
 
 
@@ -297,11 +299,11 @@ def report(found: dict[str, Any]) -> str:
         "torch styles, context an all-to-all around attention under DDP. Both end a few steps at the same loss. "
         "`hidden`: share of the all-reduce's time alone that the step does not show. All AdamW kernels are fused ones. "
         "The GPU paths have not been run: no GPU was at hand.\n\n"
-        "DDP is asked for four buckets where it would take two of a model this small: 2 % on loopback, for more to hide "
-        "behind backward on slow links. Where a rank waits for Horovod ours sleeps and bare code spins, hence its CPU "
-        "time. zero1 (horovod) with two ranks at 200 Mbit: single steps wait 0.2 s longer in one collective than others; "
-        "why is not known. A pipeline's measured bubble holds what its messages make it wait, and its stages are not "
-        "quite equal.\n"
+        "DDP is asked for four buckets where it would take two of a model this small: 2 % on loopback, for more to "
+        "hide behind backward on slow links. Where a rank waits for Horovod ours sleeps and bare code spins, hence its "
+        "CPU time. zero1 (horovod) with two ranks at 200 Mbit: single steps wait 0.2 s longer in one collective than "
+        "others; why is not known. A pipeline's measured bubble holds what its messages make it wait, and its stages "
+        "are not quite equal.\n"
     )
     parts = [
         f"\n## {name}\n\nAll but the ranks took {part['others_share']:.0%} of the cores.\n\n{table(part['results'])}\n"
