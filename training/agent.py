@@ -150,7 +150,8 @@ class Agent:
         self._link.send({"kind": "reached", "failed": failed})
 
     def _dump(self, rank: Rank) -> None:
-        self._link.send({"kind": "stacks", "rank": rank.rank, "attempt": rank.attempt, "text": rank.stacks()})
+        with contextlib.suppress(ValueError):  # its pipes are closed: it has ended meanwhile
+            self._link.send({"kind": "stacks", "rank": rank.rank, "attempt": rank.attempt, "text": rank.stacks()})
 
     def _read_helper(self, helper: Helper) -> None:
         try:

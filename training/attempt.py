@@ -4,6 +4,7 @@ did."""
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from training.channel import Message
 from training.failure import Cancelled, Failure, RankState, WorkerFailed, first_failure
 from training.job import JobResult
-from training.watch import Progress, StragglerWatch, hanging, name_culprit
+from training.watch import Progress, StragglerWatch, hanging, name_culprit, waiting_for_work
 
 log = logging.getLogger(__name__)
 OnEvent = Callable[[dict[str, Any]], None]
@@ -113,6 +114,7 @@ class Attempt:
         self._slow = StragglerWatch(len(states))
         self._stacks: dict[int, str] = {}
         self._dump_until: float | None = None
+        self._next_look, self._seen_waiting = 0.0, dict[int, float]()
         self._result = JobResult([None] * len(states), len(states), attempt)
 
     def follow(self) -> JobResult:
@@ -177,7 +179,8 @@ class Attempt:
                 self._fail(state, failure, ended=gone or not over)
 
     def _look_for_hangs(self, now: float) -> None:
-        """No progress for the limit: ask every rank for its stacks, then name the one that is missing."""
+        """No progress for the limit: ask every rank for its stacks, then name the one that is missing. A rank that is
+        seen to wait for one that works has the limit again from then; it is looked at four times meanwhile."""
         if self._limits.hang_s is None:
             return
         ranks = [
@@ -185,13 +188,18 @@ class Attempt:
             for s in self._states
             if s.running and not s.ended
         ]
-        if not hanging(ranks, self._limits.hang_s):
+        idle = hanging(ranks, self._limits.hang_s)
+        if not idle or now < self._next_look:
             self._dump_until = None
             return
         if self._dump_until is None:
             self._dump_until, self._stacks = now + DUMP_S, {}
             self._tell_all("dump")
         if len(self._stacks) < len(ranks) and now < self._dump_until:
+            return
+        self._seen_waiting |= dict.fromkeys(waiting_for_work(ranks, self._stacks, self._limits.hang_s), now)
+        if all(now - self._seen_waiting.get(rank.rank, -math.inf) <= self._limits.hang_s for rank in idle):
+            self._next_look = now + self._limits.hang_s / 4
             return
         culprit, words = name_culprit(ranks, self._stacks)
         state = self._states[culprit]

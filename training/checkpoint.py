@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from conf.storage import Storage
+from conf.storage import CHUNK_BYTES, Storage
 from training.checkpoint_catalog import (
     MARKER,
     CheckpointInfo,
@@ -63,6 +64,7 @@ from training.checkpoint_policy import Retention, best_step, expendable
 from training.checkpoint_rng import capture_rng, restore_rng
 
 log = logging.getLogger(__name__)
+LOOK_S = 1.0  # at how far the writing thread is, while training waits for it
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ class _Staged:
 class Checkpointer:
     """Writes and reads the checkpoints below one folder; every method but `times` and `close` is called by all ranks.
 
-    `on_commit(info)` runs on rank 0, in the writing thread, once a checkpoint can be loaded. The storage must be seen
-    by every rank. Raises CheckpointError when rank 0 may not write there.
+    `on_commit(info)` runs on rank 0, in the writing thread, once a checkpoint can be loaded. `tick(words)` is called by
+    the thread that trains while it waits for files that are hashed, read or written: with other words each time, and
+    only when that has got further. The storage must be seen by every rank. Raises CheckpointError when rank 0 may not
+    write there.
     """
 
     def __init__(
@@ -103,9 +107,11 @@ class Checkpointer:
         keep: Retention | None = None,
         asynchronous: bool = True,
         on_commit: Callable[[CheckpointInfo], None] | None = None,
+        tick: Callable[[str], None] = lambda words: None,
     ):
         self.storage, self.peers, self.keep = storage, peers or solo(), keep or Retention()
-        self.asynchronous, self.on_commit = asynchronous, on_commit
+        self.asynchronous, self.on_commit, self.tick = asynchronous, on_commit, tick
+        self._done = 0  # pieces the writing thread has behind it: written, seen or deleted; only grows
         self.times = SaveTimes()
         self._buffers: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -223,7 +229,7 @@ class Checkpointer:
         folder = self.storage.at(f"step-{job.step}")
         header, placed = layout([(chunk, shape) for chunk, _, shape in staged.chunks], f"{name}.safetensors")
         parts: list[bytes | memoryview] = [header, *(raw_bytes(tensor) for _, tensor, _ in staged.chunks)]
-        files = {f"{name}.safetensors": write_stream(folder, f"{name}.safetensors", parts)}
+        files = {f"{name}.safetensors": write_stream(folder, f"{name}.safetensors", self._counted(parts))}
         files[f"{name}.json"] = write_stream(folder, f"{name}.json", [to_json(job.own)])
         rows = [
             {"fqn": c.fqn, "dtype": DTYPE_NAMES[c.dtype], "shape": shape, "name": c.name(shape), "file": c.file,
@@ -231,6 +237,14 @@ class Checkpointer:
             for c, (_, _, shape) in zip(placed, staged.chunks, strict=True)
         ]  # fmt: skip
         return {"files": files, "chunks": rows, "values": staged.values}
+
+    def _counted(self, parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """The parts in pieces, each counted when it has been written."""
+        for part in parts:
+            for start in range(0, len(part), CHUNK_BYTES):
+                piece = part[start : start + CHUNK_BYTES]
+                yield piece
+                self._done += 1
 
     def _commit(self, job: _Job, parts: list[dict[str, Any]]) -> None:
         folder = self.storage.at(f"step-{job.step}")
@@ -240,6 +254,7 @@ class Checkpointer:
                 raise CheckpointError(
                     f"{folder.uri}/{path}: not seen by rank 0; checkpoints need a storage all hosts share"
                 )
+            self._done += 1
         shared = {"index.json": build_index(parts, job.paths), "trainer.json": job.trainer}
         for name, value in shared.items():
             path = f"{job.generation}/{name}"
@@ -265,6 +280,7 @@ class Checkpointer:
             for step in gone:
                 self.storage.delete(f"step-{step}/{MARKER}")  # first, so that no reader meets half a checkpoint
                 self.storage.delete(f"step-{step}")
+                self._done += 1
             kept = {f"step-{info.step}": info.generation for info in good if info.step not in gone}
             for path in leftovers(self.storage.list_files(), kept):
                 self.storage.delete(path)
@@ -274,7 +290,12 @@ class Checkpointer:
     def wait(self) -> None:
         """Until nothing is being written; raises CheckpointError if that failed on any rank."""
         if self._thread is not None:
-            self._thread.join()
+            told = self._done
+            while self._thread.is_alive():
+                self._thread.join(LOOK_S)
+                if self._done != told:  # else it may hang, and must look so
+                    told = self._done
+                    self.tick(f"{self._thread.name}: piece {told}")
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
@@ -339,7 +360,11 @@ class Checkpointer:
 
         def check() -> list[str]:
             share = sorted(info.files)[self.peers.rank :: self.peers.world]
-            return [problem for path in share if (problem := damaged(folder, path, info.files[path]))]
+            problems = []
+            for path in share:
+                self.tick(f"verify step-{info.step}/{path}")
+                problems.append(damaged(folder, path, info.files[path]))
+            return [problem for problem in problems if problem]
 
         answers = self.peers.together(f"verifying the checkpoint of step {info.step}", check)
         return [problem for answer in answers for problem in answer]
@@ -359,8 +384,13 @@ class Checkpointer:
                 raise CheckpointError("the checkpoint is of another model: " + "; ".join(problems))
 
         self.peers.together(f"loading {info.uri}", compare)
-        fill = lambda: fill_state(state, index, lambda c, start, n: read_rows(folder, c, start, n))  # noqa: E731
-        self.peers.together(f"loading {info.uri}", fill)
+        read = itertools.count(1)
+
+        def read_box(chunk: Any, start: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+            self.tick(f"load box {next(read)} of step-{info.step}")
+            return read_rows(folder, chunk, start, lengths)
+
+        self.peers.together(f"loading {info.uri}", lambda: fill_state(state, index, read_box))
         trainer = decode_value(json.loads(folder.read_bytes(f"{info.generation}/trainer.json"))["trainer"])
         if info.world != self.peers.world:
             return Restored(trainer, None)

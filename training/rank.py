@@ -25,6 +25,7 @@ from training.channel import Plain, ProtocolError
 from training.processes import STACKS_SIGNAL
 
 MAX_TRACEBACK_CHARS = 20_000
+TICK_S = 1.0
 
 
 class WorkerContext:
@@ -42,13 +43,22 @@ class WorkerContext:
         self.payload: dict[str, Any] = document["payload"]
         self._channel = channel
         self._requests: set[str] = set()
+        self._step, self._ticked = 0, -TICK_S
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         self.send({"kind": "metrics", "step": int(step), "values": {k: float(v) for k, v in values.items()}})
 
     def heartbeat(self, step: int, phase: str) -> None:
         """Progress: a rank whose step and phase do not change for launch.hang_timeout_s is taken to hang."""
+        self._step = int(step)
         self.send({"kind": "heartbeat", "step": int(step), "phase": str(phase), "time": time.time()})
+
+    def tick(self, phase: str) -> None:
+        """Progress within a step, one small piece after another, said by the loop that makes it: each time another
+        phase. One a second is sent."""
+        if time.monotonic() - self._ticked >= TICK_S:
+            self._ticked = time.monotonic()
+            self.heartbeat(self._step, phase)
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
         self.send({"kind": "event", "event": kind, "data": data})

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Frames in which a rank waits for the others, by file and function. Horovod, torch.distributed, NCCL through torch.
+# Frames in which a rank waits for the others, by file and function. Horovod, torch.distributed, NCCL through torch; and
+# a save that waits for the one before it, which is whole when all ranks have written their parts.
 _WAITING = re.compile(
-    r"(horovod[/\\]torch[/\\]|torch[/\\]distributed[/\\]|torch[/\\]autograd[/\\]graph|torch[/\\]nn[/\\]parallel).*\bin "
+    r"(horovod[/\\]torch[/\\]|torch[/\\]distributed[/\\]|torch[/\\]autograd[/\\]graph|torch[/\\]nn[/\\]parallel"
+    r"|training[/\\]checkpoint\.py).*\bin "
     r"(\w*(all_?reduce|all_?gather|all_?to_?all|broadcast|barrier|reduce_scatter|synchronize|wait|poll|send|recv|join"
     r"|_engine_run_backward|monitored_barrier|init_process_group|rendezvous|init|_store_based_barrier)\w*)",
     re.IGNORECASE,
@@ -36,6 +38,13 @@ def hanging(ranks: Sequence[Progress], limit_s: float) -> list[Progress]:
     if all(rank.step is None for rank in ranks):
         return []
     return [rank for rank in ranks if rank.idle_s > limit_s]
+
+
+def waiting_for_work(ranks: Sequence[Progress], stacks: Mapping[int, str], limit_s: float) -> list[int]:
+    """Ranks over the limit that only wait for others, of which one makes progress: it hashes its files, or writes its
+    part of a checkpoint. These do not hang. Empty where none makes progress: then all wait for nobody."""
+    idle = hanging(ranks, limit_s)
+    return [rank.rank for rank in idle if len(idle) < len(ranks) and waits_in(stacks.get(rank.rank, ""))]
 
 
 def waits_in(stack: str) -> str | None:

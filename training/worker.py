@@ -119,7 +119,7 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     settings = loop_settings(config)
     steps = total_steps(settings, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if config.parallel.balance == "measured" else None
-    ctx.tick("prepare the model")
+    ctx.heartbeat(0, "prepare")
     strategy.prepare(model, parts.task, optimizer_factory(config), sample)
     checkpoints = open_checkpoints(parts)
     audit = open_audit(parts, reader)
@@ -208,7 +208,7 @@ def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> dict
             checkpoints.load(best, state_dict, random_state=False)
             strategy.load_state_dict(state_dict)
             said["exported_step"] = best.step
-    parts.ctx.tick("export")
+    parts.ctx.heartbeat(state.step, "export")
     weights = strategy.full_model_state()
     if parts.ctx.rank == 0 and weights is not None:
         said["weights"] = write_weights(parts.run, weights)

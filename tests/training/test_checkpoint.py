@@ -51,6 +51,39 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert left[name] == right[name] and type(left[name]) is type(right[name]), name
 
 
+@pytest.mark.parametrize("stuck", [False, True])
+def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stuck_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    """Else the hang watch ends healthy jobs, or never ends a storage that hangs."""
+    monkeypatch.setattr(checkpoint_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(checkpoint_module, "CHUNK_BYTES", 1 << 10)
+    write = checkpoint_module.write_stream
+
+    def slowly(storage: Storage, name: str, parts: Any) -> Any:
+        def pieces() -> Any:
+            for piece in parts:
+                time.sleep(0.0 if stuck else 0.05)
+                yield piece
+            time.sleep(0.4 if stuck else 0.0)
+
+        return write(storage, name, pieces())
+
+    monkeypatch.setattr(checkpoint_module, "write_stream", slowly)
+    told: list[str] = []
+    checkpointer = Checkpointer(open_storage(str(tmp_path)), tick=told.append)
+    checkpointer.save(1, {"w": torch.arange(2048.0)}, TRAINER)  # 8 pieces
+    checkpointer.wait()
+    assert len(set(told)) == len(told)
+    assert len(told) <= 3 if stuck else len(told) >= 6
+    assert all(words.startswith("checkpoint-1: piece ") for words in told)
+    told.clear()
+    info = checkpointer.latest()
+    assert info is not None and len(set(told)) == len(info.files)
+    checkpointer.load(info, {"w": torch.zeros(2048)})
+    assert told[-1] == "load box 1 of step-1"
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_everything_comes_back(tmp_path: Path, asynchronous: bool) -> None:
     _, state = trained(seed=1)

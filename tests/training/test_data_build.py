@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -121,3 +122,22 @@ def test_cuda_batches_are_the_hosts(make_dataset: MakeDataset, tmp_path: Path) -
         assert device.columns["x"].is_cuda and torch.equal(host.columns["x"], device.columns["x"].cpu())
     for reader in readers:
         reader.close()
+
+
+def test_every_file_that_is_gone_through_is_told_to_the_watch(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    """Hashes, filters and quarantine read whole files before the first step: progress, and not a hang."""
+    manifest, told = make_dataset(tmp_path, [[10]] * 4), list[str]()
+    config = DataConfig(lanes=4, filters=[("id", ">=", 5)])
+    reader: Any = make_reader(config, open_storage(str(tmp_path)), manifest, "train", None, 4, tick=told.append)
+    names = [file.path for file in manifest.files]
+    assert told == [f"filter {name}" for name in names]
+    told.clear()
+    reader.verify()
+    assert told == [f"{what} {name}" for what in ("found", "hashed") for name in names]
+    reader.close()
+    told.clear()
+    make_reader(
+        DataConfig(lanes=4, on_corrupt="quarantine"), open_storage(str(tmp_path)), manifest, "train", None, 4,
+        tick=told.append,
+    ).close()  # fmt: skip
+    assert told == [f"check {name}" for name in names]

@@ -25,6 +25,7 @@ from training.watch import (
     name_culprit,
     stragglers,
     timing_of,
+    waiting_for_work,
     waits_in,
 )
 
@@ -58,6 +59,32 @@ def rank(number: int, step: int | None, idle_s: float) -> Progress:
 def test_who_hangs(idle: list[float], steps: list[int | None], expected: list[int]) -> None:
     ranks = [rank(i, step, s) for i, (step, s) in enumerate(zip(steps, idle, strict=True))]
     assert [r.rank for r in hanging(ranks, 10.0)] == expected
+
+
+SAVES = """Current thread 0x00007f2 (most recent call first):
+  File "/py/threading.py", line 1123 in join
+  File "/x/training/checkpoint.py", line 286 in wait
+  File "/x/training/checkpoint.py", line 130 in save
+"""
+
+
+@pytest.mark.parametrize(
+    ("idle", "stacks", "waiting"),
+    [
+        ([11.0, 1.0], {0: WAITS, 1: SLEEPS}, [0]),  # rank 1 hashes its files, and says so
+        ([11.0, 11.0, 1.0], {0: WAITS, 1: SAVES, 2: SLEEPS}, [0, 1]),
+        ([11.0, 11.0, 1.0], {0: WAITS, 1: SLEEPS, 2: WAITS}, [0]),  # rank 1 is stuck
+        ([11.0, 11.0], {0: WAITS, 1: SLEEPS}, []),  # as here, where nobody works
+        ([11.0, 11.0], {0: WAITS, 1: WAITS}, []),  # both wait, for nobody
+        ([11.0, 1.0], {0: SLEEPS, 1: WAITS}, []),  # rank 0 is stuck, rank 1 has just come to wait for it
+        ([11.0, 1.0], {1: SLEEPS}, []),  # rank 0 has not even a stack
+        ([11.0], {0: WAITS}, []),
+    ],
+)
+def test_who_waits_for_a_rank_that_works_does_not_hang(
+    idle: list[float], stacks: dict[int, str], waiting: list[int]
+) -> None:
+    assert waiting_for_work([rank(i, 5, s) for i, s in enumerate(idle)], stacks, 10.0) == waiting
 
 
 def test_stacks_are_read() -> None:
@@ -232,6 +259,28 @@ def test_a_stopped_process_is_named_though_it_cannot_speak() -> None:
     error, _ = run_until_hang(entry)
     assert error.rank == 0
     assert "T (stopped)" in error.failure.words
+
+
+@pytest.mark.ranks
+def test_a_rank_whose_work_is_long_holds_up_the_others_and_nobody_hangs() -> None:
+    """Rank 1 goes through its files for twice the limit; rank 0 has none, and waits in a collective."""
+
+    def entry(ctx: Any) -> int:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        ctx.heartbeat(0, "ring")
+        for file in range(ctx.rank * 12):
+            time.sleep(0.5)
+            ctx.tick(f"hashed {file}")
+        dist.all_reduce(torch.ones(1))
+        return int(ctx.rank)
+
+    events: list[dict[str, Any]] = []
+    spec = JobSpec(entry, preload=("torch",))
+    assert run_local(spec, 2, events.append, limits=Limits(60, 3.0)).results == [0, 1]
+    assert len([e for e in events if e["kind"] == "heartbeat" and "hashed" in e["phase"]]) < 12, "one a second is sent"
 
 
 @pytest.mark.ranks

@@ -14,19 +14,30 @@ from training.data.batch import Reader
 from training.data.cache import CachedFiles, DecodedGroups, DiskCache
 from training.data.mix import MixedReader, make_mix
 from training.data.reader import ParquetReader, ReaderSettings
-from training.data.select import AllGather, Condition, alone, everything, filtered, quarantine
+from training.data.select import (
+    AllGather,
+    Condition,
+    Tick,
+    alone,
+    everything,
+    filtered,
+    quarantine,
+    unheard,
+)
 from training.data.source import Direct, Opener
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Where this rank sits: which part of every global batch it reads, of how many, onto which device, and how it asks
-    the other data ranks (an all-gather of JSON-able values; only quarantine and filters do, before the plan)."""
+    """Where this rank sits: which part of every global batch it reads, of how many, onto which device, how it asks the
+    other data ranks (an all-gather of JSON-able values; only quarantine and filters do, before the plan), and how it
+    says that it makes progress while it goes through whole files."""
 
     rank: int
     size: int
     device: torch.device | None
     gather: AllGather
+    tick: Tick
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ def make_reader(
     device: torch.device | None = None,
     evaluation: bool = False,
     gather: AllGather = alone,
+    tick: Tick = unheard,
 ) -> Reader:
     """The reader a recipe asks for. `evaluation`: every row once, unshuffled, the last batch padded, always native: of
     the job's own dataset, for neither a mix nor petastorm's shards have every row once.
@@ -64,7 +76,7 @@ def make_reader(
     Collective where config.on_corrupt is quarantine or config.filters is not empty: every data rank calls it, and
     `gather` asks them all.
     """
-    seat = Seat(data_rank, data_size, device, gather)
+    seat = Seat(data_rank, data_size, device, gather, tick)
     wanted = Wanted(storage, manifest, split, columns, global_batch)
     settings = reader_settings(config)
     if evaluation:
@@ -81,19 +93,19 @@ def _one(config: DataConfig, wanted: Wanted, settings: ReaderSettings, seat: Sea
     files = manifest.files_of(wanted.split)
     opener = _opener(config.cache, storage, manifest)
     if config.on_corrupt == "quarantine":
-        chosen = quarantine(files, opener, seat.rank, seat.size, seat.gather)
+        chosen = quarantine(files, opener, seat.rank, seat.size, seat.gather, seat.tick)
         settings = replace(settings, verify="size")
     else:
         chosen = everything(files)
     conditions: list[Condition] = list(config.filters)
-    chosen = filtered(chosen, manifest, conditions, opener, seat.rank, seat.size, seat.gather)
+    chosen = filtered(chosen, manifest, conditions, opener, seat.rank, seat.size, seat.gather, seat.tick)
     decoded = None
     if config.cache.decoded is not None:
         cache = DiskCache(config.cache.decoded, config.cache.decoded_max_bytes, [f.sha256 for f in manifest.files])
         decoded = DecodedGroups(cache, wanted.columns or [c.name for c in manifest.columns], conditions)
     return ParquetReader(
         storage, manifest, wanted.split, wanted.columns, wanted.global_batch, seat.rank, seat.size, settings,
-        seat.device, opener, decoded, chosen,
+        seat.device, opener, decoded, chosen, seat.tick,
     )  # fmt: skip
 
 

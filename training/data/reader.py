@@ -34,7 +34,7 @@ from training.data.order import (
 )  # fmt: skip
 from training.data.pool import Pool
 from training.data.prefetch import Prefetcher
-from training.data.select import Selection, everything
+from training.data.select import Selection, Tick, everything, unheard
 from training.data.source import Decoded, FileSource, Opener, unlisted_files
 from training.data.transfer import to_device
 
@@ -91,10 +91,12 @@ class ParquetReader:
         opener: Opener | None = None,
         decoded: Decoded | None = None,
         selection: Selection | None = None,
+        tick: Tick = unheard,
     ) -> None:
         self.settings = settings or ReaderSettings()
         self.meter = Meter()
         self._storage, self._manifest, self._split, self._device = storage, manifest, split, device
+        self._tick = tick
         names = [c.name for c in manifest.columns] if columns is None else list(columns)
         self._columns = tuple(manifest.column(name) for name in names)
         self.selection = selection or everything(manifest.files_of(split))
@@ -158,8 +160,10 @@ class ParquetReader:
         began = time.perf_counter()
         mine = self._own_files()
         for content in (False, True) if self.settings.verify == "hash" else (False,):
-            for _ in self._executor.map(partial(self._source.opener.check, content=content), mine):
-                pass  # cheap first: a truncated file is named before gigabytes are hashed
+            # cheap first: a truncated file is named before gigabytes are hashed
+            checked = self._executor.map(partial(self._source.opener.check, content=content), mine)
+            for file, _ in zip(mine, checked, strict=True):
+                self._tick(f"{'hashed' if content else 'found'} {file.path}")
         if self._lanes and self._lanes[0] == 0 and (extra := unlisted_files(self._storage, self._manifest.files)):
             log.warning(
                 "%s: %d Parquet files are not in the manifest and are ignored, such as %s",

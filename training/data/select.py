@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 AllGather = Callable[[Any], list[Any]]
 """One JSON-able value per rank in, the list of all ranks' values, in the order of ranks, out. Collective."""
 
+Tick = Callable[[str], None]
+"""Called with other words after every piece of a long work, by the thread that waits for it: it makes progress."""
+
 Condition = tuple[str, str, Any]
 COMPARE: dict[str, Callable[[pc.Expression, Any], pc.Expression]] = {
     "==": lambda field, value: field == value,
@@ -37,6 +40,10 @@ COMPARE: dict[str, Callable[[pc.Expression, Any], pc.Expression]] = {
 def alone(value: Any) -> list[Any]:
     """The all-gather of one rank."""
     return [value]
+
+
+def unheard(words: str) -> None:
+    """The tick of whoever is not watched."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,14 @@ def everything(files: Sequence[DataFile]) -> Selection:
     return Selection(tuple(files), tuple(rows for file in files for rows in file.row_groups))
 
 
-def quarantine(files: Sequence[DataFile], opener: Opener, rank: int, size: int, gather: AllGather) -> Selection:
+def quarantine(
+    files: Sequence[DataFile], opener: Opener, rank: int, size: int, gather: AllGather, tick: Tick = unheard
+) -> Selection:
     """Leave out the files whose content is not what the manifest says, whole: where one page is wrong, no other is
     trusted. The same on every rank; counted and logged with the reason. DataError where nothing is left."""
     found: dict[str, str] = {}
     for file in list(files)[rank::size]:
+        tick(f"check {file.path}")
         try:
             opener.check(file, content=True)
         except Unreachable:
@@ -87,7 +97,7 @@ def without(files: Sequence[DataFile], reports: Sequence[dict[str, str]]) -> Sel
 
 def filtered(
     chosen: Selection, manifest: DatasetManifest, conditions: Sequence[Condition], opener: Opener,
-    rank: int, size: int, gather: AllGather,
+    rank: int, size: int, gather: AllGather, tick: Tick = unheard,
 ) -> Selection:  # fmt: skip
     """Keep the rows for which all conditions are true (a null is not). One pass over the filter's columns, shared by
     the ranks, counts what is left of each row group: the plan is made of that."""
@@ -96,6 +106,7 @@ def filtered(
     keep = make_keep(manifest, conditions)
     counts: dict[str, list[int]] = {}
     for file in chosen.files[rank::size]:
+        tick(f"filter {file.path}")
         with opener.open(file) as handle:
             parquet = pq.ParquetFile(handle)
             groups = [parquet.read_row_group(g, columns=sorted(keep.columns)) for g in range(len(file.row_groups))]
