@@ -138,8 +138,10 @@ def good(marked: DataFrame) -> DataFrame:
 
 
 def bad(marked: DataFrame) -> DataFrame:
-    """Quarantined rows, with the name of their rule in a column `rule`."""
-    return _without_flags(marked.where(F.col(RULE).isNotNull())).withColumnRenamed(RULE, "rule")
+    """Quarantined rows, with the name of their rule in a last column `rule` (where the rows have one, `__rule`)."""
+    rows = _without_flags(marked.where(F.col(RULE).isNotNull()))
+    name = RULE if any(c.casefold() == "rule" for c in rows.columns) else "rule"
+    return rows.select(*[c for c in rows.columns if c != RULE], F.col(RULE).alias(name))
 
 
 def _without_flags(marked: DataFrame) -> DataFrame:

@@ -11,13 +11,11 @@ from pyspark.sql import DataFrame
 from conf.storage import Storage
 from etl.write import destination, worker_uri
 
-RULE_COLUMN = "rule"
-
 
 def write_quarantine(bad: DataFrame, storage: Storage, folder: str) -> dict[str, int]:
-    """Write `bad` (with a column `rule`) and return rows by rule. One task per rule, streaming."""
-    root = worker_uri(storage)
-    result = bad.repartition(RULE_COLUMN).sortWithinPartitions(RULE_COLUMN)
+    """Write `bad` (its last column is the rule) and return rows by rule. One task per rule, streaming."""
+    root, rule = worker_uri(storage), bad.columns[-1]
+    result = bad.repartition(rule).sortWithinPartitions(rule)
     records = result.mapInArrow(lambda batches: _write(root, folder, batches), "rule string, rows long").collect()
     return {record["rule"]: record["rows"] for record in records}
 
@@ -26,9 +24,9 @@ def _write(root: str, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterato
     parts = (part for batch in batches for part in _by_rule(batch))
     part = next(parts, None)
     while part is not None:
-        rule, schema, rows = part.column(RULE_COLUMN)[0].as_py(), part.schema, 0
+        rule, schema, rows = part.column(-1)[0].as_py(), part.schema, 0
         with destination(root, f"{folder}/{rule}.parquet") as file, pq.ParquetWriter(file, schema) as writer:
-            while part is not None and part.column(RULE_COLUMN)[0].as_py() == rule:
+            while part is not None and part.column(-1)[0].as_py() == rule:
                 writer.write_batch(part)
                 rows += part.num_rows
                 part = next(parts, None)
@@ -37,7 +35,7 @@ def _write(root: str, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 def _by_rule(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Slices of one rule each; the rows come sorted by rule."""
-    encoded = batch.column(RULE_COLUMN).to_pylist()
+    encoded = batch.column(-1).to_pylist()
     start = 0
     for end in range(1, len(encoded) + 1):
         if end == len(encoded) or encoded[end] != encoded[start]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from itertools import pairwise
 
@@ -76,6 +77,11 @@ def check_splits(counts: dict[str, int], config: SplitConfig) -> dict[str, int]:
     full = {name: counts.get(name, 0) for name in names}
     if "train" not in full:
         raise EtlError(f"etl.split.column = {config.column!r}: no row says `train`; it has {sorted(counts)}")
+    if odd := sorted(name for name in full if not re.fullmatch(r"\w[\w.-]*", name)):
+        raise EtlError(
+            f"etl.split.column = {config.column!r}: {odd[0]!r} names no split; a name is letters, digits, _, - and ., "
+            "since files are called after it; rename it in the recipe's SQL"
+        )
     if empty := [name for name, rows in full.items() if rows == 0]:
         raise EtlError(f"etl.split: {', '.join(empty)} got no rows; rows by split: {full}")
     return full

@@ -51,6 +51,22 @@ def test_good_and_bad_rows_are_the_whole_and_bad_rows_name_their_rule(tables):
     assert {(r.id, r.x): r.rule for r in bad} == {(3, 99.0): "low", (4, -1.0): "low"}
 
 
+def test_rows_may_have_a_column_called_rule(tables):
+    named = {**tables, "rows": tables["rows"].withColumnRenamed("kind", "Rule")}
+    bad = checks.bad(marked(named, RULES[0]))
+    assert bad.columns[-1] == checks.RULE and {(r.Rule, r[checks.RULE]) for r in bad.collect()} == {
+        ("zz", "low"),
+        (None, "low"),
+    }
+
+
+@pytest.mark.parametrize("name", ["it's", "a/b", "", ".hidden", "two words"])
+def test_a_split_whose_name_can_be_no_file_is_refused(name):
+    with pytest.raises(EtlError, match=r"etl\.split\.column = 'part': .* names no split"):
+        check_splits({"train": 3, name: 2}, SplitConfig(kind="column", column="part"))
+    assert check_splits({"train": 3, "Fold-1.b": 2}, SplitConfig(kind="column", column="part"))
+
+
 def test_unique_keeps_the_row_of_the_smallest_key(tables):
     frame = marked(tables, rule("once", "unique", columns=["id"], level="row"))
     assert [(r.id, r.x) for r in checks.bad(frame).collect()] == [(3, 99.0)]
