@@ -228,8 +228,9 @@ class Recovery:
         self._on_event(event)
 
     def _tell(self, ended: Ended, decision: Decision, problem: Exception | None) -> None:
-        words = problem.failure.words if isinstance(problem, WorkerFailed) else str(problem or ended.cause)
-        log.warning("attempt %d ended: %s; %s: %s", ended.attempt, words, decision.action, decision.why)
+        words = problem.failure.headline if isinstance(problem, WorkerFailed) else str(problem or ended.cause)
+        saved = self._latest_step() or 0
+        log.warning("attempt %d ended: %s; %s", ended.attempt, words, what_follows(decision, saved))
         event = {
             "kind": "attempt_ended",
             "attempt": ended.attempt,
@@ -237,7 +238,7 @@ class Recovery:
             "cause": ended.cause,
             "words": words,
             "step": ended.step,
-            "steps_lost": 0 if ended.cause in PLANNED else steps_lost(ended.step, self._latest_step() or 0),
+            "steps_lost": 0 if ended.cause in PLANNED else steps_lost(ended.step, saved),
             "decision": decision.action,
             "next_world": decision.world,
             "why": decision.why,
@@ -246,6 +247,15 @@ class Recovery:
             self._on_event(event)
         except Exception:
             log.exception("on_event failed for an event of kind 'attempt_ended'")
+
+
+def what_follows(decision: Decision, saved: int) -> str:
+    """The decision for a person who watches; `saved` is the step of the last checkpoint."""
+    if decision.action == "stop":
+        return f"no other attempt: {decision.why}"
+    ranks = "1 rank" if decision.world == 1 else f"{decision.world} ranks"
+    start = f"from the checkpoint of step {saved}" if saved else "from the start"
+    return f"going on with {ranks} in {decision.wait_s:.0f} s, {start}"
 
 
 def describe(error: WorkerFailed | LaunchError, attempt: int, world: int, from_step: int) -> Ended:

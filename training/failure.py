@@ -38,8 +38,27 @@ class Failure:
     phase: str = ""
     is_value_error: bool = False
 
+    @property
+    def headline(self) -> str:
+        """Who, where, what, when."""
+        at = "" if self.step is None else f" at step {self.step}{f' ({self.phase})' if self.phase else ''}"
+        return f"rank {self.rank} on {self.host} {self.words}{at}"
+
     def to_json(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("traceback", "last_lines")}
+
+
+# What to do, by cause. An exception and an exit code are the program's own words, and say it themselves.
+REMEDIES: dict[str, str] = {
+    "memory": "lower train.global_batch, use more ranks, or give each more memory (on a cluster, ranks live in "
+    "spark.executor.memoryOverhead)",
+    "disk": "free space there, or keep less (checkpoint.keep_last); the last committed checkpoint is good",
+    "signal": "SIGKILL and SIGTERM come from outside: a person, or the cluster's manager for memory or preemption; "
+    "SIGSEGV, SIGBUS and SIGABRT from native code, whose last lines name it",
+    "lost": "look at that host and its executor's log; launch.max_attempts is how often this may happen",
+    "hang": "its stack is where it stands; launch.hang_timeout_s is how long is too long",
+    "start": "look at that host's load; launch.start_timeout_s is how long ranks may take",
+}
 
 
 def is_secondary(failure: Failure) -> bool:
@@ -80,10 +99,11 @@ class WorkerFailed(RuntimeError):
 
     def __str__(self) -> str:
         f = self.failure
-        at = "" if f.step is None else f" at step {f.step}{f' ({f.phase})' if f.phase else ''}"
-        parts = [f"rank {f.rank} on {f.host} {f.words}{at}"]
+        parts = [f.headline]
         if self.others:
             parts.append("then: " + "; ".join(f"rank {o.rank} {o.words[:120]}" for o in self.others[:8]))
+        if f.cause in REMEDIES:
+            parts.append(f"what to do: {REMEDIES[f.cause]}")
         if f.traceback:
             parts.append(f"traceback of rank {f.rank}:\n{f.traceback.rstrip()}")
         if f.last_lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,10 @@ from typing import Any
 import pytest
 
 from pipelines.barrier import StageOptions
-from pipelines.recover import Platform, Recovery, local_platform, spark_platform
+from pipelines.recover import Platform, Recovery, local_platform, spark_platform, what_follows
 from training.attempt import Control, Limits
 from training.crew import Crew
-from training.elastic import Policy
+from training.elastic import Decision, Policy
 from training.failure import Cancelled, LaunchError, WorkerFailed
 from training.job import JobResult, JobSpec
 from training.launch import local_crew
@@ -189,6 +190,30 @@ def test_a_cancel_between_attempts_is_heard(tmp_path: Path) -> None:
     with pytest.raises(Cancelled):
         job.run()
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("decision", "saved", "words"),
+    [
+        (Decision("retry", 2, 2.0, "signal"), 10, "going on with 2 ranks in 2 s, from the checkpoint of step 10"),
+        (Decision("shrink", 1, 0.0, "lost"), 0, "going on with 1 rank in 0 s, from the start"),
+        (Decision("stop", 0, 0.0, "the user's error"), 10, "no other attempt: the user's error"),
+    ],
+)
+def test_what_follows_is_said(decision: Decision, saved: int, words: str) -> None:
+    assert what_follows(decision, saved) == words
+
+
+def test_a_failed_attempt_is_told_with_rank_host_and_what_follows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], Policy(2, backoff_s=0.1)).run()
+    (told,) = [r.getMessage() for r in caplog.records if "ended" in r.getMessage()]
+    assert re.fullmatch(
+        r"attempt 1 ended: rank 1 on .* \(127\.0\.0\.1\) killed by SIGKILL at step 6 \(step\); "
+        r"going on with 2 ranks in 0 s, from the checkpoint of step 4",
+        told,
+    )
 
 
 class Filling:

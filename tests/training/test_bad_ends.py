@@ -95,6 +95,15 @@ def test_what_an_exception_says_of_the_machine(error: str, message: str, cause: 
     assert cause_of(error, message) == cause
 
 
+def test_an_error_says_who_what_when_and_what_to_do() -> None:
+    first = Failure(1, "h1 (10.0.0.1)", "disk", "raised OSError: full", step=7, phase="checkpoint", last_lines=("bye",))
+    lines = str(WorkerFailed(first, [failed(0, "signal", "killed by SIGABRT")])).splitlines()
+    assert lines[0] == "rank 1 on h1 (10.0.0.1) raised OSError: full at step 7 (checkpoint)"
+    assert lines[1] == "then: rank 0 killed by SIGABRT"
+    assert lines[2].startswith("what to do: free space there")
+    assert "what to do" not in str(WorkerFailed(failed(0, "exception", "raised KeyError: 'price'")))
+
+
 @pytest.mark.ranks
 def test_a_clock_that_jumps_neither_hangs_nor_ends_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry(ctx: Any) -> int:
