@@ -39,6 +39,15 @@ def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifes
     (folder / "weights.pt").write_bytes(weights)
 
 
+def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """The module as it was trained, never compiled: where it serves there may be no compiler, nor time for one."""
+    model = build_model(
+        config.model_copy(update={"train": config.train.model_copy(update={"compile": False})}), manifest
+    )
+    model.load_state_dict(weights)
+    return model.eval()
+
+
 class Predictor:
     """`predict(rows)`: raw columns, as the feature fit saw them -> a frame with `prediction` (binary: probability of
     the positive class; regression: the value) or one `class_<i>` column per class.
@@ -48,9 +57,7 @@ class Predictor:
         self.manifest = manifest
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
         self.task: Any = build_task(config.model.task, self.columns.features, self.columns.label, config.model.inputs)
-        self.model = build_model(config, manifest)
-        self.model.load_state_dict(weights)
-        self.model.eval()
+        self.model = trained_model(config, manifest, weights)
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
         """`model_input`: a DataFrame, or a dict of equally long columns. KeyError names a column that is missing."""
@@ -119,9 +126,7 @@ class Writer:
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
         self.codec = Codec(manifest.text["tokenizer_json"], manifest.text["size"])
         self.context: int = manifest.text["seq_len"] - 1
-        self.model = build_model(config, manifest)
-        self.model.load_state_dict(weights)
-        self.model.eval()
+        self.model = trained_model(config, manifest, weights)
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
         rows = pd.DataFrame(model_input)

@@ -59,6 +59,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def test_a_model_trained_compiled_serves_without_a_compiler(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["train"]["compile"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    assert _load_pyfunc(str(folder)).model._compiled_call_impl is None
+
+
 def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) -> None:
     predictor = _load_pyfunc(str(folder))
     columns = {
