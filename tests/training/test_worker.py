@@ -105,7 +105,7 @@ class Job:
         self.folder, self.table = folder, table
         self.config = load_config(str(recipe), words).as_dict()
         self.losses: dict[int, float] = {}
-        self.from_step = 0
+        self.from_step, self.phases = 0, list[str]()
         self.results: list[Any] = []
 
     def run(
@@ -118,6 +118,8 @@ class Job:
                     on_step(event["step"])
             elif event["kind"] == "event" and event["event"] == "training":
                 self.from_step = event["data"]["from_step"]
+            elif event["kind"] == "heartbeat":
+                self.phases.append(event["phase"])
 
         payload = {"config": self.config, "dataset": str(self.table), "run": str(self.folder)}
         job = JobSpec("training.worker:train", payload, preload=PRELOAD)
@@ -196,6 +198,8 @@ def test_a_killed_rank_changes_nothing_in_the_end(crew: Crew, pair: Job, table: 
         job.run(crew, 2, on_step=lambda step: kill_one_rank(step, 12, killed))
     job.run(crew, 2, attempt=2)
     assert job.from_step >= 5 and job.summary["steps"] == 30
+    told = " ".join(job.phases)
+    assert "found data/train-00000.parquet" in told and "verify step-" in told, "whole files are progress"
     for name, expected in pair.weights().items():
         assert torch.equal(job.weights()[name], expected), name
     report = audit_run(str(job.folder / "audit"))
