@@ -306,7 +306,8 @@ def test_a_model_that_loses_to_a_baseline_does_not_get_the_alias(
 ) -> None:
     assert finished.returncode == 0
     champion = workplace.mlflow().get_model_version_by_alias("weather", "champion").version
-    done = workplace.run("train", RECIPE, "train.steps=1", "optim.lr=1e-9", "report.must_beat=[loss]")
+    held_out = ("data.filters=[[humid, '>', 0]]", "report.share_by=[origin]")  # half of the rows, in every split
+    done = workplace.run("train", RECIPE, "train.steps=1", "optim.lr=1e-9", "report.must_beat=[loss]", *held_out)
     assert done.returncode == 6, done.stderr
     assert "does not beat" in done.stderr and "logistic regression" in done.stderr
     client = workplace.mlflow()
@@ -316,7 +317,14 @@ def test_a_model_that_loses_to_a_baseline_does_not_get_the_alias(
     record = workplace.record()
     assert record["status"] == "finished"
     assert "does not beat" in client.get_run(record["mlflow_run_id"]).data.tags["sparkring.lost"]
-    assert "not good enough" in (workplace.folder / "data/runs/weather" / record["folder"] / "report.html").read_text()
+    folder = workplace.folder / "data/runs/weather" / record["folder"]
+    assert "not good enough" in (folder / "report.html").read_text()
+    rows = json.loads((folder / "summary.json").read_text())["train"]["test_rows"]
+    assert rows == sum(len(pq.read_table(p)) for p in folder.glob("predictions/*/*.parquet"))
+    (folder / "report.html").unlink()
+    assert workplace.run("report", RECIPE).returncode == 0
+    again = (folder / "report.html").read_text()
+    assert "not good enough" in again and "1e-09" in again and "by origin" in again
 
 
 def test_predictions_are_of_every_test_row(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
