@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -96,9 +96,16 @@ class Storage:
         elif info.type == pafs.FileType.File:
             self.fs.delete_file(info.path)
 
-    def sha256(self, relative: str) -> str:
+    def sha256(self, relative: str, tick: Callable[[], None] = lambda: None) -> str:
+        """`tick()` is called before each piece is read: a large file takes minutes."""
         with self.fs.open_input_stream(self.path(relative)) as stream:
-            return sha256_stream(iter(lambda: stream.read(CHUNK_BYTES), b""))
+
+            def read() -> bytes:
+                tick()
+                piece: bytes = stream.read(CHUNK_BYTES)
+                return piece
+
+            return sha256_stream(iter(read, b""))
 
 
 def sha256_stream(chunks: Iterator[bytes]) -> str:

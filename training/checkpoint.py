@@ -356,15 +356,14 @@ class Checkpointer:
 
     def _verify(self, info: CheckpointInfo) -> list[str]:
         """What is wrong with its files; each rank hashes its share of them."""
-        folder = self.storage.at(f"step-{info.step}")
+        folder, pieces = self.storage.at(f"step-{info.step}"), itertools.count(1)
+
+        def tick() -> None:
+            self.tick(f"verify step-{info.step}: piece {next(pieces)}")
 
         def check() -> list[str]:
             share = sorted(info.files)[self.peers.rank :: self.peers.world]
-            problems = []
-            for path in share:
-                self.tick(f"verify step-{info.step}/{path}")
-                problems.append(damaged(folder, path, info.files[path]))
-            return [problem for problem in problems if problem]
+            return [problem for path in share if (problem := damaged(folder, path, info.files[path], tick))]
 
         answers = self.peers.together(f"verifying the checkpoint of step {info.step}", check)
         return [problem for answer in answers for problem in answer]

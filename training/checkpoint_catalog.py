@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +81,12 @@ def committed(storage: Storage) -> tuple[list[CheckpointInfo], list[str]]:
     return sorted(good, key=lambda info: info.step), bad
 
 
-def damaged(folder: Storage, path: str, want: dict[str, Any]) -> str | None:
-    """What is wrong with one file, or None. Reads all of it."""
+def damaged(folder: Storage, path: str, want: dict[str, Any], tick: Callable[[], None] = lambda: None) -> str | None:
+    """What is wrong with one file, or None. Reads all of it; `tick` as in Storage.sha256."""
     size = folder.size_bytes(path)
     if size != want["bytes"]:
         return f"{path} has {'no' if size is None else size} bytes, not {want['bytes']}"
-    if folder.sha256(path) != want["sha256"]:
+    if folder.sha256(path, tick) != want["sha256"]:
         return f"{path} has another sha256 than its marker says"
     return None
 

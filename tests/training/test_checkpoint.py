@@ -79,7 +79,7 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
     assert all(words.startswith("checkpoint-1: piece ") for words in told)
     told.clear()
     info = checkpointer.latest()
-    assert info is not None and len(set(told)) == len(info.files)
+    assert info is not None and len(set(told)) == len(told) > len(info.files)
     checkpointer.load(info, {"w": torch.zeros(2048)})
     assert told[-1] == "load box 1 of step-1"
 
