@@ -538,6 +538,15 @@ def test_the_meter_accounts_for_the_epoch(make_dataset: MakeDataset, tmp_path: P
     assert reader.meter.take() == {}
 
 
+def test_batches_someone_keeps_stay_what_they_were(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    """Chunks are made in memory that was used before: never in memory a batch still holds."""
+    reader = read(tmp_path, make_dataset(tmp_path, [[50] * 20]), 10, chunk_bytes=1)
+    kept = [(batch, real_ids(batch)) for batch in reader.batches(0, 0, 300)]
+    reader.close()
+    assert len(kept) == 300 and all(batch.columns["id"].tolist() == ids for batch, ids in kept)
+    assert len({batch.columns["id"].data_ptr() for batch, _ in kept}) == 300
+
+
 def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Path) -> None:
     """pyarrow would, at the first `to_numpy`: 30 MB and a quarter of a second in every rank."""
     program = f"""if True:

@@ -17,6 +17,7 @@ from training.data.batch import Batch, Columns, Ragged
 from training.data.columns import Rows
 from training.data.decode import Decoder, decode_into, decode_rows, find_decoder
 from training.data.pool import ID_COLUMN
+from training.data.spare import Spare
 
 DECODE_ROWS = 32  # binary rows decoded by one task
 
@@ -38,17 +39,17 @@ class Collator:
         return sum(math.prod(self._columns[name].shape) for name in self._decoders if self._columns[name].shape)
 
     def split(
-        self, gathered: Mapping[str, NDArray[Any] | Rows], sizes: Sequence[int], executor: Executor
+        self, gathered: Mapping[str, NDArray[Any] | Rows], sizes: Sequence[int], executor: Executor, spare: Spare
     ) -> list[Columns]:
-        """One dict of columns per batch of `sizes` rows."""
+        """One dict of columns per batch of `sizes` rows; what is decoded, in spare memory."""
         parts: list[Columns] = [{} for _ in sizes]
         for name, values in gathered.items():
-            for part, value in zip(parts, self._split_column(name, values, sizes, executor), strict=True):
+            for part, value in zip(parts, self._split_column(name, values, sizes, executor, spare), strict=True):
                 part[name] = value
         return parts
 
     def _split_column(
-        self, name: str, values: NDArray[Any] | Rows, sizes: Sequence[int], executor: Executor
+        self, name: str, values: NDArray[Any] | Rows, sizes: Sequence[int], executor: Executor, spare: Spare
     ) -> Sequence[Any]:
         if not isinstance(values, Rows):
             return torch.from_numpy(values).split(list(sizes))
@@ -61,14 +62,15 @@ class Collator:
         if decoder is None:
             return [rows[a:b] for a, b in itertools.pairwise(edges)]
         if column.shape:
-            return _decoded(column, decoder, rows, executor).split(list(sizes))
+            out = spare.take(f"{name} decoded", (len(rows), *column.shape), np.dtype(np.uint8))
+            _decode(column, decoder, rows, out, executor)
+            return torch.from_numpy(out).split(list(sizes))
         images = _decoded_apart(column, decoder, rows, executor)
         return [images[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def _decoded(column: Column, decoder: Decoder, rows: list[bytes], executor: Executor) -> torch.Tensor:
-    """(n, *shape): the rows of one shape, decoded in the executor's threads into one array."""
-    out = np.empty((len(rows), *column.shape), np.uint8)
+def _decode(column: Column, decoder: Decoder, rows: list[bytes], out: NDArray[np.uint8], executor: Executor) -> None:
+    """Decode rows of one shape in the executor's threads into `out` (n, *shape)."""
 
     def decode(begin: int) -> None:
         part = slice(begin, begin + DECODE_ROWS)
@@ -76,7 +78,6 @@ def _decoded(column: Column, decoder: Decoder, rows: list[bytes], executor: Exec
 
     for _ in executor.map(decode, range(0, len(rows), DECODE_ROWS)):
         pass  # the first error, if any
-    return torch.from_numpy(out)
 
 
 def _decoded_apart(column: Column, decoder: Decoder, rows: list[bytes], executor: Executor) -> list[torch.Tensor]:

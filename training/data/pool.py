@@ -18,6 +18,7 @@ from training.data.columns import (
     numpy_dtype,
     variable_rows,
 )
+from training.data.spare import Spare
 
 Array = NDArray[Any]
 ID_COLUMN = "__id"
@@ -95,22 +96,22 @@ class Pool:
         if self._ids is not None:
             self._ids[place] = order + first_id
 
-    def gather(self, positions: NDArray[np.int64]) -> dict[str, Array | Rows]:
-        """The rows at `positions` (n,), in that order, of every column: arrays (n, ...) or `Rows`."""
+    def gather(self, positions: NDArray[np.int64], spare: Spare) -> dict[str, Array | Rows]:
+        """The rows at `positions` (n,), in that order, of every column: arrays (n, ...) or `Rows`, in spare memory."""
         out: dict[str, Array | Rows] = {}
         for column in self._columns:
             name = column.name
             if is_fixed(column):
-                out[name] = _taken(self._fixed[name], positions)
+                out[name] = _taken(self._fixed[name], positions, name, spare)
             else:
-                out[name] = self._gather_rows(name, positions)
+                out[name] = self._gather_rows(name, positions, spare)
             if column.mask is not None:
-                out[column.mask] = _taken(self._valid[name], positions)
+                out[column.mask] = _taken(self._valid[name], positions, column.mask, spare)
         if self._ids is not None:
-            out[ID_COLUMN] = _taken(self._ids, positions)
+            out[ID_COLUMN] = _taken(self._ids, positions, ID_COLUMN, spare)
         return out
 
-    def _gather_rows(self, name: str, positions: NDArray[np.int64]) -> Rows:
+    def _gather_rows(self, name: str, positions: NDArray[np.int64], spare: Spare) -> Rows:
         slots, rows = np.divmod(positions, self.slot_rows)
         stored = self._variable[name]
         used = sorted(set(slots.tolist()))
@@ -130,7 +131,8 @@ class Pool:
             levels.append(np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
         values = {slot: _held(stored[slot]).values for slot in used}
         parts = [values[s][a:b] for s, a, b in zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)]
-        return Rows(np.concatenate(parts), tuple(levels))
+        out = spare.take(name, (int((ends - starts).sum()), *parts[0].shape[1:]), parts[0].dtype)
+        return Rows(np.concatenate(parts, out=out), tuple(levels))
 
 
 def _descend(
@@ -157,8 +159,8 @@ def _held(rows: Rows | None) -> Rows:
     return rows
 
 
-def _taken(source: Array, positions: NDArray[np.int64]) -> Array:
-    return _take(source, positions, np.empty((len(positions), *source.shape[1:]), source.dtype))
+def _taken(source: Array, positions: NDArray[np.int64], name: str, spare: Spare) -> Array:
+    return _take(source, positions, spare.take(name, (len(positions), *source.shape[1:]), source.dtype))
 
 
 def _take(source: Array, positions: NDArray[np.int64], out: Array) -> Array:

@@ -36,6 +36,7 @@ from training.data.pool import Pool
 from training.data.prefetch import Prefetcher
 from training.data.select import Selection, Tick, everything, unheard
 from training.data.source import Decoded, FileSource, Opener, unlisted_files
+from training.data.spare import Spare
 from training.data.transfer import to_device
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class ParquetReader:
         self._ahead, self._slots = self._checked_memory()
         self._executor = ThreadPoolExecutor(max(1, self.settings.threads), thread_name_prefix="sparkring-decode")
         self._pool: Pool | None = None
+        self._spare = Spare()
         self._running: Prefetcher[_Chunk] | None = None
         self._verified = self.settings.verify == "off"
 
@@ -300,12 +302,12 @@ class ParquetReader:
         assert pool is not None
         positions = engine.positions(edges[0], edges[-1])
         began = time.perf_counter()
-        gathered = pool.gather(positions)
+        gathered = pool.gather(positions, self._spare)
         engine.done(min(edges[-1], plan.rows))
         shuffled = time.perf_counter()
         weight = _weights(engine, plan, edges) if edges[-1] > plan.rows else None
         sizes = [engine.count(a, b) for a, b in itertools.pairwise(edges)]
-        parts = self._collator.split(gathered, sizes, self._executor)
+        parts = self._collator.split(gathered, sizes, self._executor, self._spare)
         batches = [
             batch_of(part, rows, min(end, plan.rows) - begin, epoch * plan.epoch_samples + min(end, plan.rows))
             for (begin, end), part, rows in zip(itertools.pairwise(edges), parts, sizes, strict=True)
