@@ -45,7 +45,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("check_against", "describe_job", "log_dataset"):
         monkeypatch.setattr(batch, name, lambda *_, **__: None)
     monkeypatch.setattr(batch, "layout_problems_of", lambda *_: [])
-    monkeypatch.setattr(batch, "check_slots", lambda spark, world, least, profile: None)
+    monkeypatch.setattr(batch, "check_slots", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_attempt_numbers_survive_an_orderly_end(
 def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def check_slots(spark: Any, world: int, least: int | None, profile: Any) -> None:
+    def check_slots(spark: Any, world: int, least: int | None, **_: Any) -> None:
         raise LaunchError(f"{world} {least}")
 
     monkeypatch.setattr(batch, "check_slots", check_slots)
