@@ -54,12 +54,21 @@ def knows_its_size(config: RunConfig) -> bool:
 
 
 def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module:
-    """The recipe's model without memory for its parameters."""
-    with torch.device("meta"):
+    """The recipe's model without memory for its parameters, where it can be made so: not where it reads values of
+    tensors as it is made (`linspace(0, rate, depth).tolist()`). Then, or where it is wrong, it is made as the ranks do.
+    """
+
+    def build() -> nn.Module:
         if manifest is not None:
             return build_model(config, manifest)
         model: nn.Module = load_reference(config.model.factory, "model.factory")(**config.model.args)
         return model
+
+    try:
+        with torch.device("meta"):
+            return build()
+    except Exception:  # what is said of values that are not there is of many types
+        return build()
 
 
 def plan_of(config: RunConfig, manifest: DatasetManifest | None) -> Plan:

@@ -14,7 +14,7 @@ from conf.load import load_config
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError
 from conf.schema import RunConfig
 from pipelines.cli import main
-from pipelines.plan import layout_problems_of, plan_and_measured, plan_of, planned_metrics, show_plan
+from pipelines.plan import layout_problems_of, meta_model, plan_and_measured, plan_of, planned_metrics, show_plan
 from training.planner import format_rows, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -104,6 +104,20 @@ class Asks(nn.Module):
             x = -x
         out: torch.Tensor = self.layer(x)
         return out
+
+
+class Reads(Asks):
+    """Reads values of a tensor as it is made, as models with one rate per layer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 2)]
+
+
+def test_a_model_that_cannot_be_made_without_memory_is_made_with_it() -> None:
+    config = RunConfig.model_validate({"name": "odd", "dataset": "nowhere", "model": {"factory": f"{__name__}:Reads"}})
+    assert layout_problems_of(config, dataset_of(ODD[0][0])) == []
+    assert meta_model(config, dataset_of(ODD[0][0])).get_parameter("layer.weight").shape == (1, 3)
 
 
 def dataset_of(column: Column) -> DatasetManifest:
