@@ -301,9 +301,9 @@ def report(found: dict[str, Any]) -> str:
         "The GPU paths have not been run: no GPU was at hand.\n\n"
         "DDP is asked for four buckets where it would take two of a model this small: 2 % on loopback, for more to "
         "hide behind backward on slow links. Where a rank waits for Horovod ours sleeps and bare code spins, hence its "
-        "CPU time. zero1 (horovod) with two ranks at 200 Mbit: single steps wait 0.2 s longer in one collective than "
-        "others; why is not known. A pipeline's measured bubble holds what its messages make it wait, and its stages "
-        "are not quite equal.\n"
+        "CPU time. zero1 (horovod) with two ranks takes longer than bare code on slow links: single steps wait 0.2 s "
+        "longer in one collective than others, whether that is an all-to-all or a reduce-scatter; why is not known. A "
+        "pipeline's measured bubble holds what its messages make it wait, and its stages are not quite equal.\n"
     )
     parts = [
         f"\n## {name}\n\nAll but the ranks took {part['others_share']:.0%} of the cores.\n\n{table(part['results'])}\n"
