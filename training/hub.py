@@ -66,13 +66,6 @@ class Hub:
         """Seconds since anything was heard of an agent (monotonic: a clock that jumps does not matter)."""
         return time.monotonic() - self._heard.get(agent, time.monotonic())
 
-    def forget(self, agent: str) -> None:
-        """End an agent's connection for good."""
-        with self._lock:
-            wire = self._wires.pop(agent, None)
-        if wire is not None:
-            wire.close()
-
     def close(self) -> None:
         self._closed = True
         with contextlib.suppress(OSError):

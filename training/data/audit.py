@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,6 @@ class AuditReport:
     epochs: tuple[EpochReport, ...]
     problems: tuple[str, ...]
     expected_rows: int = 0
-    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

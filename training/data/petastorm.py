@@ -44,7 +44,6 @@ class PetastormSettings:
     seed: int = 0
     shuffle: bool = True
     shuffle_rows: int = 0
-    pad: bool = False  # for evaluation: serve what is left over, short batches instead of none
 
 
 class PetastormReader:
@@ -72,12 +71,12 @@ class PetastormReader:
         self._global_batch = global_batch
         self.is_unischema = is_unischema(self._urls)
         self._rows = rows_per_shard(row_group_rows(self._urls), data_size)
-        self.steps_per_epoch = equal_steps(self._rows, global_batch, self.settings.pad)
+        self.steps_per_epoch = equal_steps(self._rows, global_batch)
         self._say()
 
     def _say(self) -> None:
         used = self.steps_per_epoch * self._global_batch
-        if not self.settings.pad and used < sum(self._rows) and self._rank == 0:
+        if used < sum(self._rows) and self._rank == 0:
             log.warning(
                 "petastorm shards whole row groups: ranks own %s rows; every rank takes %d steps, "
                 "%d of %d rows are left out of every epoch",
@@ -126,18 +125,13 @@ class PetastormReader:
                 self.meter.count("rows", rows)
                 yield self._batch(epoch, step, columns, rows)
                 began = time.perf_counter()
-            if self.settings.pad:  # ranks that ran out first still take part in every step
-                served = -(-self._rows[self._rank] // size) if size else 0
-                for step in range(max(served, start_step), end_step):
-                    yield self._batch(epoch, step, {name: [] for name in self._names or ()}, 0)
 
     def _batch(self, epoch: int, step: int, columns: dict[str, Any], rows: int) -> Batch:
         made = {name: self._tensor(name, values) for name, values in columns.items()}
         masks = [c.mask for c in self._declared.values() if c.mask is not None]
         made |= {mask: torch.ones(rows, dtype=torch.bool) for mask in masks}  # nulls are refused: none is there
-        real = sum(_real_rows(n, _share(self._global_batch, r, self._size), step) for r, n in enumerate(self._rows))
         cursor = (epoch * self.steps_per_epoch + step + 1) * self._global_batch
-        return Batch(made, rows, real, cursor)
+        return Batch(made, rows, self._global_batch, cursor)
 
     def _tensor(self, name: str, values: Array | list[Any]) -> torch.Tensor | Ragged | list[Any]:
         column = self._declared.get(name)
@@ -252,10 +246,6 @@ def _share(global_batch: int, rank: int, size: int) -> int:
     return global_batch * (rank + 1) // size - global_batch * rank // size
 
 
-def _real_rows(rows: int, share: int, step: int) -> int:
-    return max(0, min(rows - step * share, share))
-
-
 def rows_per_shard(group_rows: Sequence[int], size: int) -> list[int]:
     """Rows of each shard as petastorm deals them: row group i to shard i % size. ValueError where a shard gets none."""
     if len(group_rows) < size:
@@ -266,14 +256,12 @@ def rows_per_shard(group_rows: Sequence[int], size: int) -> list[int]:
     return [sum(group_rows[rank::size]) for rank in range(size)]
 
 
-def equal_steps(shard_rows: Sequence[int], global_batch: int, pad: bool) -> int:
-    """Steps every rank takes: as many as the smallest shard fills, or as many as the largest one needs (pad)."""
+def equal_steps(shard_rows: Sequence[int], global_batch: int) -> int:
+    """Steps every rank takes: as many as the smallest shard fills."""
     size = len(shard_rows)
     shares = [_share(global_batch, rank, size) for rank in range(size)]
     if min(shares) < 1:
         raise ValueError(f"global batch {global_batch} is smaller than the {size} ranks it is divided among")
-    if pad:
-        return max(-(-rows // share) for rows, share in zip(shard_rows, shares, strict=True))
     steps = min(rows // share for rows, share in zip(shard_rows, shares, strict=True))
     if steps < 1:
         raise ValueError(

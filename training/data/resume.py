@@ -16,10 +16,6 @@ MEANING = {
 }
 
 
-class OrderChanged(ValueError):
-    """The checkpoint's cursor means other rows under the present settings."""
-
-
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
     """One line per setting that differs between two `order_state`s, by its path; empty where the order is the same."""
     lines = []
@@ -41,13 +37,3 @@ def _are_states(values: list[Any]) -> bool:
 
 def _numbered(values: list[Any]) -> dict[str, Any]:
     return {str(number): value for number, value in enumerate(values)}
-
-
-def require_same_order(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """OrderChanged, naming everything that differs."""
-    if lines := explain_difference(old, new):
-        raise OrderChanged(
-            "the checkpoint's position has no meaning in the present order of rows:\n  "
-            + "\n  ".join(lines)
-            + "\nrestore these settings, or say that a new order may begin at the checkpoint's step"
-        )
