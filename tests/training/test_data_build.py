@@ -124,6 +124,24 @@ def test_cuda_batches_are_the_hosts(make_dataset: MakeDataset, tmp_path: Path) -
         reader.close()
 
 
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (
+            ("id", "==", "five"),
+            r"data\.filters = \[\['id', '==', 'five'\]\]: stored are \{'id': 'int64'\}; .*\(int64, string\)",
+        ),
+        (("id", "in", [1, "five"]), r"data\.filters = \[\['id', 'in', \[1, 'five'\]\]\]: Could not convert 'five'"),
+    ],
+)
+def test_a_filter_of_another_type_than_its_column_says_so(
+    make_dataset: MakeDataset, tmp_path: Path, condition: tuple[str, Any, Any], expected: str
+) -> None:
+    manifest = make_dataset(tmp_path, [[10]])
+    with pytest.raises(ValueError, match=expected):
+        make_reader(DataConfig(filters=[condition]), open_storage(str(tmp_path)), manifest, "train", None, 4)
+
+
 def test_every_file_that_is_gone_through_is_told_to_the_watch(make_dataset: MakeDataset, tmp_path: Path) -> None:
     """Hashes, filters and quarantine read whole files before the first step: progress, and not a hang."""
     manifest, told = make_dataset(tmp_path, [[10]] * 4), list[str]()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -110,11 +111,19 @@ def filtered(
         with opener.open(file) as handle:
             parquet = pq.ParquetFile(handle)
             groups = [parquet.read_row_group(g, columns=sorted(keep.columns)) for g in range(len(file.row_groups))]
-            counts[file.path] = [group.filter(keep.expression).num_rows for group in groups]
+            try:
+                counts[file.path] = [group.filter(keep.expression).num_rows for group in groups]
+            except pa.ArrowException as error:
+                types = {field.name: str(field.type) for field in groups[0].schema}
+                raise ValueError(f"data.filters = {_shown(conditions)}: stored are {types}; {error}") from error
     every = {path: rows for report in gather(counts) for path, rows in report.items()}
     rows = tuple(n for file in chosen.files for n in every[file.path])
     log.info("filters keep %d of %d rows", sum(rows), sum(chosen.group_rows))
     return Selection(chosen.files, rows, keep, tuple(conditions), chosen.quarantined)
+
+
+def _shown(conditions: Sequence[Condition]) -> str:
+    return str([list(condition) for condition in conditions])
 
 
 def make_keep(manifest: DatasetManifest, conditions: Sequence[Condition]) -> Keep:
@@ -127,7 +136,10 @@ def make_keep(manifest: DatasetManifest, conditions: Sequence[Condition]) -> Kee
             raise ValueError(f"data.filters: {error.args[0]}") from None
         if layout not in ("scalar", "binary"):
             raise ValueError(f"data.filters: column {name!r} is {layout}; only scalar columns can be compared")
-        one = COMPARE[operator](pc.field(name), value)
+        try:
+            one = COMPARE[operator](pc.field(name), value)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(f"data.filters = {_shown([(name, operator, value)])}: {error}") from error
         expression = one if expression is None else expression & one
         columns.add(name)
     return Keep(expression, frozenset(columns))
