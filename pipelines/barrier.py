@@ -74,7 +74,7 @@ def run_barrier(
     """Run `job` on `world` slots of Spark. Raises WorkerFailed, LaunchError or Cancelled; no process is left by
     then."""
     job.to_json()  # what cannot travel is said before anything starts
-    check_slots(spark, world, control=control)
+    check_slots(spark, world, control=control, profile=options.profile)
     with barrier_crew(spark, world, job.preload, options) as crew:
         return crew.run(job, world, on_event, attempt, control, Limits(start_timeout_s, hang_timeout_s))
 
@@ -131,7 +131,6 @@ class Stage:
 
     def __init__(self, sc: SparkContext, crew: Crew, world: int, preload: tuple[str, ...], options: StageOptions):
         self._sc, self._group, self._error = sc, f"sparkring-{uuid.uuid4().hex[:8]}", ""
-        self._ending = False
         task = partial(_agent_task, crew.endpoint, preload, replace(options, profile=None, tls=None), self._group)
         rdd = sc.parallelize(range(world), world).barrier().mapPartitions(task)
         if options.profile is not None:

@@ -69,7 +69,8 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
             timings.since("spark_s", began)
             describe_job(tracker, resolved, spark, fingerprint)
             if train:
-                check_slots(spark, config.launch.world, config.launch.min_world)
+                profile = train_job.stage_options(config.launch).profile
+                check_slots(spark, config.launch.world, config.launch.min_world, profile=profile)
             dataset = found or build_dataset(spark, resolved, tracker, commit, timings)
             if record is None:
                 return Exit.OK

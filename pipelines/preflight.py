@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import time
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 from training.attempt import Control
@@ -19,11 +21,22 @@ from training.failure import LaunchError, PreflightError
 from training.worker_env import Seat
 
 
-def slots(sc: SparkContext) -> int:
-    """Tasks this application could run at the same time now, GPUs counted too. Executors on their way are not
-    counted."""
+def slots(sc: SparkContext, profile: ResourceProfile | None = None) -> int:
+    """Tasks this application could run at the same time now, each with the cores and GPUs of `profile` (None: what the
+    application's own tasks have). Executors on their way are not counted. LaunchError where Spark refuses the profile.
+    """
     jvm = sc._jsc.sc()
-    return int(jvm.maxNumConcurrentTasks(jvm.resourceProfileManager().defaultResourceProfile()))
+    manager = jvm.resourceProfileManager()
+    if profile is None:
+        return int(jvm.maxNumConcurrentTasks(manager.defaultResourceProfile()))
+    try:
+        manager.addResourceProfile(profile._java_resource_profile)  # it counts none it has not heard of
+    except Py4JJavaError as error:
+        raise LaunchError(
+            f"launch.cpus_per_rank, launch.gpus_per_rank: {error.java_exception.getMessage()}; leave them at their "
+            "defaults, so that ranks are given what spark.task.cpus and spark.task.resource.gpu.amount say"
+        ) from error
+    return int(jvm.maxNumConcurrentTasks(profile._java_resource_profile))
 
 
 def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
@@ -48,6 +61,7 @@ def check_slots(
     least: int | None = None,
     wait_s: float = 20.0,
     control: Control | None = None,
+    profile: ResourceProfile | None = None,
 ) -> None:
     """LaunchError at once where the application can never run `least` ranks together (launch.min_world; None: all of
     `world`); else waits for executors to come. Cancelled where an end is asked for meanwhile."""
@@ -60,11 +74,13 @@ def check_slots(
             "spark.dynamicAllocation.enabled = true: a barrier stage needs its executors from the start "
             "(SPARK-24942); set --conf spark.dynamicAllocation.enabled=false --conf spark.executor.instances=<n>"
         )
+    if profile is not None:
+        conf["spark.task.cpus"] = str(int(profile.taskResources["cpus"].amount))
     ceiling = slots_ceiling(master, conf)
     if ceiling is not None and least > ceiling:
         raise LaunchError(too_few_slots(least, ceiling, master, key))
     deadline = time.monotonic() + wait_s
-    while (free := slots(sc)) < least:
+    while (free := slots(sc, profile)) < least:
         if time.monotonic() > deadline:
             raise LaunchError(too_few_slots(least, free, master, key))
         if control is not None:

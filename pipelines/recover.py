@@ -44,7 +44,7 @@ class Platform:
 def spark_platform(spark: SparkSession, options: StageOptions) -> Platform:
     sc = spark.sparkContext
     return Platform(
-        slots=lambda: slots(sc),
+        slots=lambda: slots(sc, options.profile),
         open_crew=lambda world, preload: barrier_crew(spark, world, preload, options),
         leaving=lambda: decommissioning(sc),
     )
@@ -77,8 +77,9 @@ def run_with_recovery(
     first_attempt: int = 1,
 ) -> JobResult:
     """Run `make_job(attempt, world)` until it returns a result that is finished; see Recovery for the rest."""
-    check_slots(spark, policy.world, policy.min_world, control=control)
-    platform = spark_platform(spark, options or StageOptions())
+    options = options or StageOptions()
+    check_slots(spark, policy.world, policy.min_world, control=control, profile=options.profile)
+    platform = spark_platform(spark, options)
     recovery = Recovery(platform, make_job, policy, on_event, latest_step, is_finished, control, limits)
     return recovery.run(first_attempt)
 

@@ -14,6 +14,7 @@ DRIVER = """
 import json, os, sys
 from pyspark.sql import SparkSession
 from pipelines.barrier import StageOptions, run_barrier, training_profile
+from pipelines.preflight import slots
 from training.job import JobSpec
 script = sys.argv[1]
 settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1",
@@ -32,6 +33,8 @@ def run(stage=StageOptions(), **options):
 found = {"own": run(), "host": run(visible_devices="host")}
 profile = training_profile(cpus_per_rank=1, gpus_per_rank=1)
 found["profile"] = run(StageOptions(profile=profile))
+wide = [training_profile(2), training_profile(1, 2)]
+found["slots"] = [slots(spark.sparkContext, asked) for asked in (None, profile, *wide)]
 print("RESULT " + json.dumps(found))
 spark.stop()
 """
@@ -54,5 +57,6 @@ def test_ranks_see_the_devices_spark_gave_their_task(tmp_path: Path) -> None:
     for way in ("own", "profile"):
         assert sorted(row[0] for row in found[way]) == ["4", "7"], found
         assert [row[1:] for row in found[way]] == [[0, 2], [1, 2]]
+    assert found["slots"] == [2, 2, 1, 1]  # two cores, two GPUs
     (devices,) = {row[0] for row in found["host"]}  # a script picks its own by LOCAL_RANK
     assert sorted(devices.split(",")) == ["4", "7"]

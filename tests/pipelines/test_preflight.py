@@ -65,7 +65,7 @@ def asked_to(what: str) -> Control:
 @pytest.mark.parametrize("what", ["stop", "cancel"])
 def test_an_end_is_heard_while_slots_or_agents_are_waited_for(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """They may never come, and the terminal must not be deaf until then."""
-    monkeypatch.setattr(preflight, "slots", lambda sc: 0)
+    monkeypatch.setattr(preflight, "slots", lambda *_: 0)
     session: Any = SimpleNamespace(
         sparkContext=SimpleNamespace(master="spark://h:1", getConf=lambda: SimpleNamespace(getAll=list))
     )
@@ -78,7 +78,7 @@ def test_an_end_is_heard_while_slots_or_agents_are_waited_for(monkeypatch: pytes
 def test_fewer_slots_than_ranks_are_enough_to_begin_where_the_world_may_shrink(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preflight, "slots", lambda sc: 2)
+    monkeypatch.setattr(preflight, "slots", lambda *_: 2)
     session: Any = SimpleNamespace(
         sparkContext=SimpleNamespace(master="local[2]", getConf=lambda: SimpleNamespace(getAll=list))
     )
@@ -87,6 +87,19 @@ def test_fewer_slots_than_ranks_are_enough_to_begin_where_the_world_may_shrink(
         preflight.check_slots(session, 4, 3)
     with pytest.raises(LaunchError, match=r"launch\.world = 4: local\[2\] has 2 task slots"):
         preflight.check_slots(session, 4)
+
+
+def test_slots_are_counted_by_what_a_rank_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four cores are two ranks of two, whatever an ETL task has."""
+    session: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local-cluster[2,2,1024]", getConf=lambda: SimpleNamespace(getAll=list))
+    )
+    profile: Any = SimpleNamespace(taskResources={"cpus": SimpleNamespace(amount=2.0)})
+    monkeypatch.setattr(preflight, "slots", lambda _, asked: 2 if asked is profile else 4)
+    preflight.check_slots(session, 4)
+    preflight.check_slots(session, 2, profile=profile)
+    with pytest.raises(LaunchError, match=r"launch\.world = 4: local-cluster.* has 2 task slots"):
+        preflight.check_slots(session, 4, profile=profile)
 
 
 def test_code_is_compared_only_where_it_is_shipped() -> None:
