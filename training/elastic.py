@@ -45,7 +45,7 @@ class Ended:
 
     attempt: int
     world: int
-    cause: str  # a Failure's cause, "cancelled", or one of PLANNED
+    cause: str  # a Failure's cause, "cancelled", "unfinished" (by itself, before its time), or one of PLANNED
     from_step: int  # checkpoint it began at; 0: from the start
     step: int | None = None  # last step the failing rank reported
     error_type: str = ""
