@@ -51,16 +51,18 @@ def waits(batches: Iterator[Batch], step_s: float) -> list[float]:
 
 
 def one_run(reader: ParquetReader, epochs: int, slacks: list[float]) -> list[list[float]]:
-    """Per slack: seconds of a step, shares of the time waited (anew, on, on after the first batch), milliseconds waited
-    for the first batch of the second epoch (anew, on), seconds for the very first."""
+    """Per slack: seconds of a step, shares of the time waited (anew, on, on after the first batch, of that for a
+    chunk), milliseconds waited for the first batch of the second epoch (anew, on), seconds for the very first."""
     second = reader.steps_per_epoch
     fast = waits(on(reader, epochs), 0.0)
     floor_s = (fast[-1] - fast[0]) / (len(fast) - 2)
     rows = []
     for slack in slacks:
         *begun, begun_s = waits(anew(reader, epochs), slack * floor_s)
+        reader.meter.take()
         *read, read_s = waits(on(reader, epochs), slack * floor_s)
-        shares = [sum(begun) / begun_s, sum(read) / read_s, sum(read[1:]) / read_s]
+        for_chunks_s = reader.meter.take()["data_stall_s"] - read[0]
+        shares = [sum(begun) / begun_s, sum(read) / read_s, sum(read[1:]) / read_s, max(0.0, for_chunks_s) / read_s]
         rows.append([slack * floor_s, *shares, 1e3 * begun[second], 1e3 * read[second], read[0]])
     return rows
 
@@ -84,12 +86,12 @@ def main() -> None:
     reader.close()
     lines = []
     for slack, found in zip(args.slack, zip(*runs, strict=True), strict=True):
-        step, begun, read, later, before, after, first = (
+        step, begun, read, later, chunks, before, after, first = (
             statistics.median(column) for column in zip(*found, strict=True)
         )
         lines.append(
-            f"| {slack} | {step * 1e3:.2f} | {begun:.2%} | {read:.2%} | {later:.2%} | {before:.0f} | {after:.0f} | "
-            f"{first:.2f} |"
+            f"| {slack} | {step * 1e3:.2f} | {begun:.2%} | {read:.2%} | {later:.2%} | {chunks:.2%} | "
+            f"{before:.0f} | {after:.0f} | {first:.2f} |"
         )
     notes[1] = notes[1].format(load=f"{os.getloadavg()[0]:.1f}")
     head = [
@@ -99,8 +101,9 @@ def main() -> None:
         *notes,
         "",
         "| step / floor | step ms | waited, of all time, each epoch begun anew | as training reads | the same after "
-        "its first batch | second epoch's first batch ms, begun anew | as training reads | very first batch s |",
-        "|---|---|---|---|---|---|---|---|",
+        "its first batch | of that, for a chunk to be ready | second epoch's first batch ms, begun anew | as training reads "
+        "| very first batch s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     Path(args.out).write_text("\n".join([*head, *lines, ""]))
 
