@@ -101,8 +101,8 @@ def main() -> None:
         *notes,
         "",
         "| step / floor | step ms | waited, of all time, each epoch begun anew | as training reads | the same after "
-        "its first batch | of that, for a chunk to be ready | second epoch's first batch ms, begun anew | as training reads "
-        "| very first batch s |",
+        "its first batch | of that, for a chunk to be ready | second epoch's first batch ms, begun anew | as training "
+        "reads | very first batch s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     Path(args.out).write_text("\n".join([*head, *lines, ""]))
