@@ -122,7 +122,8 @@ def train_and_report(
         runs.update(record.folder, attempts=number)
 
     with tracker.part(train_job.TRAIN):
-        log_dataset(tracker, train_job.TRAIN, dataset, "training")
+        for key in (JOB, train_job.TRAIN):  # the job's own, so that a list of jobs shows what each was trained on
+            log_dataset(tracker, key, dataset, "training")
         tracker.params(train_job.TRAIN, {k: v for k, v in resolved.as_dict().items() if k not in ("etl", "spark")})
         launched = time.monotonic()
         trained = train_job.train(spark, resolved, dataset, folder, tracker, record.attempts + 1, count_attempt)
@@ -139,7 +140,7 @@ def train_and_report(
         lost = evaluate.lost_to(evaluation.scores, config.report.must_beat, evaluation.missing)
         publish_model(tracker, config, dataset.manifest, folder, trained, evaluation, None if lost else alias)
     timings.seconds["total_s"] = time.monotonic() - began
-    as_run = report_job.as_run(resolved, tracker.url())
+    as_run = report_job.as_run(resolved, tracker.url(), git_commit(Path(__file__).parent) or "")
     summary = {
         "name": config.name,
         "run": folder.uri,

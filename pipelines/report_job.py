@@ -28,13 +28,14 @@ class AsRun:
     origins: dict[str, str]
     config_digest: str
     tracking_url: str | None
+    commit: str = ""  # of the code that trained; the dataset's own is in its manifest
 
     @classmethod
     def of(cls, summary: dict[str, Any], now: Resolved) -> AsRun:
         """What the summary keeps; `now`, the recipe as it is, for a run from before it was kept."""
         if "origins" not in summary:
             return as_run(now, None)
-        return cls(**{name: summary[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: summary[name] for name in cls.__dataclass_fields__ if name in summary})
 
     def checked(self, where: str) -> RunConfig:
         """ManifestError where it is no configuration of this version of sparkring."""
@@ -44,8 +45,8 @@ class AsRun:
             raise ManifestError(f"{where}: the run's configuration is another version's: {error}") from error
 
 
-def as_run(resolved: Resolved, tracking_url: str | None) -> AsRun:
-    return AsRun(resolved.as_dict(), resolved.origins, resolved.digest, tracking_url)
+def as_run(resolved: Resolved, tracking_url: str | None, commit: str = "") -> AsRun:
+    return AsRun(resolved.as_dict(), resolved.origins, resolved.digest, tracking_url, commit)
 
 
 def write_report(
@@ -115,11 +116,12 @@ def report_inputs(
         "run": folder.uri,
         "dataset": dataset.folder.uri,
         "fingerprint": manifest.fingerprint,
-        "code": manifest.lineage.code_commit or "not a git checkout",
+        "code": run.commit or "not a git checkout",
         "configuration": run.config_digest,
         "engine": f"{summary['engine']}, {summary.get('world', config.launch.world)} ranks",
         "model": f"models:/{config.tracking.registered_model or config.name}" + ("" if lost else f"@{alias}"),
-        "steps": f"{summary['steps']:,} ({summary['samples']:,} samples), best at step {summary['best_step']}",
+        "steps": f"{summary['steps']:,} ({summary['samples']:,} samples), best at step {summary['best_step']}; "
+        f"the model is step {summary.get('exported_step', summary['steps'])}'s",
     }
     if lost:
         facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"

@@ -276,6 +276,11 @@ def pick_columns(manifest: DatasetManifest, inputs: list[str] | None, label: str
     labels = [label] if label else [c.name for c in manifest.columns if c.role == "label"]
     if len(labels) > 1:
         raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
+    if shown := [name for name in labels if name in features]:
+        raise ValueError(
+            f"model.label = {shown[0]!r}: it is among the model's inputs, which would be shown what they must predict; "
+            "leave it out of model.inputs"
+        )
     read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
     return Columns(features, labels[0] if labels else None, list(read))
 

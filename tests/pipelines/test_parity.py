@@ -100,3 +100,11 @@ def test_the_tabular_model_tells_a_null_from_a_zero(tmp_path: Path) -> None:
     predictor = Predictor(config, manifest, build_model(config, manifest).state_dict())
     null, zero = predictor.predict(pd.DataFrame({"x": [None, 0.0], "n": [1, 1], "f": [1.0, 1.0]}))["prediction"]
     assert null != zero
+
+
+def test_a_label_among_the_inputs_is_refused(tmp_path: Path) -> None:
+    """With model.label a column of role feature, the model would be shown what it must predict."""
+    manifest = written(tmp_path, {})
+    with pytest.raises(ValueError, match=r"model\.label = 'x': it is among the model's inputs"):
+        pick_columns(manifest, None, "x")
+    assert pick_columns(manifest, ["f"], "x").label == "x"

@@ -47,7 +47,7 @@ def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
         "dataset": f"{folder}/dataset", "scores": {"this model": {"loss": 0.5}}, "predictions": [], "sample": "",
         "missing": {"logistic regression": "ValueError: no"}, "timings": {"launch_s": 1.0}, "attempts": 2,
         "failed_attempts": [], "history": {}, "per_step_s": {}, "train": train,
-    } | asdict(as_run(made_with, URL)) | changes  # fmt: skip
+    } | asdict(as_run(made_with, URL, "c0ffee")) | changes  # fmt: skip
     runs.at(record).put_atomic("summary.json", json.dumps(summary).encode())
     return Path(runs.at(record).uri.removeprefix("file://"))
 
@@ -58,6 +58,7 @@ def test_the_report_drawn_again_shows_what_was_run(tmp_path: Path) -> None:
     now = recipe(tmp_path)
     assert redraw(now).endswith("report.html")
     html = (folder / "report.html").read_text()
+    assert "c0ffee" in html and "the model is step 10" in html
     assert made_with.digest in html and now.digest not in html
     assert "<code>0.1</code>" in html and "command line" in html and URL in html
     assert "torch-gloo, 3 ranks" in html, "the world it ended on, not the one it was asked for"
