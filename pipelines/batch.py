@@ -130,7 +130,8 @@ def train_and_report(
         timings.seconds["launch_s"] = trained.start_s
         timings.seconds["train_s"] = time.monotonic() - launched - trained.start_s
         planned = plan_and_measured(config, dataset.manifest, trained.summary["measured"])
-        tracker.artifact(train_job.TRAIN, format_rows(planned) + "\n", "plan.txt")
+        trained = replace(trained, summary=trained.summary | {"plan": format_rows(planned)})
+        tracker.artifact(train_job.TRAIN, trained.summary["plan"] + "\n", "plan.txt")
         tracker.metrics(train_job.TRAIN, 0, planned_metrics(planned))
     with tracker.part(evaluate.EVALUATE):
         evaluating = time.monotonic()

@@ -69,6 +69,7 @@ class ReportInputs:
     attempts: Sequence[Mapping[str, Any]] = ()
     config: Sequence[tuple[str, str, str]] = ()  # key, value, origin
     sample: str = ""  # language model: text it wrote
+    plan: str = ""  # the table of predicted and measured quantities
 
     def scores(self) -> dict[str, dict[str, float]]:
         """Name -> metric -> value, ours first; computed exactly from `held_out` where there is one."""

@@ -155,4 +155,5 @@ def report_inputs(
         attempts=trained.failed_attempts,
         config=[(key, str(value), run.origins.get(key, "default")) for key, value in leaves(run.config)],
         sample=evaluation.sample,
+        plan=summary.get("plan", ""),
     )

@@ -42,7 +42,15 @@ def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
     runs = Runs(f"{folder}/runs", "again")
     record, _ = runs.begin(made_with.config, manifest.fingerprint)
     runs.update(record.folder, status="finished")
-    train = {"engine": "torch-gloo", "world": 3, "steps": 10, "samples": 100, "best_step": 10, "rows_per_s": 1.0}
+    train = {
+        "engine": "torch-gloo",
+        "world": 3,
+        "steps": 10,
+        "samples": 100,
+        "best_step": 10,
+        "rows_per_s": 1.0,
+        "plan": "bubble share",
+    }
     summary = {
         "dataset": f"{folder}/dataset", "scores": {"this model": {"loss": 0.5}}, "predictions": [], "sample": "",
         "missing": {"logistic regression": "ValueError: no"}, "timings": {"launch_s": 1.0}, "attempts": 2,
@@ -58,7 +66,7 @@ def test_the_report_drawn_again_shows_what_was_run(tmp_path: Path) -> None:
     now = recipe(tmp_path)
     assert redraw(now).endswith("report.html")
     html = (folder / "report.html").read_text()
-    assert "c0ffee" in html and "the model is step 10" in html
+    assert "c0ffee" in html and "the model is step 10" in html and "bubble share" in html
     assert made_with.digest in html and now.digest not in html
     assert "<code>0.1</code>" in html and "command line" in html and URL in html
     assert "torch-gloo, 3 ranks" in html, "the world it ended on, not the one it was asked for"
