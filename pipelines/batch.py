@@ -10,7 +10,7 @@ import json
 import logging
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
