@@ -172,7 +172,7 @@ def spark_reason(error: BaseException) -> str:
     if found := re.search(r"ExecutorLostFailure.*", text):
         return found[0][:1000]
     for line in lines:
-        if found := re.search(r"(Job aborted.*|Job \d+ cancelled.*|.*SparkContext was shut down.*)", line):
+        if found := re.search(r"(Job aborted.*|Job \d+ cancelled.*|SparkContext was shut down.*)", line):
             return found[1][:1000]
     return lines[0][:1000] if lines else type(error).__name__
 

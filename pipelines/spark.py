@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -60,4 +61,5 @@ def spark_session(config: RunConfig) -> Iterator[SparkSession]:
         yield spark
     finally:
         if not borrowed:
-            spark.stop()
+            with contextlib.suppress(Exception):  # the JVM may have ended first, and that is another error's to say
+                spark.stop()

@@ -14,7 +14,7 @@ from typing import Any
 # a save that waits for the one before it, which is whole when all ranks have written their parts.
 _WAITING = re.compile(
     r"(horovod[/\\]torch[/\\]|torch[/\\]distributed[/\\]|torch[/\\]autograd[/\\]graph|torch[/\\]nn[/\\]parallel"
-    r"|training[/\\]checkpoint\.py).*\bin "
+    r"|training[/\\](?:checkpoint|parallel[/\\]ring_horovod)\.py).*\bin "
     r"(\w*(all_?reduce|all_?gather|all_?to_?all|broadcast|barrier|reduce_scatter|synchronize|wait|poll|send|recv|join"
     r"|_engine_run_backward|monitored_barrier|init_process_group|rendezvous|init|_store_based_barrier)\w*)",
     re.IGNORECASE,

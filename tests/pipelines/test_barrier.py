@@ -171,6 +171,8 @@ def test_the_reason_in_a_stack_of_the_scheduler() -> None:
     text = "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: "
     text += "Job 4 cancelled as part\n\tat x"
     assert spark_reason(Exception(text)) == "Job 4 cancelled as part"
+    ended = ": org.apache.spark.SparkException: Job 11 cancelled because SparkContext was shut down"
+    assert spark_reason(Exception(ended)) == "Job 11 cancelled because SparkContext was shut down"
     assert "PYSPARK_PYTHON" in spark_reason(Exception("x\nModuleNotFoundError: No module named 'psutil'\n at"))
 
 

@@ -68,6 +68,12 @@ SAVES = """Current thread 0x00007f2 (most recent call first):
 """
 
 
+POLLS = """Current thread 0x00007f2 (most recent call first):
+  File "/x/training/parallel/ring_horovod.py", line 74 in wait
+  File "/x/training/parallel/reduce.py", line 143 in finish
+"""
+
+
 @pytest.mark.parametrize(
     ("idle", "stacks", "waiting"),
     [
@@ -89,7 +95,10 @@ def test_who_waits_for_a_rank_that_works_does_not_hang(
 
 def test_stacks_are_read() -> None:
     assert waits_in(WAITS) == "all_reduce"
+    assert waits_in(POLLS) == "wait", "our ring polls Horovod, so the innermost frame is ours"
     assert waits_in(SLEEPS) is None
+    stopped = {0: POLLS, 1: "process 7 is T (stopped): stopped by a signal"}
+    assert name_culprit([rank(0, 5, 9.0), rank(1, 5, 9.0)], stopped)[0] == 1
     assert innermost(SLEEPS) == "load_batch (train.py:9)"
     assert innermost("process 7 is T (stopped)") == "process 7 is T (stopped)"
 
