@@ -51,7 +51,7 @@ REFUSALS = {
     "FEATURE_DISABLED",
     "NOT_IMPLEMENTED",
 }
-MOST_FAILURES = 5  # of one operation, while the store answers others
+MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
@@ -142,27 +142,36 @@ class MlflowSink:
                     log.exception("tracking could not record %s", batch[0]["op"])
                     self._not_recorded(batch[0], error)
                 except Exception as error:  # of the store's client, or of whatever it keeps artifacts with
-                    if self._may_pass(error):
+                    if self._may_pass(error, batch[0]["op"]):
                         raise Unreachable(_first_line(error)) from error
                     log.warning("MLflow refused %s: %s", batch[0]["op"], _first_line(error))
                     self._not_recorded(batch[0], error)
+                else:
+                    self.journal.state["given_up"] = [k for k in self._given_up if k != batch[0]["op"]]
                 self.journal.state["failures"] = 0
                 self.journal.done(position)
                 count += len(batch)
         return count
 
-    def _may_pass(self, error: Exception) -> bool:
+    @property
+    def _given_up(self) -> list[str]:
+        """Kinds of operation of which the last one was given up: the next is not waited for as long."""
+        kinds: list[str] = self.journal.state.get("given_up", [])
+        return kinds
+
+    def _may_pass(self, error: Exception, kind: str) -> bool:
         """False for a refusal, and for an operation that fails again and again while the store answers others."""
         if isinstance(error, MlflowException) and error.error_code in REFUSALS:
             return False
-        self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
-        self.journal.done(self.journal.state["done"])  # a replay goes on counting
-        if self.journal.state["failures"] < MOST_FAILURES:
-            return True
         try:
             self._connect().get_experiment(self._experiment)
         except Exception:
             return True
+        failures = self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
+        if failures < MOST_FAILURES and kind not in self._given_up:
+            self.journal.done(self.journal.state["done"])  # a replay goes on counting
+            return True
+        self.journal.state["given_up"] = [*self._given_up, kind]
         return False
 
     def _not_recorded(self, op: Op, error: Exception) -> None:

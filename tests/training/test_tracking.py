@@ -20,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from training.tracker import Tracker, git_commit
-from training.tracking import MlflowSink, SparkringSource, TrackerSettings, replay
+from training.tracking import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, replay
 from training.tracking_rules import this_process
 
 ROOT = Path(__file__).parents[2]
@@ -189,14 +189,16 @@ def test_an_unknown_error_is_tried_again_and_in_the_end_told_on_the_run(
 
     monkeypatch.setattr(MlflowClient, "log_artifact", log_artifact)
     with Tracker(quick(store, flush_every_s=0.01), job=f"away-{failures}", name="away") as tracker:
-        tracker.artifact("job", "text", "config.yaml")
+        tracker.artifact("job", "text", "a.txt")
+        tracker.artifact("job", "text", "b.txt")
         assert tracker.flush()
         run = tracker.run_id()
     assert run
-    client = client_of(quick(store))
-    assert [a.path for a in client.list_artifacts(run)] == ["config.yaml"] * arrives
+    client, why = client_of(quick(store)), "Could not connect to the endpoint URL"
+    assert [a.path for a in client.list_artifacts(run)] == ["a.txt", "b.txt"] * arrives
     told = client.get_run(run).data.tags.get("sparkring.not_recorded")
-    assert told == (None if arrives else "artifact config.yaml: Could not connect to the endpoint URL")
+    assert told == (None if arrives else f"artifact a.txt: {why}; artifact b.txt: {why}")
+    assert len(tries) == (failures + 2 if arrives else MOST_FAILURES + 1), "the second is not waited for as long"
 
 
 def test_disabled_tracking_touches_nothing(tmp_path: Path) -> None:
