@@ -26,7 +26,7 @@ from pipelines.etl_job import Dataset
 from pipelines.evaluate import Evaluation
 from pipelines.exits import Exit
 from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
-from pipelines.runs import RunRecord, Runs
+from pipelines.runs import RunRecord, Runs, Status
 from pipelines.spark import spark_session
 from pipelines.train_job import Trained
 from training.planner import format_rows
@@ -80,8 +80,16 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     except BaseException as error:
         if record is not None:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            runs.update(record.folder, status="interrupted" if stopped else "failed")
+            note_end(runs, record, "interrupted" if stopped else "failed")
         raise
+
+
+def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
+    """The status of a run that did not finish. A full disk, say, must not hide what ended it."""
+    try:
+        runs.update(record.folder, status=status)
+    except OSError as error:
+        log.error("%s: run.json still says %r, not %r: %s", runs.at(record).uri, record.status, status, error)
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from conf.load import ConfigError
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage, SplitInfo
 from conf.schema import RunConfig
 from conf.storage import open_storage
-from pipelines.batch import check_against, metric_problems_of
+from pipelines.batch import check_against, metric_problems_of, note_end
 from pipelines.etl_job import Dataset
+from pipelines.runs import Runs
 
 COLUMNS = (
     Column(name="carrier", dtype="int32", cardinality=4),
@@ -82,3 +84,16 @@ def test_metrics_of_a_built_in_task_are_checked_before_a_dataset_is_built() -> N
     assert said.startswith("train.best_metric = 'auc': no validation metric")
     assert metric_problems_of(config(model={"task": f"{__name__}:OwnTask"}, train={"best_metric": "auc"})) == []
     assert metric_problems_of(config(model={"task": "language_model"}, train={"best_metric": "loss"})) == []
+
+
+def test_a_status_that_cannot_be_written_does_not_hide_why_the_job_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk: here the run's folder is gone, and a file is where it would be made again."""
+    runs = Runs(str(tmp_path / "runs"), "b")
+    record, _ = runs.begin(config(), "f" * 64)
+    folder = tmp_path / "runs/b" / record.folder
+    shutil.rmtree(folder)
+    folder.write_text("")
+    note_end(runs, record, "failed")
+    assert "run.json still says 'running', not 'failed'" in caplog.text
