@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from mlflow.entities import DatasetInput, InputTag, LoggedModel, LoggedModelOutp
 from mlflow.exceptions import MlflowException
 
 from conf.schema_tracking import TrackingConfig
+from training.processes import adopt_orphans, end_descendants
 from training.tracking_buffer import Journal, Op, abandoned_journals, exclusive
 from training.tracking_rules import (
     TrackerSettings,
@@ -428,11 +430,21 @@ def replay(settings: TrackerSettings) -> tuple[int, int]:
 
 
 def serve_ui(tracking: TrackingConfig, port: int) -> int:
-    """Serve MLflow's UI on the embedded store until interrupted; with a server, say where its own UI is."""
+    """Serve MLflow's UI on the embedded store until interrupted; with a server, say where its own UI is.
+
+    To be called from the main thread of a process that serves nothing else: all its descendants end with the UI.
+    """
     settings = TrackerSettings(tracking.experiment or "", tracking.uri, tracking.root)
     if settings.store_uri.startswith("http"):
         log.info("the tracking server has its own UI: %s", without_password(settings.store_uri))
         return 0
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", settings.store_uri, "--port", str(port)]
     log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", settings.store_uri, port)
-    return subprocess.call([*command, "--workers", "1"])
+    # MLflow starts servers and consumers of its own, which would outlive it and hold the port.
+    adopt_orphans()
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        return subprocess.call([*command, "--workers", "1"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        end_descendants()

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.cli import main
@@ -26,3 +33,33 @@ def test_a_recipe_that_cannot_be_read_is_a_usage_error(tmp_path: Path, capsys: p
     (tmp_path / "mine.yaml").write_bytes(b"name: caf\xe9\n")
     assert main(["config", "validate", str(tmp_path / "mine.yaml")]) == Exit.USAGE
     assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
+    """MLflow starts a server and consumers below it; a SIGTERM to the command alone left them, and the port, behind."""
+    (tmp_path / "mine.yaml").write_text("name: mine\ndataset: somewhere\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "pipelines.cli", "ui", "mine.yaml", "--port", str(port)]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (tmp_path / "log").open("w") as log:
+        ui = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while not is_open(port):
+            assert ui.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        below = psutil.Process(ui.pid).children(recursive=True)
+        assert below
+        ui.send_signal(signal.SIGTERM)
+        assert ui.wait(30) == Exit.TERMINATED
+        assert not psutil.wait_procs(below, timeout=10)[1]
+    finally:
+        ui.kill()
+        ui.wait()
