@@ -65,7 +65,11 @@ class Agent:
         self._rank: Rank | None = None
         self._helper = Helper(options.preload, options.environment)  # first: it imports while we connect
         threading.Thread(target=self._read_helper, args=(self._helper,), daemon=True).start()
-        self._link = Link(options.endpoint, name, self._receive, options.patience_s)
+        try:
+            self._link = Link(options.endpoint, name, self._receive, options.patience_s)
+        except ConnectionError:
+            self._helper.close()
+            raise
         self._shim = Shim(self._ask)
         address, interface = choose_interface(self._link.local_address, options.interface)
         self._store = socket.create_server((address, 0), backlog=256)

@@ -66,9 +66,15 @@ class Crew:
         """Connections by strangers that were sent away."""
         return self._hub.refused
 
-    def close(self) -> None:
+    def dismiss(self) -> None:
+        """Say bye to every agent that has offered a seat by now."""
+        while received := self.next_message(0):
+            self.note(*received)
         for agent in self._seats:
             self._hub.send(agent, {"kind": "bye"})
+
+    def close(self) -> None:
+        self.dismiss()
         deadline = time.monotonic() + 1.0
         while self._connected() and time.monotonic() < deadline:
             time.sleep(0.01)

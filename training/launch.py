@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -55,9 +56,12 @@ def local_crew(
         try:
             yield crew
         finally:
-            crew.close()
-            for thread in threads:
-                thread.join(timeout=15)
+            # An agent may offer its seat only now: with nobody to answer it would wait for as long as it is patient.
+            deadline = time.monotonic() + 15
+            while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+                crew.dismiss()
+                threads[0].join(timeout=0.02)
+                threads = [thread for thread in threads if thread.is_alive()]
 
 
 def _run_agent(options: AgentOptions, index: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -13,10 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from training.agent import Agent, AgentOptions
 from training.crew import Control
 from training.failure import Cancelled, WorkerFailed
 from training.job import JobSpec
 from training.launch import local_crew, run_local
+from training.link import Endpoint
 
 pytestmark = pytest.mark.ranks
 BARE: tuple[str, ...] = ()  # nothing preloaded: a rank starts in no time
@@ -316,15 +319,33 @@ def test_requests_reach_every_rank_and_cancel_ends_them() -> None:
         ctx.heartbeat(0, "wait")
         time.sleep(600)
 
-    began = time.monotonic()
+    end, began = Control(), time.monotonic()
     with pytest.raises(Cancelled):
         run_local(
             JobSpec(forever, preload=BARE),
             2,
-            lambda e: control.cancel() if e["kind"] == "heartbeat" else None,
-            control=control,
+            lambda e: end.cancel() if e["kind"] == "heartbeat" else None,
+            control=end,
         )
     assert time.monotonic() - began < 20
+
+
+def test_an_end_before_the_agents_have_come_leaves_none_behind_and_waits_for_none() -> None:
+    """Agents that found nobody to answer waited for 20 s, and their helpers stayed for good."""
+    control, began = Control(), time.monotonic()
+    control.cancel()
+    with pytest.raises(Cancelled, match="agents were waited for"):
+        run_local(JobSpec(print, preload=BARE), 2, control=control)
+    assert time.monotonic() - began < 15
+
+
+def test_an_agent_without_a_driver_ends_its_helper() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    before = set(psutil.Process().children())
+    with pytest.raises(ConnectionError):
+        Agent(AgentOptions(Endpoint(("127.0.0.1",), port, "0" * 64), {**os.environ}, BARE, patience_s=0.3), 0, "a")
+    assert set(psutil.Process().children()) == before
 
 
 DRIVER = """
