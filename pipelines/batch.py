@@ -76,7 +76,7 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
                 return Exit.OK
             check_against(config, dataset)
             record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
-            return train_and_report(spark, resolved, dataset, runs, record, tracker, timings, began)
+            return train_and_report(spark, resolved, dataset, runs, record, tracker, commit, timings, began)
     except BaseException as error:
         if record is not None:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
@@ -120,6 +120,7 @@ def train_and_report(
     runs: Runs,
     record: RunRecord,
     tracker: Tracker,
+    commit: str,
     timings: Timings,
     began: float,
 ) -> int:
@@ -149,7 +150,7 @@ def train_and_report(
         lost = evaluate.lost_to(evaluation.scores, config.report.must_beat, evaluation.missing)
         publish_model(tracker, config, dataset.manifest, folder, trained, evaluation, None if lost else alias)
     timings.seconds["total_s"] = time.monotonic() - began
-    as_run = report_job.as_run(resolved, tracker.url(), git_commit(Path(__file__).parent) or "")
+    as_run = report_job.as_run(resolved, tracker.url(), commit)
     summary = {
         "name": config.name,
         "run": folder.uri,

@@ -21,14 +21,13 @@ from pipelines.baseline import fit_baselines
 from pipelines.chosen import Chosen, chosen_rows
 from pipelines.etl_job import Dataset
 from pipelines.train_job import Trained
-from training.metrics import binary_scores
+from training.metrics import binary_scores, is_better
 from training.models.gpt import perplexity
 from training.worker import pick_columns
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"
 MODEL = "this model"
-HIGHER_IS_BETTER = frozenset({"auc", "accuracy"})
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def lost_to(
     for metric in metrics:
         ours = scores[MODEL].get(metric, math.nan)
         for name, theirs in ((name, s[metric]) for name, s in scores.items() if name != MODEL and metric in s):
-            if not (ours > theirs if metric in HIGHER_IS_BETTER else ours < theirs):
+            if not is_better(metric, ours, theirs):
                 lost.append(f"{metric} {ours:.4f} does not beat {theirs:.4f} of {name}")
     return lost
 

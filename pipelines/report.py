@@ -23,7 +23,6 @@ from training import metrics
 from training.tracker import Tracker
 
 Drawn = tuple[str, str, Figure, bool]
-BEST_IS_LOW = {"loss", "brier", "calibration_error", "perplexity", "abs_error"}
 LOSSES = {
     "binary": "log loss (nats)",
     "multiclass": "log loss (nats)",
@@ -143,7 +142,7 @@ def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
         f"{other} in {NAMES.get(m, m)}"
         for m in shared
         for other, theirs in others
-        if not _better(m, ours[m], theirs[m])
+        if not metrics.is_better(m, ours[m], theirs[m])
     ]
     if not shared:
         return ""
@@ -174,10 +173,6 @@ def _title(metric: str, task: str) -> str:
     return NAMES.get(metric, metric.replace("_", " "))
 
 
-def _better(metric: str, one: float, other: float) -> bool:
-    return one < other if metric in BEST_IS_LOW else one > other
-
-
 def _score_columns(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
     return list(dict.fromkeys(metric for values in scores.values() for metric in values))
 
@@ -188,7 +183,7 @@ def _best(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     for metric in _score_columns(scores):
         named = {name: values[metric] for name, values in scores.items() if metric in values}
         if len(named) > 1:
-            found[metric] = (min if metric in BEST_IS_LOW else max)(named, key=lambda name: named[name])
+            found[metric] = (min if metric in metrics.BEST_IS_LOW else max)(named, key=lambda name: named[name])
     return found
 
 

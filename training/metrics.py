@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray
+BEST_IS_LOW = {"loss", "brier", "calibration_error", "perplexity", "abs_error"}
 CLIP = 1e-15  # of probabilities in the log loss, as Spark's and sklearn's do in double precision
 
 
@@ -108,6 +109,11 @@ def calibration_error(bins: Sequence[Bin]) -> float:
     """Mean distance of predicted from observed share, weighted by rows (ECE, Naeini 2015, with equal-count bins)."""
     rows = sum(b.rows for b in bins)
     return sum(b.rows * abs(b.predicted - b.observed) for b in bins) / rows
+
+
+def is_better(metric: str, one: float, other: float) -> bool:
+    """Whether `one` beats `other` in the metric of that name; what is not a number beats nothing."""
+    return one < other if metric in BEST_IS_LOW else one > other
 
 
 def binary_scores(labels: Array, scores: Array) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The loop's decisions, as pure functions; and which batches it asks for."""
+"""The loop's decisions, as pure functions; which batches it asks for, and when it stops and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Still:
 
     waited_s = 0.0
 
-    def forward_backward(self, batch: Batch) -> torch.Tensor:
+    def forward_backward(self, batch: Any) -> torch.Tensor:
         return torch.tensor(0.0)
 
     def step(self, lr: float) -> Any:
@@ -81,7 +81,24 @@ class Still:
     def should_stop(self) -> bool:
         return False
 
-    should_checkpoint = should_stop
+    def should_checkpoint(self) -> bool:
+        return False
+
+
+class Clocked(Still):
+    """Steps of `step_s` by the loop's own clock, whose time `now` is; and their reader."""
+
+    meter = SimpleNamespace(take=dict)
+
+    def __init__(self, step_s: float, steps_per_epoch: int):
+        self.step_s, self.steps_per_epoch, self.now = step_s, steps_per_epoch, 0.0
+
+    def batches(self, epoch: int, step: int, count: int) -> Any:
+        return (SimpleNamespace(global_rows=1, cursor=i + 1) for i in range(step, step + count))
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        self.now += self.step_s
+        return super().forward_backward(batch)
 
 
 @pytest.mark.parametrize(
@@ -98,20 +115,12 @@ def test_ranks_look_about_once_a_second(spent_ms: float, ranks: float, steps: in
     assert look_interval(spent_ms, ranks, steps, most=10) == every
 
 
-class Slow(Still):
-    """Steps of `step_s` by the loop's own clock; the driver wants an end at second `stop_s`."""
-
-    steps_per_epoch, meter = 1000, SimpleNamespace(take=dict)
+class Slow(Clocked):
+    """The driver wants an end at second `stop_s`."""
 
     def __init__(self, step_s: float, stop_s: float):
-        self.step_s, self.stop_s, self.now, self.sums = step_s, stop_s, 0.0, 0
-
-    def batches(self, epoch: int, step: int, count: int) -> Any:
-        return (SimpleNamespace(global_rows=1, cursor=i + 1) for i in range(step, step + count))
-
-    def forward_backward(self, batch: Any) -> torch.Tensor:
-        self.now += self.step_s
-        return torch.tensor(0.0)
+        super().__init__(step_s, steps_per_epoch=1000)
+        self.stop_s, self.sums = stop_s, 0
 
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         self.sums += 1
@@ -181,3 +190,53 @@ def test_training_reads_on_across_epochs_and_not_past_its_last_step(
     assert state.stopped_early and list(early) == list(whole)[:20]
     assert train(state)[1] == {} == train(TrainerState(step=30))[1]
     assert asked == [(0, 0, 30), (0, 7, 23), (1, 0, 20), (2, 0, 10), (0, 0, 14), (0, 0, 30)]
+
+
+STEPS, LOSSES = 24, (5.0, 4.0, 6.0, 3.0)  # of the validations at steps 6, 12, 18, 24
+NEVER = LoopSettings(epochs=None, steps=STEPS, log_every_steps=3, eval_every_steps=6)
+
+
+class World(Clocked):
+    """Steps take one second each; the driver asks for a checkpoint at second `asked_at`."""
+
+    def __init__(self, asked_at: int | None = None):
+        super().__init__(1.0, steps_per_epoch=STEPS)
+        self.asked_at, self.saved = asked_at, list[int]()
+
+    def should_checkpoint(self) -> bool:
+        """As a signal's request: True once."""
+        asked = self.asked_at is not None and self.now >= self.asked_at
+        self.asked_at = None if asked else self.asked_at
+        return asked
+
+    def save(self, state: TrainerState, metric: float | None) -> None:
+        self.saved.append(state.step)
+
+
+@pytest.mark.parametrize(
+    ("how", "asked_at", "saved"),
+    [
+        ({}, None, [24]),  # the end always
+        ({"checkpoint_every_steps": 10}, None, [10, 20, 24]),
+        ({"checkpoint_every_s": 7.0}, None, [7, 14, 21, 24]),  # ranks agree on it once a second
+        ({"checkpoint_on_best": True}, None, [6, 12, 24]),
+        ({}, 4, [4, 24]),  # asked for: at the next step on which all ranks agree, once
+        ({"checkpoint_every_steps": 12, "checkpoint_every_s": 7.0}, None, [7, 12, 19, 24]),  # seconds since the last
+    ],
+)
+def test_when_a_checkpoint_is_written(
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], asked_at: int | None, saved: list[int]
+) -> None:
+    world: Any = World(asked_at)
+    monkeypatch.setattr("training.loop.time", SimpleNamespace(monotonic=lambda: world.now))
+    fit(
+        world,
+        world,
+        lambda step: {"loss": LOSSES[step // 6 - 1]},
+        lambda step: 0.1,
+        world.save,
+        world,
+        replace(NEVER, **how),
+        TrainerState(),
+    )
+    assert world.saved == saved
