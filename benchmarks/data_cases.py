@@ -1,11 +1,12 @@
 """One way of reading one dataset, measured in a process of its own: prints a JSON line.
 
-    python benchmarks/data_cases.py CASE FOLDER BATCH SECONDS
+    python benchmarks/data_cases.py CASE FOLDER BATCH SECONDS [cold]
 
 Runs in this project's environment or, for the peers, in theirs (benchmarks/peers.txt): a case imports what it needs.
 Every case delivers torch tensors of all columns in batches of BATCH rows and touches every element once (a maximum: a
 sum would first copy the pixels of an image into eight bytes each). A case that is too slow for the whole dataset stops
-after SECONDS of CPU; rows per CPU-second count what was delivered.
+after SECONDS of CPU; rows per CPU-second count what was delivered. `cold`: the files are dropped from the page cache
+before the clocks start.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ CASES: dict[str, Callable[[str, int], Batches]] = {
     "decode + gather": decode_and_gather,
     "sparkring": sparkring,
     "sparkring 8 lanes": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1),
-    "sparkring 1 thread": lambda f, b: sparkring(f, b, threads=1),
+    "sparkring 8 lanes, 1 thread": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1, threads=1),
     "sparkring unshuffled": lambda f, b: sparkring(f, b, shuffle=False, lanes=1, window_row_groups=1),
     "cache alone": cache_alone,
     "sparkring decoded cache": lambda f, b: sparkring(f, b, cached=True),
@@ -332,18 +333,31 @@ def import_for(case: str) -> None:
         _import_streaming()
 
 
-def measure(case: str, folder: str, batch: int, limit_s: float) -> dict[str, Any]:
+def cool(folder: str) -> None:
+    """Ask the kernel to drop every file from the page cache (clean pages only: they were synced)."""
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(case: str, folder: str, batch: int, limit_s: float, cold: bool) -> dict[str, Any]:
     import numpy  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
     import_for(case)
+    if cold:
+        cool(folder)
     began, cpu = time.perf_counter(), cpu_s()
     rows, first, meter = 0, 0.0, None
     for count, tensors in CASES[case](folder, batch):
         if count < 0:
             meter = tensors[0] if tensors else None
+            if cold:  # what hashed the files has read them
+                cool(folder)
             began, cpu = time.perf_counter(), cpu_s()
             continue
         touch(tensors)
@@ -360,5 +374,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "prepare":
         prepare_peers(sys.argv[2], int(sys.argv[3]))
     else:
-        print(json.dumps(measure(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))), flush=True)
+        case, folder, batch, limit_s = sys.argv[1:5]
+        print(json.dumps(measure(case, folder, int(batch), float(limit_s), sys.argv[5:] == ["cold"])), flush=True)
         os._exit(0)  # a case that was stopped early has workers that would be waited for

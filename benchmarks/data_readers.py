@@ -5,8 +5,8 @@
 The peers live in an environment of their own, made by `make peers`; without it they are left out.
 
 Each measurement is a fresh process (benchmarks/data_cases.py), in the order A B C ... C B A, repeated; the page cache
-is warm (every file is read before) or, with --cold, emptied of the files before every run. Memory is the peak of the
-proportional set size of the process and its children, sampled every 20 ms. Reported are medians.
+is warm (every file is read before) or, with --cold, emptied of the files in every run before its clocks start. Memory
+is the peak of the proportional set size of the process and its children, sampled every 20 ms. Reported are medians.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PEERS_PYTHON = str(HERE.parent / "build/peers/bin/python")
 PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming")
 CASES = {
     "table": [
-        "decode alone", "decode + gather", "sparkring", "sparkring 8 lanes", "petastorm BatchedDataLoader",
-        "petastorm DataLoader", "HF datasets", "LitData", "MosaicML streaming",
+        "decode alone", "decode + gather", "sparkring", "sparkring 8 lanes", "sparkring 8 lanes, 1 thread",
+        "petastorm BatchedDataLoader", "petastorm DataLoader", "HF datasets", "LitData", "MosaicML streaming",
     ],
     "cache": ["decode alone", "cache alone", "sparkring", "sparkring decoded cache"],
     "images": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
@@ -62,8 +62,10 @@ AIMS = {
 }
 WHY = {
     "table": """Why it is missed: every value is moved twice, once to permute its row group while that is in the
-processor's cache (`shuffle`, most of it) and once to gather batches from all lanes; `decode + gather` moves it once,
-inside one window, and can neither resume there nor give other worlds the same batches.""",
+processor's cache and once to gather batches from all lanes (both are `shuffle`); `decode + gather` moves it once,
+inside one window, and can neither resume there nor give other worlds the same batches. It does so in one thread; the
+reader's threads take turns in one interpreter for each of 41 columns of each row group, whose share is the difference
+between the sum of its own meter, which counts waiting for a turn, and its CPU time.""",
     "cache": """Why it is missed: a mapped row group costs no decoding, but its rows are still permuted and gathered
 (`shuffle`), which alone takes longer than decoding these columns does; and numbers that do not compress, as these, are
 decoded about as fast as they are copied.""",
@@ -140,9 +142,10 @@ def write(folder: Path, theme: str, rows: int, files: int = 4) -> None:
     (folder / "_manifest.json").write_text(manifest.to_json())
 
 
-def run(case: str, folder: Path, batch: int, limit_s: float, python: str) -> dict[str, Any]:
+def run(case: str, folder: Path, batch: int, limit_s: float, python: str, cold: bool) -> dict[str, Any]:
     """One measurement in a fresh process; its peak PSS is watched from here."""
     command = [python, str(HERE / "data_cases.py"), case, str(folder), str(batch), str(limit_s)]
+    command += ["cold"] if cold else []
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     with peak_pss(process.pid, 0.02) as peak:
@@ -158,15 +161,6 @@ def warm(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             path.read_bytes()
-
-
-def cool(folder: Path) -> None:
-    """Ask the kernel to drop every file from the page cache (clean pages only: they were synced)."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def groups_per_batch(theme: str, folder: Path, lanes: int) -> float:
@@ -300,13 +294,11 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     warm(folder)
     if theme == "cache":
-        run("sparkring decoded cache", folder, BATCH[theme], args.limit_s, sys.executable)  # fills it
+        run("sparkring decoded cache", folder, BATCH[theme], args.limit_s, sys.executable, False)  # fills it
     for turn in range(2 * args.rounds):
         for case in cases if turn % 2 == 0 else cases[::-1]:
             python = args.peers_python if case in PEERS else sys.executable
-            if args.cold:
-                cool(folder)
-            results[case].append(run(case, folder, BATCH[theme], args.limit_s, python))
+            results[case].append(run(case, folder, BATCH[theme], args.limit_s, python, args.cold))
         now = [notes[0], notes[1].format(load=f"{os.getloadavg()[0]:.1f}"), *notes[2:]]
         Path(args.out).write_text(
             report(title, theme, args.rows, results, now, folder)
