@@ -12,6 +12,9 @@ ROW_GROUP_BYTES = 8 << 20
 SMALLEST_ROW_GROUP = 1024
 ROW_GROUPS_WANTED = 128  # a small split still gets enough row groups to shuffle and to deal out
 SHARDS_WANTED = 8  # a small split still is written and read by several at once
+HASH_BITS = 64
+BUCKET_BITS = 18  # the driver sees 2^18 buckets at once, or 16 per file,
+EXPECTED_HASHES, MOST_HASHES = 1 << 17, 1 << 18  # and so many hashes, whatever the number of rows
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,17 @@ def shard_count(rows: int, row_bytes: float, target_bytes: int) -> int:
     return max(1, by_bytes, min(SHARDS_WANTED, rows // ROW_GROUP))
 
 
-def bucket_bits(rows: int, cuts: int) -> int:
-    """Leading bits of the hash to count rows by, so that the buckets of all cuts together hold about 2^17 rows.
+def next_depth(depth: int, rows: int, cuts: int) -> int:
+    """Leading bits of the hash to count rows by next, where `rows` rows lie in the opened buckets of `depth` bits (or,
+    at 0, in all) and `cuts` shards begin: whole hashes once those are few, else as many buckets as the driver may see.
 
-    More buckets than needed cost: counting them becomes a shuffle of nearly every row.
+    At first no more bits than make them few: more buckets cost, for counting becomes a shuffle of nearly every row.
     """
-    return min(max((rows * cuts >> 17).bit_length(), 8), 18)
+    if depth == 0:
+        return min(max((rows * cuts // EXPECTED_HASHES).bit_length(), 8), BUCKET_BITS)
+    if rows <= max(MOST_HASHES, 2 * cuts):
+        return HASH_BITS
+    return min(depth + max(4, BUCKET_BITS - (cuts - 1).bit_length()), HASH_BITS)
 
 
 def _power_of_two(value: int) -> int:
@@ -69,46 +77,28 @@ def plan_shards(rows_by_split: dict[str, int], shards_by_split: dict[str, int]) 
     return plan
 
 
-def buckets_to_open(histogram: Sequence[tuple[int, int]], starts: Sequence[int]) -> dict[int, int]:
-    """Bucket -> rows before it, for every bucket a shard begins in.
+def locate(
+    opened: dict[int, int], counts: Sequence[tuple[int, int, int]], starts: Sequence[int]
+) -> list[tuple[int, int]]:
+    """For every start, the bucket it lies in and the rows before that bucket.
 
-    histogram: (bucket, rows) in rising order; starts: the global indices where shards begin, rising, without 0.
+    opened: rows before each bucket of the level above that a shard begins in; counts: (bucket above, bucket, rows) of
+    those, in rising order; starts: the global indices where shards begin, rising.
     """
-    opened: dict[int, int] = {}
-    before, position = 0, 0
-    for bucket, rows in histogram:
-        while position < len(starts) and starts[position] < before + rows:
-            opened[bucket] = before
-            position += 1
+    found: list[tuple[int, int]] = []
+    current, before = None, 0
+    for above, bucket, rows in counts:
+        if above != current:
+            current, before = above, opened[above]
+        while len(found) < len(starts) and before <= starts[len(found)] < before + rows:
+            found.append((bucket, before))
         before += rows
-    _all_found(position, starts, before)
-    return opened
-
-
-def cuts(opened: dict[int, int], values: Sequence[tuple[int, int, int]], starts: Sequence[int]) -> list[Cut]:
-    """The exact place of every start.
-
-    values: (bucket, hash, rows) in rising order of hash, of the opened buckets.
-    """
-    found: list[Cut] = []
-    position, current, before = 0, None, 0
-    for bucket, value, rows in values:
-        if bucket != current:
-            current, before = bucket, opened[bucket]
-        while position < len(starts) and before <= starts[position] < before + rows:
-            found.append(Cut(value, starts[position] - before))
-            position += 1
-        before += rows
-    _all_found(position, starts, before)
-    return found
-
-
-def _all_found(position: int, starts: Sequence[int], rows: int) -> None:
-    if position != len(starts):
+    if len(found) < len(starts):
         raise EtlError(
-            f"a shard was to begin at row {starts[position]} of {rows}: the rows changed between two passes over them; "
-            "a source changed while it was read, or a view is not deterministic"
+            f"a shard was to begin at row {starts[len(found)]} of {before}: the rows changed between two passes over "
+            "them; a source changed while it was read, or a view is not deterministic"
         )
+    return found
 
 
 def shard_sql(places: Sequence[Cut], first: int, value: str, rank: str) -> str:

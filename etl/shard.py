@@ -1,8 +1,8 @@
 """Rows -> equal shards in a stored order that is a seeded hash of each row's key, whatever partitions they come in.
 
 Two cheap passes over the key find, exactly, the hash at which every shard begins; then one shuffle brings each shard
-to one task, which sorts and writes it. No row ever reaches the driver: it sees counts per hash bucket (at most 2^18),
-about 2^17 hashes of the buckets a shard begins in, and one record per file.
+to one task, which sorts and writes it. No row ever reaches the driver: it sees counts per hash bucket and hashes of the
+buckets a shard begins in (at most 2^18 of either, or 16 per file), and one record per file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -25,11 +26,11 @@ from conf.storage import Storage
 from etl.columns import fixed_row_bytes
 from etl.errors import EtlError
 from etl.layout import (
+    HASH_BITS,
     Cut,
     Shard,
-    bucket_bits,
-    buckets_to_open,
-    cuts,
+    locate,
+    next_depth,
     plan_shards,
     row_group_rows,
     shard_count,
@@ -156,20 +157,42 @@ def number_rows(rows: DataFrame, shards: list[Shard]) -> DataFrame:
 
 
 def _find_cuts(rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]]) -> dict[str, list[Cut]]:
+    """Count rows by ever more leading bits of the hash, each time only in the buckets a shard begins in: two passes,
+    and more from some hundred million rows on, so that what the driver sees does not grow with them."""
     if not starts:
         return {}
-    bits = bucket_bits(sum(s.rows for s in shards), max(len(s) for s in starts.values()))
-    keyed = rows.select(SPLIT, ORDER, F.shiftright(ORDER, 64 - bits).cast("int").alias(BUCKET))
-    keyed = keyed.where(F.col(SPLIT).isin(list(starts)))
-    histogram = keyed.groupBy(SPLIT, BUCKET).count().toArrow().sort_by(BUCKET)
-    opened = {s: buckets_to_open(_of_split(histogram, s, [BUCKET, "count"]), starts[s]) for s in starts}
-    wanted = reduce(or_, ((F.col(SPLIT) == s) & F.col(BUCKET).isin(list(found)) for s, found in opened.items()))
-    inside = keyed.where(wanted).groupBy(SPLIT, BUCKET, ORDER).count().toArrow().sort_by(ORDER)
-    return {s: cuts(opened[s], _of_split(inside, s, [BUCKET, ORDER, "count"]), starts[s]) for s in starts}
+    keyed = inside = rows.select(SPLIT, ORDER).where(F.col(SPLIT).isin(list(starts)))
+    depth, crowd, most = 0, sum(s.rows for s in shards), max(len(s) for s in starts.values())
+    opened = {split: {0: 0} for split in starts}
+    found: dict[str, list[tuple[int, int]]] = {}
+    while depth < HASH_BITS:
+        above, depth = depth, next_depth(depth, crowd, most)
+        bucket = F.shiftright(ORDER, HASH_BITS - depth)
+        counted = _counted(inside, bucket)
+        for split in starts:
+            counts = [(b >> (depth - above) if above else 0, b, n) for b, n, _ in _of_split(counted, split)]
+            found[split] = locate(opened[split], counts, starts[split])
+            opened[split] = dict(found[split])
+        wanted = reduce(or_, ((F.col(SPLIT) == s) & bucket.isin(list(buckets)) for s, buckets in opened.items()))
+        inside, most = keyed.where(wanted), sum(len(buckets) for buckets in opened.values())
+        # Rows of one hash are one hash to collect, however many they are.
+        crowd = sum(hashes for s in starts for b, _, hashes in _of_split(counted, s) if b in opened[s])
+    return {
+        s: [Cut(value, start - before) for start, (value, before) in zip(starts[s], found[s], strict=True)]
+        for s in starts
+    }
 
 
-def _of_split(table: pa.Table, split: str, names: list[str]) -> list[Any]:
-    mine = table.filter(pa.compute.equal(table[SPLIT], split)).select(names)
+def _counted(keyed: DataFrame, bucket: Expression) -> pa.Table:
+    """SPLIT, BUCKET in rising order, the rows of each bucket, and at most how many hashes those have."""
+    rows = F.count(F.lit(1))
+    hashes = F.when(F.min(ORDER) == F.max(ORDER), 1).otherwise(rows)
+    counted = keyed.groupBy(SPLIT, bucket.alias(BUCKET)).agg(rows.alias("rows"), hashes.alias("hashes"))
+    return counted.toArrow().sort_by(BUCKET)
+
+
+def _of_split(table: pa.Table, split: str) -> list[Any]:
+    mine = table.filter(pa.compute.equal(table[SPLIT], split)).drop_columns(SPLIT)
     return list(zip(*[column.to_pylist() for column in mine.columns], strict=True))
 
 

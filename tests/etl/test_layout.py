@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etl.errors import EtlError
-from etl.layout import Cut, buckets_to_open, cuts, plan_shards, row_group_rows, shard_count, shard_sql
+from etl.layout import (
+    BUCKET_BITS,
+    HASH_BITS,
+    MOST_HASHES,
+    Cut,
+    locate,
+    next_depth,
+    plan_shards,
+    row_group_rows,
+    shard_count,
+    shard_sql,
+)
 
 
 @settings(deadline=None)
@@ -25,21 +36,41 @@ def test_shards_cover_the_split_and_differ_by_one_row_at_most(rows, count):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.integers(-64, 63), min_size=1, max_size=200), st.integers(1, 20))
-def test_cuts_put_every_row_into_the_shard_of_its_global_index(hashes, count):
-    """Few distinct hashes, so that shards begin inside ties most of the time."""
+@given(st.lists(st.integers(-64, 63), min_size=1, max_size=200), st.integers(1, 20), st.lists(st.integers(0, 6)))
+def test_cuts_put_every_row_into_the_shard_of_its_global_index(hashes, count, shifts):
+    """Hashes of 7 bits, few distinct, so that shards begin inside ties most of the time; level by level."""
     count = min(count, len(hashes))
     shards = plan_shards({"train": len(hashes)}, {"train": count})
     starts = [s.first for s in shards][1:]
-    buckets = Counter(h >> 3 for h in hashes)
-    opened = buckets_to_open(sorted(buckets.items()), starts)
-    values = sorted((h >> 3, h, n) for h, n in Counter(hashes).items() if h >> 3 in opened)
-    places = cuts(opened, values, starts)
+    opened, above = {0: 0}, None
+    for shift in [*sorted(set(shifts), reverse=True), 0]:
+        inside = [h for h in hashes if above is None or h >> above in opened]
+        buckets = sorted(Counter(h >> shift for h in inside).items())
+        counts = [(0 if above is None else b >> (above - shift), b, n) for b, n in buckets]
+        found = locate(opened, counts, starts)
+        opened, above = dict(found), shift
+    places = [Cut(value, start - before) for start, (value, before) in zip(starts, found, strict=True)]
     seen: Counter[int] = Counter()
     for index, value in enumerate(sorted(hashes)):
         seen[value] += 1
         expected = next(i for i, s in enumerate(shards) if s.first <= index < s.first + s.rows)
         assert sum((c.value, c.below) < (value, seen[value]) for c in places) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 10**4, 10**6, 10**8, 10**9, 10**10])
+@pytest.mark.parametrize("row_bytes", [8, 100, 2000])
+def test_the_driver_sees_few_buckets_and_few_hashes_whatever_the_rows(rows, row_bytes):
+    """Of hashes that are spread evenly, and all different: how many each pass counts."""
+    cuts = min(shard_count(rows, row_bytes, 64 << 20), rows)
+    depth, inside, buckets, passes = 0, rows, cuts, 0
+    while depth < HASH_BITS:
+        above, depth = depth, next_depth(depth, inside, buckets)
+        opened = buckets if above else 1
+        seen = inside if depth == HASH_BITS else min(inside, opened << (depth - above))
+        assert seen <= max(1 << BUCKET_BITS, MOST_HASHES, 16 * cuts)
+        buckets = min(cuts, 1 << depth)
+        inside, passes = min(inside, -(-rows * buckets >> depth)), passes + 1
+    assert passes == 2 if rows <= 10**8 and row_bytes <= 100 else passes <= 6
 
 
 def evaluate(sql: str, value: int, rank: int) -> int:

@@ -1,6 +1,7 @@
 """Shards: equal, exact, in an order that is the same whatever the partitions; every type whole or refused."""
 
 import hashlib
+import tracemalloc
 from contextlib import closing
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F
 from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
 from conf.schema_etl import Feature, ShardConfig
 from conf.storage import open_storage
-from etl import fit
+from etl import fit, layout
 from etl.columns import manifest_column, stored_expression
 from etl.errors import EtlError
 from etl.shard import Plan, number_rows, plan, with_order, write_shards
@@ -80,10 +81,12 @@ def skewed(spark, partitions, aqe):
 
 
 @pytest.mark.parametrize("key", [["id"], ["hot"], []], ids=["unique", "hot", "all"])
-def test_bytes_do_not_depend_on_partitions_skew_or_aqe(spark, tmp_path, key):
+def test_bytes_do_not_depend_on_partitions_skew_or_aqe(spark, tmp_path, monkeypatch, key):
+    """Nor on how many passes over the key it takes to find where shards begin."""
     made = []
-    for index, (partitions, aqe) in enumerate([(1, True), (7, False), (16, True)]):
+    for index, (partitions, aqe, hashes) in enumerate([(1, True, layout.MOST_HASHES), (7, False, 0), (16, True, 40)]):
         session, rows = skewed(spark, partitions, aqe)
+        monkeypatch.setattr(layout, "MOST_HASHES", hashes)
         files, _ = write(session, rows, tmp_path / str(index), key, {"train": 4, "test": 3}, row_group=100)
         made.append(files)
     assert [f.sha256 for f in made[0]] == [f.sha256 for f in made[1]] == [f.sha256 for f in made[2]]
@@ -244,3 +247,36 @@ def test_shards_for_a_split_there_is_not(spark):
     with pytest.raises(EtlError, match=r"\['dev'\] are no splits"):
         plan(spark.range(3), {"train": 3}, [], ShardConfig(shards={"dev": 1}))
     assert isinstance(plan(spark.range(3), {"train": 3}, [], ShardConfig()), Plan)
+
+
+def sent_to_driver(spark, group):
+    """Bytes of all task results of a group's jobs, as Spark's scheduler counted them."""
+    context = spark.sparkContext
+    tracker, scheduler = context.statusTracker(), context._jsc.sc()
+    scheduler.listenerBus().waitUntilEmpty()
+    stages = {stage for job in tracker.getJobIdsForGroup(group) for stage in tracker.getJobInfo(job).stageIds}
+    return sum(scheduler.statusStore().lastStageAttempt(stage).resultSize() for stage in stages)
+
+
+def test_the_driver_is_sent_no_more_for_more_rows(spark, tmp_path, monkeypatch):
+    """16 times the rows in as many shards: as many bytes of results, and no more of Python's memory at the peak."""
+    # Limits of a fraction, or reaching them would take a thousand times the rows.
+    for limit, value in {"BUCKET_BITS": 8, "EXPECTED_HASHES": 1 << 14, "MOST_HASHES": 1 << 15}.items():
+        monkeypatch.setattr(layout, limit, value)
+    sent, peaks = {}, {}
+    for rows in (1000, 150_000, 2_400_000):  # the first for what is imported and compiled once
+        frame = spark.range(0, rows, 1, 4).selectExpr("id", "id % 7 as x")
+        spark.sparkContext.setJobGroup(f"{rows} rows", "")
+        tracemalloc.start()
+        try:
+            files, _ = write(spark, frame, tmp_path / str(rows), ["id"], {"train": 16}, counts={"train": rows})
+            peaks[rows] = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+        assert sum(f.rows for f in files) == rows and len(files) == 16
+        sent[rows] = sent_to_driver(spark, f"{rows} rows")
+    few, many = sent[150_000], sent[2_400_000]
+    assert few > 8 * 8_000, sent  # hashes were among it
+    assert many < 1.2 * few, sent
+    assert peaks[2_400_000] < 1.3 * peaks[150_000], peaks
