@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
+from training.parallel.state import optimizer_tensors
 
 
 def two_parameters() -> list[tuple[str, nn.Parameter]]:
@@ -71,6 +72,17 @@ def test_every_optimizer_lowers_a_loss(name: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lars", "lamb"])
+def test_a_checkpoint_before_the_first_step_changes_nothing(name: str) -> None:
+    looked_at, left_alone = two_parameters(), two_parameters()
+    optimizers = [build_optimizer(named, name, lr=0.1, weight_decay=0.2) for named in (looked_at, left_alone)]
+    state = optimizer_tensors(optimizers[0], looked_at, {})
+    assert state and not any(bool(tensor.any()) for tensor in state.values())
+    for optimizer in optimizers:
+        optimizer.step()
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(looked_at, left_alone, strict=True))
 
 
 def test_unknown_names_are_refused() -> None:

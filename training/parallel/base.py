@@ -102,7 +102,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """`{"model": ..., "optimizer": ...}` for torch.distributed.checkpoint: names independent of the layout."""
+        """`{"model": ..., "optimizer": ..., "scaler": ...}` for torch.distributed.checkpoint: names independent of the
+        layout."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -242,20 +242,17 @@ class MeshStrategy(Strategy):
         return combined(everyone)
 
     def state_dict(self) -> dict[str, Any]:
-        state = {
+        return {
             "model": names.model_tensors(self.module, self.aliases),
             "optimizer": names.optimizer_tensors(self.optimizer, self.named, self.aliases),
+            "scaler": self.scaler.state(),
         }
-        if not self.scaler.fixed:
-            state["scaler"] = {"scale": torch.tensor(self.scaler.scale, dtype=torch.float64)}
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine = self.state_dict()
         for part in ("model", "optimizer"):
             names.load_tensors(mine[part], state[part], part)
-        if not self.scaler.fixed and "scaler" in state:
-            self.scaler.scale = float(state["scaler"]["scale"])
+        self.scaler.load(state["scaler"])
         self.axis.after_step()
 
     def full_model_state(self) -> dict[str, torch.Tensor] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -34,6 +35,15 @@ class LossScale:
             self.scale = max(self.scale / 2, 1.0)
         elif self.good_steps % self.patience == 0:
             self.scale = min(self.scale * 2, 2.0**24)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """For checkpoints; a scale of 0 where it is fixed, so that a run can go on under another precision."""
+        scale = torch.tensor(0.0 if self.fixed else self.scale, dtype=torch.float64)
+        return {"scale": scale, "good_steps": torch.tensor(self.good_steps)}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        if not self.fixed and state["scale"] > 0:
+            self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
 
 
 def loss_scale(precision: str) -> LossScale:

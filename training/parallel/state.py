@@ -52,10 +52,10 @@ def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Give a fresh optimizer its state tensors by one step of learning rate 0 on zero gradients, counted as no step."""
     if optimizer.state:
         return
-    rates = [group["lr"] for group in optimizer.param_groups]
+    kept_settings = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     kept = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
     for group in optimizer.param_groups:
-        group["lr"] = 0.0
+        group["lr"] = group["weight_decay"] = 0.0  # SGD's decay goes into its momentum whatever the rate
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -64,8 +64,8 @@ def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
             state["step"].zero_()
         elif "step" in state:
             state["step"] = 0
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    for group, (rate, decay) in zip(optimizer.param_groups, kept_settings, strict=True):
+        group["lr"], group["weight_decay"] = rate, decay
     for parameter, grad in kept.items():
         parameter.grad = grad
 
