@@ -138,6 +138,8 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
         return evaluate_split(strategy, valid, parts.task, tick=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"))
 
     begun = resume(parts, checkpoints, facts)
+    for split in filter(None, (reader, valid, test)):
+        split.verify()  # now: a damaged test file would else be found when training is done
     ctx.event("training", {"from_step": begun.step, "steps": steps, "startup_s": time.monotonic() - began})
     training = time.monotonic()
     lr_at, on_step = learning_rate_schedule(config, steps), audit.record if audit else None

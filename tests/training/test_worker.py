@@ -105,6 +105,7 @@ class Job:
         self.folder, self.table = folder, table
         self.config = load_config(str(recipe), words).as_dict()
         self.losses: dict[int, float] = {}
+        self.metrics: dict[int, dict[str, float]] = {}
         self.from_step, self.phases = 0, list[str]()
         self.results: list[Any] = []
 
@@ -114,6 +115,7 @@ class Job:
         def on_event(event: dict[str, Any]) -> None:
             if event["kind"] == "metrics" and event["rank"] == 0 and "train/loss" in event["values"]:
                 self.losses[event["step"]] = event["values"]["train/loss"]
+                self.metrics[event["step"]] = event["values"]
                 if on_step is not None:
                     on_step(event["step"])
             elif event["kind"] == "event" and event["event"] == "training":
@@ -232,6 +234,45 @@ def test_another_order_is_refused_by_name_unless_told_otherwise(
         crew, 1
     )
     assert told.summary["steps"] == 30
+
+
+def test_another_dataset_is_refused_by_name(
+    crew: Crew, table: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    Job(tmp_path / "run", table, "train.epochs=1").run(crew, 1)
+    other = write_table(tmp_path_factory.mktemp("other"), poisoned=True)
+    with pytest.raises(WorkerFailed, match=r"another order of samples: dataset: '\w+' in the checkpoint, '\w+' now"):
+        Job(tmp_path / "run", other).run(crew, 1)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_damaged_file_of_a_held_out_split_is_named_before_the_first_step(
+    crew: Crew, tmp_path: Path, split: str
+) -> None:
+    """Not when training, which may take days, is done."""
+    table = write_table(tmp_path / "table")
+    path = table / f"data/{split}-00000.parquet"
+    data = path.read_bytes()
+    path.write_bytes(data[:60] + bytes([data[60] ^ 255]) + data[61:])
+    job = Job(tmp_path / "run", table)
+    with pytest.raises(WorkerFailed, match=rf"{split}-00000.parquet.*: sha256 is"):
+        job.run(crew, 2)
+    assert job.losses == {}
+
+
+def test_petastorms_uneven_shards_end_on_every_rank_at_the_same_step(crew: Crew, table: Path, tmp_path: Path) -> None:
+    """400, 300 and 300 rows: ranks that read to their ends would wait in the ring for each other for ever."""
+    words = ["data.reader=petastorm", "data.audit=false", "data.petastorm.pool=dummy"]
+    job = Job(tmp_path / "run", table, *words).run(crew, 3)
+    assert [r["steps"] for r in job.results] == [3 * 8] * 3  # the last rank takes 34 of each 100 rows
+    assert job.losses[24] < job.losses[1] and job.summary["test_rows"] == ROWS["test"]
+
+
+def test_where_a_reader_spends_its_seconds_is_among_the_metrics(pair: Job) -> None:
+    of_reader = {"data_stall_s", "read_s", "decode_s", "shuffle_s", "collate_s", "row_groups", "rows"}
+    first, *later = [pair.metrics[step] for step in sorted(pair.metrics)]
+    assert {f"data/{name}" for name in of_reader | {"first_batch_s", "verify_s"}} <= first.keys()
+    assert {"data/rows", "data/data_stall_s"} <= later[0].keys() and "data/first_batch_s" not in later[0]
 
 
 def test_early_stopping_ends_every_rank_at_the_same_step(crew: Crew, table: Path, tmp_path: Path) -> None:

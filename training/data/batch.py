@@ -42,6 +42,10 @@ class Batch:
         return torch.ones(self.rows, device=device)
 
 
+ONCE = ("first_batch_s", "verify_s")
+"""What a meter has of the beginning, once, and not of every step."""
+
+
 @dataclass
 class Meter:
     """Seconds by cause and counts since the last `take`; the reader adds, the loop takes and logs."""
@@ -67,6 +71,11 @@ class Reader(Protocol):
 
     steps_per_epoch: int  # the same on every rank
     meter: Meter
+
+    def verify(self) -> None:
+        """Check, once, the files that this rank reads; ValueError names the first that is not what was written. What
+        was not checked before is checked when `batches` is called."""
+        ...
 
     def batches(self, epoch: int, start_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
         """The rank's part of `steps` global batches: start_step, start_step + 1, ... of the epoch and, past its end, of
