@@ -167,6 +167,7 @@ def train_and_report(
         "predictions": trained.predictions,
         "sample": evaluation.sample,
         "per_step_s": trained.per_step_s,
+        "once_s": trained.once_s,
         "history": trained.history,
     }
     folder.put_atomic("summary.json", (json.dumps(summary, indent=1) + "\n").encode())

@@ -95,6 +95,7 @@ def redraw(resolved: Resolved) -> str:
         summary["history"],
         summary["failed_attempts"],
         summary["per_step_s"],
+        summary.get("once_s", {}),  # runs of before have none
     )
     inputs = report_inputs(run, dataset, folder, trained, evaluation, summary["timings"])
     folder.put_atomic("report.html", build_report(inputs).encode())
@@ -148,6 +149,7 @@ def report_inputs(
             "training": f"{summary['rows_per_s']:,.0f} rows/s",
             "launch": f"{trained.start_s:.1f} s",
         }
+        | {name.removesuffix("_s").replace("_", " "): f"{s:.2f} s" for name, s in trained.once_s.items()}
         | {
             f"{name.removesuffix('_s').replace('_', ' ')}, a step": f"{s * 1000:.1f} ms"
             for name, s in trained.per_step_s.items()

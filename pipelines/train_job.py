@@ -27,6 +27,7 @@ from pipelines.progress import Progress
 from pipelines.recover import run_with_recovery
 from training.attempt import Control, Limits
 from training.checkpoint_catalog import committed
+from training.data.batch import ONCE
 from training.elastic import Policy
 from training.failure import Cancelled
 from training.job import PRELOAD, JobResult, JobSpec
@@ -50,6 +51,7 @@ class Trained:
     history: dict[str, list[tuple[int, float]]]
     failed_attempts: list[dict[str, Any]] = field(default_factory=list)
     per_step_s: dict[str, float] = field(default_factory=dict)  # rank 0's mean seconds per step by cause
+    once_s: dict[str, float] = field(default_factory=dict)  # and what its reader needed to begin
 
 
 def train(
@@ -97,8 +99,9 @@ def train(
     files = [r["predictions"] for r in result.results if r.get("predictions")]
     history = {name: sorted(points.items()) for name, points in events.history.items()}
     return Trained(
-        result.result, files, result.start_s, result.attempt, history, events.failed_attempts, per_step_s(result)
-    )
+        result.result, files, result.start_s, result.attempt, history, events.failed_attempts, per_step_s(result),
+        once_s(result),
+    )  # fmt: skip
 
 
 def per_step_s(result: JobResult) -> dict[str, float]:
@@ -107,8 +110,14 @@ def per_step_s(result: JobResult) -> dict[str, float]:
     names = {
         name for values in windows for name in values if name.startswith(("perf/", "data/")) and name.endswith("_s")
     }
-    names -= {"perf/rows_per_s"}
+    names -= {"perf/rows_per_s"} | {f"data/{name}" for name in ONCE}
     return {n.split("/")[1]: sum(v.get(n, 0.0) for v in windows) / len(windows) for n in sorted(names)}
+
+
+def once_s(result: JobResult) -> dict[str, float]:
+    """Seconds that rank 0's reader needed to begin the last attempt, by cause."""
+    every = [m["values"] for m in result.metrics]
+    return {n: sum(v.get(f"data/{n}", 0.0) for v in every) for n in ONCE if any(f"data/{n}" in v for v in every)}
 
 
 def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from training.data.batch import Batch, Reader
+from training.data.batch import ONCE, Batch, Reader
 from training.parallel.base import Strategy, Task
 
 
@@ -355,13 +355,14 @@ class _Clock:
         return time.monotonic() - self.last_checkpoint
 
     def take(self, reader: Reader, strategy: Strategy, global_rows: int) -> dict[str, float]:
-        """Mean seconds per step by cause, rows per second of the job, and the reader's own meter."""
+        """Mean seconds per step by cause, rows per second of the job, and the reader's own meter: per step too, what is
+        of the beginning as it is."""
         wall_s, steps = max(time.monotonic() - self.opened, 1e-9), max(self.steps, 1)
         taken = {f"perf/{name}_s": spent / steps for name, spent in self.spent.items()}
         taken["perf/wait_s"] = (strategy.waited_s - self.waited_s) / steps
         self.waited_s = strategy.waited_s
         taken["perf/rows_per_s"] = steps * global_rows / wall_s
-        taken |= {f"data/{name}": value / steps for name, value in reader.meter.take().items()}
+        taken |= {f"data/{name}": v if name in ONCE else v / steps for name, v in reader.meter.take().items()}
         self.spent, self.steps, self.opened = {}, 0, time.monotonic()
         return taken
 

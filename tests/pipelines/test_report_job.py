@@ -54,7 +54,8 @@ def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
     summary = {
         "dataset": f"{folder}/dataset", "scores": {"this model": {"loss": 0.5}}, "predictions": [], "sample": "",
         "missing": {"logistic regression": "ValueError: no"}, "timings": {"launch_s": 1.0}, "attempts": 2,
-        "failed_attempts": [], "history": {}, "per_step_s": {}, "train": train,
+        "failed_attempts": [], "history": {}, "train": train,
+        "per_step_s": {"decode_s": 0.002}, "once_s": {"first_batch_s": 0.75},
     } | asdict(as_run(made_with, URL, "c0ffee")) | changes  # fmt: skip
     runs.at(record).put_atomic("summary.json", json.dumps(summary).encode())
     return Path(runs.at(record).uri.removeprefix("file://"))
@@ -69,6 +70,7 @@ def test_the_report_drawn_again_shows_what_was_run(tmp_path: Path) -> None:
     assert "c0ffee" in html and "the model is step 10" in html and "bubble share" in html
     assert made_with.digest in html and now.digest not in html
     assert "<code>0.1</code>" in html and "command line" in html and URL in html
+    assert "first batch" in html and "0.75 s" in html and "decode, a step" in html and "2.0 ms" in html
     assert "torch-gloo, 3 ranks" in html, "the world it ended on, not the one it was asked for"
     assert "logistic regression (ValueError: no)" in html
 
@@ -77,7 +79,7 @@ def test_a_run_from_before_this_was_kept_is_drawn_from_the_recipe(tmp_path: Path
     now = recipe(tmp_path)
     folder = finished_run(tmp_path, now)
     summary = json.loads((folder / "summary.json").read_text())
-    for name in ("config", "origins", "tracking_url", "missing"):
+    for name in ("config", "origins", "tracking_url", "missing", "once_s"):
         del summary[name]
     (folder / "summary.json").write_text(json.dumps(summary))
     redraw(now)

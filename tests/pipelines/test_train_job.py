@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from conf.load import load_config
 from pipelines.progress import Progress
-from pipelines.train_job import Events, busy_by_rank, obeying_signals, policy
+from pipelines.train_job import Events, busy_by_rank, obeying_signals, once_s, per_step_s, policy
 from training.attempt import Control
 from training.elastic import best_world
 from training.failure import Cancelled
@@ -117,3 +118,14 @@ def test_the_figure_shows_the_slowest_ranks() -> None:
     timings = {"step": [10, 10, 10, 20, 20, 20], "rank": [0, 1, 2] * 2, "busy_s": [0.1, 0.9, 0.2] * 2}
     assert busy_by_rank(timings, most=2) == {"rank 1": [(10, 0.9), (20, 0.9)], "rank 2": [(10, 0.2), (20, 0.2)]}
     assert busy_by_rank({}) == {}
+
+
+def test_what_a_reader_needed_once_is_no_mean_of_steps() -> None:
+    windows = [
+        {"perf/step_s": 0.4, "perf/rows_per_s": 9.0, "data/decode_s": 0.1, "data/first_batch_s": 2.0},
+        {"perf/step_s": 0.2, "perf/rows_per_s": 9.0, "data/decode_s": 0.3},
+        {"valid/loss": 1.0},
+    ]
+    result: Any = SimpleNamespace(metrics=[{"values": values} for values in windows])
+    assert per_step_s(result) == pytest.approx({"step_s": 0.3, "decode_s": 0.2})
+    assert once_s(result) == {"first_batch_s": 2.0}

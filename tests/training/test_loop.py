@@ -240,3 +240,23 @@ def test_when_a_checkpoint_is_written(
         TrainerState(),
     )
     assert world.saved == saved
+
+
+class Metered(World):
+    """A reader that took 2 s to its first batch, and 3 s of decoding since it was last asked; what is logged of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = iter([{"first_batch_s": 2.0}])
+        self.meter = SimpleNamespace(take=lambda: {"decode_s": 3.0, **next(self.taken, {})})
+        self.logged = dict[int, dict[str, float]]()
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        self.logged[step] = {name: value for name, value in values.items() if name.startswith("data/")}
+
+
+def test_the_time_to_the_first_batch_is_not_divided_by_steps() -> None:
+    world: Any = Metered()
+    fit(world, world, lambda _: {"loss": 0.0}, lambda _: 0.1, world.save, world, NEVER, TrainerState())
+    assert world.logged.pop(3) == {"data/first_batch_s": 2.0, "data/decode_s": 1.0}
+    assert all(said in ({}, {"data/decode_s": 1.0}) for said in world.logged.values()) and 24 in world.logged
