@@ -58,6 +58,13 @@ class HorovodLink:
         self._count(ring_share(self.ranks), rows)
         return hvd.alltoall_async(rows, name=name)
 
+    def start_reduce_scatter(self, name: str, rows: torch.Tensor) -> Any:
+        """Row r of (w, n) goes to rank r; `wait` gives (1, n), the sum of what came and its own."""
+        import horovod.torch as hvd
+
+        self._count(ring_share(self.ranks), rows)
+        return hvd.reducescatter_async(rows, name=name, op=hvd.Sum)
+
     def start_all_gather(self, name: str, flat: torch.Tensor) -> Any:
         """(n,) on each rank; `wait` gives (w x n,)."""
         import horovod.torch as hvd
