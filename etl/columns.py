@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column as Expression
 from pyspark.sql import functions as F
@@ -89,6 +90,8 @@ def manifest_column(
         layout = "vector"
     if dtype == "float16" and stored not in ("float32", "float64"):
         raise _refused(name, found, "dtype float16 is for float and double columns")
+    if fill is not None:
+        _check_fill(name, found, fill, dtype or stored, layout)
     return Column(
         name=name,
         dtype=dtype or stored,
@@ -100,6 +103,27 @@ def manifest_column(
         fill=fill,
         cardinality=cardinality,
     )
+
+
+def _check_fill(name: str, found: DataType, fill: Any, dtype: str, layout: str) -> None:
+    """Raises EtlError for a fill the tensor cannot hold as it is: numpy would cut 2.5 down to an integer, unasked."""
+    if layout not in ("scalar", "vector"):
+        raise _refused(
+            name, found, f"fill {fill!r} is no row of it: say `nulls: mask`, which makes an empty row of a null, or "
+            "coalesce() it in the recipe's SQL"
+        )  # fmt: skip
+    if not _fits(fill, dtype):
+        raise _refused(name, found, f"fill {fill!r} is no {dtype}: give one that is")
+
+
+def _fits(value: Any, dtype: str) -> bool:
+    """Whether a tensor of this dtype holds the value: as a float of any rounding, else exactly."""
+    if dtype == "bool" or isinstance(value, (bool, str)):
+        return dtype == "bool" and isinstance(value, bool)
+    if dtype.startswith("float"):
+        return not math.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
+    limits = np.iinfo(dtype)
+    return math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
 
 
 def _array_depth(found: DataType) -> tuple[int, DataType]:

@@ -132,7 +132,9 @@ TYPES = """
   sequence(0, id) AS a_ragged, transform(sequence(0, id), i -> sequence(0, i)) AS a_nested,
   transform(sequence(0, id), i -> date_add(date'1970-01-01', cast(i AS int))) AS some_dates,
   cast(repeat('x', cast(id AS int)) AS binary) AS a_binary,
-  if(id = 0, null, if(id = 1, 'rare', 'Ünï')) AS a_string
+  if(id = 0, null, if(id = 1, 'rare', 'Ünï')) AS a_string,
+  if(id = 1, null, sequence(0, id)) AS a_gone_list, if(id = 1, null, cast('y' AS binary)) AS a_gone_blob,
+  if(id = 2, null, array(id, id)) AS a_gone_vector
 """
 
 
@@ -151,6 +153,9 @@ def test_every_column_kind_end_to_end(spark, tmp_path):
         "a_half": {"dtype": "float16"},
         "a_nullable": {"nulls": "mask"},
         "a_filled": {"nulls": "fill", "fill": -1.0},
+        "a_gone_list": {"nulls": "mask"},
+        "a_gone_blob": {"nulls": "mask"},
+        "a_gone_vector": {"nulls": "fill", "fill": -7, "shape": [2]},
         "a_vector": {"shape": [2]},
         "a_matrix": {"shape": [2, 2]},
     }
@@ -164,9 +169,15 @@ def test_every_column_kind_end_to_end(spark, tmp_path):
         "a_vector": [3.0, 2.0], "a_matrix": [[3, 1], [2, 3]],
         "a_ragged": [0, 1, 2, 3], "a_nested": [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]],
         "some_dates": [0, 1, 2, 3], "a_binary": b"xxx", "a_string": 2,
+        "a_gone_list": [0, 1, 2, 3], "a_gone_list__valid": True, "a_gone_blob": b"y", "a_gone_blob__valid": True,
+        "a_gone_vector": [3, 3],
     }  # fmt: skip
     assert [int(batch["a_string"][place[i]]) for i in range(4)] == [0, 1, 2, 2]  # null, unseen, the most frequent word
     assert not batch["a_nullable__valid"][place[1]] and batch["a_filled"][place[2]] == -1.0
+    for name, empty in {"a_gone_list": [], "a_gone_blob": b""}.items():
+        assert row(batch[name], place[1]) == empty
+        assert [bool(batch[f"{name}__valid"][place[i]]) for i in range(4)] == [True, False, True, True]
+    assert row(batch["a_gone_vector"], place[2]) == [-7, -7]
     assert batch["a_half"].dtype == torch.float16 and batch["a_half"][place[1]] == float(np.float16(1 / 3))
     dtypes = {
         "a_bool": "bool", "a_byte": "int8", "a_short": "int16", "an_int": "int32", "a_long": "int64",
@@ -218,6 +229,12 @@ def test_ml_vectors(spark, tmp_path):
         ("1 AS c", {"shape": [2]}, "`shape` is for arrays"),
         ("array(1) AS c", {"shape": [2, 2]}, "2 sizes for 1 levels"),
         ("1 AS c", {"dtype": "float16"}, "float16 is for float"),
+        ("1 AS c", {"nulls": "fill", "fill": 2.5}, "'c' is int.*fill 2.5 is no int32"),
+        ("1Y AS c", {"nulls": "fill", "fill": 300}, "fill 300 is no int8"),
+        ("true AS c", {"nulls": "fill", "fill": 1}, "fill 1 is no bool"),
+        ("1f AS c", {"nulls": "fill", "fill": "none"}, "fill 'none' is no float32"),
+        ("1f AS c", {"nulls": "fill", "fill": 1e5, "dtype": "float16"}, "fill 100000.0 is no float16"),
+        ("array(1) AS c", {"nulls": "fill", "fill": 0}, "`nulls: mask`.*empty row"),
     ],
 )
 def test_types_without_a_tensor_are_refused_before_any_job(spark, tmp_path, sql, options, words):
