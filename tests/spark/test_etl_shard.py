@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
 from conf.schema_etl import Feature, ShardConfig
 from conf.storage import open_storage
-from etl import fit, layout
+from etl import fit, layout, shard
 from etl.columns import manifest_column, stored_expression
 from etl.errors import EtlError
 from etl.shard import Plan, number_rows, plan, with_order, write_shards
@@ -253,6 +253,36 @@ def test_rows_that_change_between_passes_are_caught(spark, tmp_path):
         write(spark, spark.range(9), tmp_path, ["id"], {"train": 2}, counts={"train": 12})
     with pytest.raises(EtlError, match="9 rows were written, 8 were planned"):
         write(spark, spark.range(9), tmp_path, ["id"], {"train": 1}, counts={"train": 8})
+
+
+def test_a_file_that_is_not_what_was_written_is_caught(spark, tmp_path, monkeypatch):
+    """Footers are read back: here another job has put its file of as many rows in the place of ours."""
+
+    def spoil(storage, files, row_group):
+        pq.write_table(pa.table({"id": list(range(50))}), tmp_path / files[0].path, row_group_size=10)
+        verify(storage, files, row_group)
+
+    verify = shard._verify_footers
+    monkeypatch.setattr(shard, "_verify_footers", spoil)
+    with pytest.raises(EtlError, match=r"train-00000.parquet: its footer has row groups \(10, 10, .* in \(25, 25"):
+        write(spark, spark.range(50), tmp_path, ["id"], {"train": 1}, 25)
+
+
+@pytest.mark.parametrize(
+    ("wide", "rows"),
+    [
+        ("cast(repeat('x', 100000) AS binary)", 64),
+        ("array_repeat(id, 12500)", 64),
+        ("array(array(id), array(id))", 1024),
+    ],
+)
+def test_row_groups_are_smaller_where_rows_are_wide(spark, wide, rows):
+    """Measured where the width varies: 100 kB of bytes or of numbers make 8 MiB in 64 rows."""
+    frame = spark.range(20).select("id", F.expr(wide).alias("wide"))
+    columns = [manifest_column(f.name, f.dataType, "feature") for f in frame.schema.fields]
+    made = plan(frame, {"train": 100_000}, columns, ShardConfig())
+    assert made.row_group == rows
+    assert len(made.shards) == {64: 150, 1024: 6}[rows]
 
 
 def test_more_shards_than_rows_are_refused(spark, tmp_path):

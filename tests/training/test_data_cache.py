@@ -211,6 +211,31 @@ def test_a_folder_that_cannot_be_made_is_said_and_reading_goes_on(
     reader.close()
 
 
+def test_a_read_only_folder_that_another_job_filled_serves(
+    make_dataset: MakeDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = make_dataset(tmp_path / "d", [[50]] * 3)
+    config = CacheConfig(files=str(tmp_path / "c"), decoded=str(tmp_path / "e"))
+    first = reader_of(tmp_path / "d", manifest, config)
+    expected = [b.columns["id"].tolist() for b in epoch(first)[0]]
+    first.close()
+    for file in manifest.files:
+        (tmp_path / "d" / file.path).write_bytes(b"?" * file.bytes)  # only the copies are good
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for writes in ("os.utime", "os.makedirs", "os.posix_fallocate"):
+        monkeypatch.setattr(writes, refuse)
+    for one in (config, CacheConfig(files=config.files)):
+        reader = reader_of(tmp_path / "d", manifest, one)
+        batches, taken = epoch(reader)
+        assert [b.columns["id"].tolist() for b in batches] == expected
+        assert taken["cache_hit"] >= 3 and taken.get("decoded_cache_hit", 3) == 3 and "cache_miss" not in taken
+        reader.close()
+    assert caplog.text.count("cannot be written") == 3
+
+
 def test_a_real_full_disk(make_dataset: MakeDataset, tmp_path: Path) -> None:
     """A tmpfs of 64 KiB in a private mount namespace, where the machine lets us make one."""
     probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]

@@ -62,7 +62,8 @@ class DiskCache:
         except FileNotFoundError:
             return None
         except OSError:  # a read-only folder someone else filled still serves
-            return path if os.path.exists(path) else None
+            if not os.path.exists(path):
+                return None
         self.count("cache_hit")
         return path
 
