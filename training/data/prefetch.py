@@ -13,12 +13,15 @@ T = TypeVar("T")
 class Prefetcher(Generic[T]):
     """Iterator over `items`, produced up to `depth` ahead in one daemon thread; its error is raised here, in order.
 
-    `close` (or exhaustion, or the error) ends the thread: the generator is closed in the thread that ran it.
+    `close` (or exhaustion, or the error) ends the thread: the generator is closed in the thread that ran it. That
+    thread also drops what its consumer has done with: each tensor freed lets go of the interpreter, and among busy
+    threads a consumer that frees some hundreds waits milliseconds for it.
     """
 
     def __init__(self, items: Generator[T, None, None], depth: int) -> None:
         self._items, self._depth = items, depth
         self._ready: deque[T] = deque()
+        self._given: list[T] = []  # what the consumer has; all but the last it has done with
         self._changed = threading.Condition()
         self._closed = self._ended = False
         self._error: BaseException | None = None
@@ -34,6 +37,8 @@ class Prefetcher(Generic[T]):
                         return
                     self._ready.append(item)
                     self._changed.notify_all()
+                    done, self._given = self._given[:-1], self._given[-1:]
+                del done  # not while the consumer would wait for the lock
         except BaseException as error:  # carried to the consumer's thread, whatever it is
             self._error = error
         finally:
@@ -52,6 +57,7 @@ class Prefetcher(Generic[T]):
             self._changed.wait_for(lambda: self._ready or self._ended)
             if self._ready:
                 item = self._ready.popleft()
+                self._given.append(item)
                 self._changed.notify_all()
                 return item
         self._thread.join()

@@ -236,6 +236,7 @@ class ParquetReader:
                         first = False
                     self.meter.count("rows", batch.rows)
                     yield batch
+                del chunk, batch  # so that the thread that made them drops them
         finally:
             if self._running is not None:
                 self._running.close()
