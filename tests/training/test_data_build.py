@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -78,6 +80,21 @@ def test_parts_without_the_columns_are_refused(make_dataset: MakeDataset, tmp_pa
     config = DataConfig.model_validate({"mix": {"parts": parts}})
     with pytest.raises(KeyError, match=r"no column 'x'; it has \['id'\]"):
         make_reader(config, open_storage(str(tmp_path / "a")), first, "train", ["id", "x"], 4)
+
+
+def test_columns_nobody_wants_are_not_read(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    """With the pages of `x` gone, and the file as long as before, only a reader of `x` notices."""
+    manifest = make_dataset(tmp_path, [[500]], compression="none", use_dictionary=False)
+    path = tmp_path / manifest.files[0].path
+    x = pq.read_metadata(path).row_group(0).column(1)
+    data, begin = path.read_bytes(), x.data_page_offset
+    path.write_bytes(data[:begin] + b"?" * x.total_compressed_size + data[begin + x.total_compressed_size :])
+    for columns, whole in ((["id"], True), (["id", "x"], False)):
+        config = DataConfig(verify="size")
+        reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", columns, 100)
+        with nullcontext() if whole else pytest.raises(ValueError, match="row group 0: cannot be read"):
+            assert sum(batch.rows for batch in reader.batches(0)) == 500
+        reader.close()
 
 
 def test_the_data_must_have_the_split(make_dataset: MakeDataset, tmp_path: Path) -> None:
