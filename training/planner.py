@@ -298,25 +298,59 @@ def _stage(
     blocks = block_numels(model, local)
     horovod_zero = zero and engine == "horovod"
     weights = whole if horovod_zero else cut
-    gathered = {0: 0, 1: 2 * whole, 2: whole + max(blocks, default=0)}.get(
-        zero, whole - sum(blocks) + 2 * max(blocks, default=0)
-    )
     memory = {
         "parameters": sum(p.numel() for p in parameters.values()),
         "weights": weights * element,
         "gradients": cut * element,
         "optimizer": states * cut * element,
-        "gathered": (2 * whole if horovod_zero else gathered) * element,
+        "gathered": _gathered(local, model, settings, mesh, engine, micro, element) if zero else 0,
     }
     reduced = 1 if mesh.pp > 1 or zero <= 1 else micro
     gathers, scatters = float(whole), float(whole * reduced)
     if zero == 3:
         gathers = micro * (2.0 * sum(blocks) + (whole - sum(blocks)))
     if not zero:
-        sent = 2 * ring_share(mesh.dp * mesh.cp) * whole
-    else:
-        sent = ring_share(shard) * (gathers + scatters) + 2 * ring_share(replicas) * reduced * whole / shard
-    return memory, int(sent * (2 if settings.precision != "fp32" and zero else element))
+        sent = 2 * ring_share(mesh.dp * mesh.cp) * whole * element
+    else:  # weights are gathered in the precision of compute, gradients reduced in that of the weights
+        sent = ring_share(shard) * (gathers * computed_bytes(settings, engine, element) + scatters * element)
+        sent += 2 * ring_share(replicas) * reduced * whole / shard * element
+    return memory, int(sent)
+
+
+def computed_bytes(settings: ParallelSettings, engine: str, element: int) -> int:
+    """Per element of a gathered weight that is `element` bytes at rest: fully_shard sends it as compute takes it."""
+    return element if settings.precision == "fp32" or engine == "horovod" else 2
+
+
+def _gathered(
+    local: Numels, model: nn.Module, settings: ParallelSettings, mesh: Mesh, engine: str, micro: int, element: int
+) -> int:
+    """Bytes of the weights and gradients ZeRO holds whole at once, at most.
+
+    Horovod's: gradients, the buckets they are copied into, and what its exchange gives back. fully_shard's are most in
+    backward's first block (all weights, or with ZeRO-3 that block's and those of no block; the gradients of that block
+    and of what comes after the blocks), or at its end (weights and gradients of no block). Gradients of several parts
+    that add up before they are reduced are there all the time.
+    """
+    whole, blocks = sum(local.values()), block_numels(model, local)
+    if engine == "horovod":
+        return element * (2 * whole + (whole // 2 if mesh.dp * mesh.cp == 2 else whole))
+    rest, block = whole - sum(blocks), max(blocks, default=0)
+    size = computed_bytes(settings, engine, element)
+    weights = size * (rest + block if settings.zero == 3 else whole)
+    gradients = size * (after_blocks(local, model) + block)
+    if micro > 1 and (settings.zero == 1 or mesh.pp > 1):
+        # added to in place, where they need not be converted first
+        return weights + element * whole + (gradients if size != element else 0)
+    return max(weights + gradients, 2 * size * rest)
+
+
+def after_blocks(local: Numels, model: nn.Module) -> int:
+    """Of the parameters outside the blocks, those whose gradients come before the blocks'."""
+    inside = tuple(f"{name}." for name in block_names(model))
+    names = list(local)
+    first = next((i for i, name in enumerate(names) if name.startswith(inside)), len(names))
+    return sum(local[name] for name in names[first:] if not name.startswith(inside))
 
 
 def stage_parameters(model: nn.Module, names: list[str]) -> dict[str, nn.Parameter]:

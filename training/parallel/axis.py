@@ -7,7 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import nn
+
+from training.parallel.measure import storage_bytes
 
 
 class DataAxis(ABC):
@@ -16,6 +19,8 @@ class DataAxis(ABC):
     engine: str
     size: int  # ranks the gradient is combined over
     step_bytes: float = 0.0  # sent per step by calls torch does not see
+    whole_bytes: int = 0  # of `whole_tensors`, at most, as far as they were watched
+    watched = False
     waited_s: float = 0.0  # blocked on the other ranks, so far; on GPUs only what blocks the host
     averages: bool = False  # the reduction divides by `size`: losses are multiplied by it first
     forward_is_collective: bool = True  # every rank must run every pass, even on 0 rows
@@ -39,6 +44,30 @@ class DataAxis(ABC):
             yield
         finally:
             self.waited_s += time.monotonic() - began
+
+    def whole_tensors(self) -> Iterable[torch.Tensor]:
+        """Weights and gradients this rank holds now and would not hold if everything were sharded all the time."""
+        return ()
+
+    def whole_parameters(self) -> Iterable[nn.Parameter]:
+        """Those backward gives gradients to, where they are not sharded."""
+        return ()
+
+    @contextmanager
+    def watching_whole(self) -> Iterator[None]:
+        """Within, every new gradient is a moment at which to count: each moment that holds most has just got one."""
+        hooks = [p.register_post_accumulate_grad_hook(lambda _: self.count_whole()) for p in self.whole_parameters()]
+        self.watched = True
+        try:
+            yield
+        finally:
+            self.watched = False
+            for hook in hooks:
+                hook.remove()
+
+    def count_whole(self) -> None:
+        if self.watched:
+            self.whole_bytes = max(self.whole_bytes, storage_bytes(self.whole_tensors()))
 
     def scope(self, last: bool) -> AbstractContextManager[object]:
         """Around one part's forward and backward; `last` parts start the reduction."""

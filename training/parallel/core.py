@@ -7,7 +7,8 @@ the others. Which goes around which is decided in compose.py alone.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -136,10 +137,15 @@ class MeshStrategy(Strategy):
         combined = self.axis.size if self.axis.averages else 1
         return self.scaler.scale * combined / (self.mesh.cp * global_rows)
 
-    def _metered(self) -> AbstractContextManager[object]:
-        """The second step's collectives are counted: the first one sets things up. Compiled code cannot be looked
-        into without running it another way, so under torch.compile nothing is counted."""
-        return self.meter if self._is_measured() and self.mesh.world > 1 else nullcontext()
+    @contextmanager
+    def _metered(self) -> Iterator[None]:
+        """The second step's collectives, and what it holds whole, are counted: the first one sets things up. Compiled
+        code cannot be looked into without running it another way, so under torch.compile nothing is counted."""
+        if not self._is_measured() or self.mesh.world == 1:
+            yield
+            return
+        with self.meter, self.axis.watching_whole():
+            yield
 
     def _watched(self, module: nn.Module, batch: tuple[Any, ...]) -> AbstractContextManager[object]:
         """Around a forward pass, whose activations are counted in the second step too. What is checkpointed keeps its
@@ -234,7 +240,8 @@ class MeshStrategy(Strategy):
         sent = {f"sent_bytes {axis}": count for axis, count in self.meter.sent.items()}
         if self.axis.step_bytes:
             sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.axis.step_bytes
-        kept = {"activations_bytes": float(self.activations.peak)} if self.activations.peak else {}
+        peaks = {"gathered_bytes": self.axis.whole_bytes, "activations_bytes": self.activations.peak}
+        kept = {name: float(peak) for name, peak in peaks.items() if peak}
         mine = self.held | kept | sent | (self.pipeline.seconds if self.pipeline is not None else {})
         everyone: list[Any] = [mine] * self.mesh.world
         if self.mesh.world > 1:

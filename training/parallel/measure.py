@@ -4,7 +4,8 @@ Bytes sent are counted by axis of the mesh, from the calls torch really makes. A
 bytes: all-reduce 2 (w-1)/w n, all-to-all and reduce-scatter (w-1)/w n (twice that on Gloo, pytorch#118911), all-gather
 (w-1) n of its own part, send n. DDP, fully_shard, DTensor and the pipelines all end in these calls; Horovod's do not
 pass through torch, so its link counts them itself. Memory is that of the storages at the optimizer's step, and of those
-the model's forward passes keep for backward, when they are most; the bubble is the time a pipeline takes beyond its
+the model's forward passes keep for backward, when they are most, and of the weights and gradients a ZeRO pass holds
+whole (not the buffers its collectives send from and receive into); the bubble is the time a pipeline takes beyond its
 busiest rank's work, over that work.
 """
 
@@ -120,14 +121,14 @@ class ActivationMeter:
     @contextmanager
     def watching(self, model: nn.Module, batch: Iterable[Any]) -> Iterator[None]:
         """Around a forward pass of `model` on what it is given of the batch."""
-        given = {self._storage(x).data_ptr() for x in batch if isinstance(x, torch.Tensor)}
+        given = {storage_of(x).data_ptr() for x in batch if isinstance(x, torch.Tensor)}
 
         def keep(saved: torch.Tensor) -> torch.Tensor | Kept:
-            storage = self._storage(saved)
+            storage = storage_of(saved)
             address = storage.data_ptr()
             if address not in self.holders:
                 # looked up each time: fully_shard puts gathered weights in place of the shards while a block runs
-                if address in given or address in {self._storage(p).data_ptr() for p in model.parameters()}:
+                if address in given or address in {storage_of(p).data_ptr() for p in model.parameters()}:
                     return saved
                 self.sizes[address] = storage.nbytes()
                 self.alive += storage.nbytes()
@@ -141,14 +142,6 @@ class ActivationMeter:
         with torch.autograd.graph.saved_tensors_hooks(keep, give):
             yield
 
-    @staticmethod
-    def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-        with torch.no_grad():
-            local = local_tensor(tensor)
-        if isinstance(local, AsyncCollectiveTensor):  # what a collective has yet to fill wraps its storage
-            local = local.elem
-        return local.untyped_storage()
-
     def release(self, storage: int) -> None:
         self.holders[storage] -= 1
         if not self.holders[storage]:
@@ -156,9 +149,17 @@ class ActivationMeter:
             self.alive -= self.sizes.pop(storage)
 
 
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    with torch.no_grad():
+        local = local_tensor(tensor)
+    if isinstance(local, AsyncCollectiveTensor):  # what a collective has yet to fill wraps its storage
+        local = local.elem
+    return local.untyped_storage()
+
+
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the distinct storages behind the tensors: what is really allocated on this rank."""
-    storages = [local_tensor(tensor.detach()).untyped_storage() for tensor in tensors]
+    storages = [storage_of(tensor) for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
 

@@ -6,7 +6,7 @@ passes (`accumulate`):
 - ZeRO-2: gather once, reduce-scatter every pass                 0.5 + 0.5 a
 - ZeRO-3: gather in forward and backward, reduce-scatter         1.5 a
 Memory that stays after a step, fp32 with AdamW: 16/w bytes per parameter in all three; within a step ZeRO-1 and 2 hold
-the whole weights (4), ZeRO-1 the whole gradients (4) too, ZeRO-3 one block of each.
+the whole weights (4) and one block's gradients, ZeRO-1 with several passes all gradients (4), ZeRO-3 one block of each.
 Hybrid sharding (`shard` < dp) shards within a group and all-reduces the shards between groups.
 
 Differs from stock fully_shard on Gloo, whose reduce-scatter moves an all-reduce's volume (pytorch#118911): an
@@ -15,7 +15,7 @@ all-to-all and a local sum move (w-1)/w.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -135,6 +135,22 @@ class Zero(DataAxis):
             sharded.set_custom_reduce_scatter(AllToAllReduceScatter(self.waiting))  # type: ignore[arg-type]
             sharded.set_custom_all_gather(TimedAllGather(self.waiting))  # type: ignore[arg-type]
         return sharded
+
+    def _sharded(self) -> Iterator[Any]:
+        """fully_shard's own records of the parameters that have been gathered once."""
+        for root in self.roots:
+            for state in fully_shard.state(root)._state_ctx.all_states:  # type: ignore[attr-defined]
+                for group in state._fsdp_param_groups:
+                    yield from (each for each in group.fsdp_params if hasattr(each, "_unsharded_param"))
+
+    def whole_parameters(self) -> Iterable[nn.Parameter]:
+        """Known from the first pass on, and the same ones in every pass: their storage comes and goes."""
+        return (each._unsharded_param for each in self._sharded() if each._unsharded_param.requires_grad)
+
+    def whole_tensors(self) -> Iterator[torch.Tensor]:
+        for each in self._sharded():
+            weight = each._unsharded_param
+            yield from (t for t in (weight, weight.grad, each.unsharded_accumulated_grad) if t is not None)
 
     @contextmanager
     def scope(self, last: bool) -> Iterator[None]:

@@ -148,9 +148,20 @@ class HorovodZero1(HorovodAxis):
         owned = {p: shard for s in self.shards for p, shard in zip(s.bucket.parameters, s.parameters, strict=True)}
         return [(name, owned.get(p, p)) for name, p in model.named_parameters() if p.requires_grad]
 
+    def whole_parameters(self) -> Iterable[nn.Parameter]:
+        return [p for shards in self.shards for p in shards.bucket.parameters]
+
+    def whole_tensors(self) -> Iterable[torch.Tensor]:
+        """Gradients, the buckets they are sent from, and what came. The weights are whole all the time."""
+        found = [p.grad for p in self.whole_parameters()]
+        for shards in self.shards:
+            found += [shards.bucket.buffer, shards.bucket.result]
+        return [tensor for tensor in found if tensor is not None]
+
     def finish(self) -> None:
         self.scalars.finish()
         self.reducer.finish()
+        self.count_whole()
         for shards in self.shards:
             shards.reduce()
 
