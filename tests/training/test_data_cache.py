@@ -175,6 +175,39 @@ def test_two_jobs_share_one_cache_and_fetch_each_file_once(make_dataset: MakeDat
     assert entries(tmp_path / "c") == sorted(f.sha256 for f in manifest.files)
 
 
+def _pressed_job(folder: str, text: str, config: CacheConfig, out: Any) -> None:
+    reader = reader_of(Path(folder), DatasetManifest.from_json(text, folder), config)
+    out.put([b.columns["id"].tolist() for number in range(3) for b in epoch(reader, number)[0]])
+    reader.close()
+
+
+def test_two_jobs_at_once_over_caches_too_small_for_the_data(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    manifest = make_dataset(tmp_path / "d", [[50, 50]] * 6)
+    limits = {"files": 2 * max(f.bytes for f in manifest.files), "decoded": 70_000}  # a file being made takes 64 KiB
+    config = CacheConfig(
+        files=str(tmp_path / "files"),
+        files_max_bytes=limits["files"],
+        decoded=str(tmp_path / "decoded"),
+        decoded_max_bytes=limits["decoded"],
+    )
+    plain = reader_of(tmp_path / "d", manifest, CacheConfig())
+    expected = [b.columns["id"].tolist() for number in range(3) for b in epoch(plain, number)[0]]
+    plain.close()
+    context = mp.get_context("fork")
+    out = context.Queue()
+    args = (str(tmp_path / "d"), manifest.to_json(), config, out)
+    jobs = [context.Process(target=_pressed_job, args=args) for _ in range(2)]
+    for job in jobs:
+        job.start()
+    assert [out.get(timeout=120) for _ in jobs] == [expected, expected]
+    for job in jobs:
+        job.join(60)
+        assert job.exitcode == 0
+    for kind, all_there_is in (("files", 6), ("decoded", 12)):
+        held = [p.stat().st_size for p in (tmp_path / kind).iterdir() if p.is_file()]
+        assert 0 < len(held) < all_there_is and sum(held) <= limits[kind], kind
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_full_or_read_only_folder_is_said_and_reading_goes_on(
     make_dataset: MakeDataset,
