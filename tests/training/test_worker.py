@@ -224,6 +224,25 @@ def test_stopped_on_two_ranks_and_finished_on_one(crew: Crew, oracle: Job, table
     assert audit_run(str(job.folder / "audit")).ok
 
 
+def test_a_mix_stopped_on_two_ranks_and_finished_on_one(crew: Crew, table: Path, tmp_path: Path) -> None:
+    """Epochs of 700 samples, in which the smaller part's 300 rows end inside a batch."""
+    parts = f"[{{dataset: {table}, weight: 2}}, {{dataset: {table}, split: valid}}]"
+    words = [f"data.mix={{parts: {parts}, stop: forever, epoch_samples: 700}}", "data.audit=false"]
+    control = Control()
+
+    def stop_at(step: int) -> None:
+        if step == 10:
+            control.stop()
+
+    whole = Job(tmp_path / "whole", table, *words).run(crew, 1)
+    job = Job(tmp_path / "run", table, *words).run(crew, 2, on_step=stop_at, control=control)
+    assert not job.summary["finished"] and 10 <= job.summary["steps"] < 21
+    job.run(crew, 1, attempt=2)
+    assert job.from_step >= 10 and job.summary["steps"] == whole.summary["steps"] == 21
+    for name, expected in whole.weights().items():
+        torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
+
+
 def test_another_order_is_refused_by_name_unless_told_otherwise(
     crew: Crew, table: Path, tmp_path: Path, oracle: Job
 ) -> None:
