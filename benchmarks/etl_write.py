@@ -190,7 +190,7 @@ def profile(spark: SparkSession, source: Path, target: Path) -> str:
         "read + write, plain": lambda: measure(write_plain, rows, target),
         "all of ours": lambda: measure(write_ours, rows, target),
     }
-    lines = [f"Steps alone, {count:,} rows, warm:", "", "| step | wall s | CPU s |", "|---|---|---|"]
+    lines = ["", f"Steps alone, {count:,} rows, warm:", "", "| step | wall s | CPU s |", "|---|---|---|"]
     for name, step in steps.items():
         step()
         wall, cpu = time.monotonic(), cpu_by_process()
