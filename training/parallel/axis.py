@@ -12,6 +12,8 @@ from torch import nn
 
 from training.parallel.measure import storage_bytes
 
+MOMENTS = 128  # at which what is held whole is counted, at most, in the one step that is measured
+
 
 class DataAxis(ABC):
     """Life: wrap -> (scope around each part's forward and backward, finish)* -> close."""
@@ -55,8 +57,11 @@ class DataAxis(ABC):
 
     @contextmanager
     def watching_whole(self) -> Iterator[None]:
-        """Within, every new gradient is a moment at which to count: each moment that holds most has just got one."""
-        hooks = [p.register_post_accumulate_grad_hook(lambda _: self.count_whole()) for p in self.whole_parameters()]
+        """Within, every new gradient is a moment at which to count: each moment that holds most has just got one. A
+        moment looks at every parameter, so of more than MOMENTS gradients evenly chosen ones count."""
+        parameters = list(self.whole_parameters())
+        counted = parameters[:: max(1, -(-len(parameters) // MOMENTS))]
+        hooks = [p.register_post_accumulate_grad_hook(lambda _: self.count_whole()) for p in counted]
         self.watched = True
         try:
             yield
