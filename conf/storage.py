@@ -71,9 +71,11 @@ class Storage:
                 os.fsync(file.fileno())
             os.replace(part, target)
             fsync_folder(os.path.dirname(target))
-        except BaseException:
+        except BaseException as error:
             if os.path.exists(part):
                 os.unlink(part)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = target  # what a write knows nothing of
             raise
 
     def list_files(self, relative: str = "") -> list[str]:

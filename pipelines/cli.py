@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import sys
@@ -24,6 +25,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
     (Cancelled, Exit.TERMINATED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
 ]
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = exit_code(error)
         if arguments.verbose or code is Exit.BUG:
             traceback.print_exc()
-        print(f"sparkring: {error or 'interrupted'}", file=sys.stderr)
+        print(f"sparkring: {message(error)}", file=sys.stderr)
         return code
 
 
@@ -58,7 +60,21 @@ def exit_code(error: BaseException) -> Exit:
     for kinds, code in EXITS:
         if isinstance(error, kinds):
             return code
-    return Exit.BUG
+    return Exit.RESOURCES if _no_room(error) else Exit.BUG
+
+
+def message(error: BaseException) -> str:
+    """What the error says, in one piece."""
+    if not _no_room(error):
+        return str(error) or "interrupted"
+    return (
+        f"{error}: make room there, or point the storage or tracking key of that folder elsewhere; then give the same "
+        "command again, which goes on from the last checkpoint"
+    )
+
+
+def _no_room(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in NO_ROOM
 
 
 def parser() -> argparse.ArgumentParser:

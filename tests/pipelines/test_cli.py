@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from conf.storage import open_storage
 from pipelines.cli import main
 from pipelines.exits import Exit
 
@@ -38,6 +39,25 @@ def test_a_recipe_that_cannot_be_read_is_a_usage_error(tmp_path: Path, capsys: p
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_full_disk_is_named_with_the_file_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """/dev/full is a real device that never has room."""
+    real = open
+
+    def report(_: object) -> str:
+        with monkeypatch.context() as patched:
+            patched.setattr("builtins.open", lambda path, mode: real("/dev/full", mode))
+            open_storage(str(tmp_path)).put_atomic("report.html", b"x")
+        return ""
+
+    monkeypatch.setattr("pipelines.report_job.redraw", report)
+    assert main(["report", "flights"]) == Exit.RESOURCES
+    told = capsys.readouterr().err
+    assert "No space left on device" in told and str(tmp_path / "report.html") in told and "same command again" in told
+    assert "Traceback" not in told
 
 
 def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
