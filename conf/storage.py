@@ -6,11 +6,14 @@ which local disks (write beside, fsync, `os.replace`) and object stores (a PUT i
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -122,6 +125,32 @@ def fsync_folder(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock_file(path: Path, wait: bool = False) -> int | None:
+    """A descriptor that holds the lock (flock) on `path` until it is closed or its process ends, however it ends; None
+    where another holds it and this call does not wait."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Wait for and hold a lock between processes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = lock_file(path, wait=True)
+    assert descriptor is not None
+    try:
+        yield
     finally:
         os.close(descriptor)
 

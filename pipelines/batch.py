@@ -10,6 +10,7 @@ import json
 import logging
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -58,30 +59,30 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     if found is not None and train:
         check_against(config, found)
     runs = Runs(config.storage.runs, config.name)
-    record, continued = runs.begin(config, fingerprint) if train else (None, False)
-    job = f"{config.name}/{record.folder}" if record else digest([resolved.digest, fingerprint])[:16]
-    commit = git_commit(Path(__file__).parent) or ""
-    try:
-        with (
-            Tracker(tracker_settings(config), job, config.name, {"sparkring.commit": commit}, continued) as tracker,
-            spark_session(config) as spark,
-        ):
-            timings.since("spark_s", began)
-            describe_job(tracker, resolved, spark, fingerprint)
-            if train:
-                profile = train_job.stage_options(config.launch).profile
-                check_slots(spark, config.launch.world, config.launch.min_world, profile=profile)
-            dataset = found or build_dataset(spark, resolved, tracker, commit, timings)
-            if record is None:
-                return Exit.OK
-            check_against(config, dataset)
-            record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
-            return train_and_report(spark, resolved, dataset, runs, record, tracker, commit, timings, began)
-    except BaseException as error:
-        if record is not None:
-            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            note_end(runs, record, "interrupted" if stopped else "failed")
-        raise
+    with runs.begin(config, fingerprint) if train else nullcontext((None, False)) as (record, continued):
+        job = f"{config.name}/{record.folder}" if record else digest([resolved.digest, fingerprint])[:16]
+        commit = git_commit(Path(__file__).parent) or ""
+        try:
+            with (
+                Tracker(tracker_settings(config), job, config.name, {"sparkring.commit": commit}, continued) as tracker,
+                spark_session(config) as spark,
+            ):
+                timings.since("spark_s", began)
+                describe_job(tracker, resolved, spark, fingerprint)
+                if train:
+                    profile = train_job.stage_options(config.launch).profile
+                    check_slots(spark, config.launch.world, config.launch.min_world, profile=profile)
+                dataset = found or build_dataset(spark, resolved, tracker, commit, timings)
+                if record is None:
+                    return Exit.OK
+                check_against(config, dataset)
+                record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
+                return train_and_report(spark, resolved, dataset, runs, record, tracker, commit, timings, began)
+        except BaseException as error:
+            if record is not None:
+                stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+                note_end(runs, record, "interrupted" if stopped else "failed")
+            raise
 
 
 def note_end(runs: Runs, record: RunRecord, status: Status) -> None:

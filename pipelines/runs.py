@@ -4,28 +4,27 @@
                                       checkpoints/ predictions/ model/ report.html summary.json
 
 A run that did not finish is continued by the next command that asks for the same training on the same dataset, whatever
-its world; one that finished never is. Two commands do not take one run: on one host the process that has it is known by
-its pid and start time, and on a local disk a lock is held while a run is chosen. Object stores have no such lock, and
-processes of other hosts cannot be asked: there, the same command twice at a time is the user's to avoid.
+its world; one that finished never is. Two commands do not take one run: on a local disk its lock is held until the
+command ends. Object stores have no such lock: there the process that has a run is looked for, on the same host only,
+and the same command on two hosts at a time is the user's to avoid.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from conf.manifest import digest
 from conf.schema import RunConfig
-from conf.storage import Storage, open_storage
+from conf.storage import Storage, exclusive, lock_file, open_storage
 from training.failure import LaunchError
-from training.tracking_buffer import exclusive
-from training.tracking_rules import Owner, this_process
+from training.process_id import ProcessId, is_running, this_process
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
@@ -37,9 +36,9 @@ class RunRecord:
     training_digest: str
     fingerprint: str
     mlflow_run_id: str | None
-    host: str  # and its boot, as in Owner
+    host: str  # with pid and start_ticks: the ProcessId of the last command that had it
     pid: int
-    pid_started: float = 0.0  # tells a reused pid from the real one
+    start_ticks: int
     attempts: int = 0  # launches so far, over all commands
 
     def to_json(self) -> bytes:
@@ -67,39 +66,54 @@ class Runs:
         folders = self.storage.list_folders()
         return [self.read(folder) for folder in folders if self.storage.exists(f"{folder}/run.json")]
 
-    def begin(self, config: RunConfig, fingerprint: str) -> tuple[RunRecord, bool]:
-        """(record, continued): the newest unfinished run of the same training on the same dataset, else a new one.
+    @contextmanager
+    def begin(self, config: RunConfig, fingerprint: str) -> Iterator[tuple[RunRecord, bool]]:
+        """(record, continued): the newest unfinished run of the same training on the same dataset, else a new one; this
+        command's until the block is left.
 
-        A run whose process still lives on this host is not taken: RunTaken names it.
+        A run that another command has is not taken: RunTaken names its process.
         """
-        with self._alone():
-            return self._begin(config, fingerprint)
+        with ExitStack() as held:
+            with self._alone():
+                chosen = self._choose(config, fingerprint, held)
+            yield chosen
 
     def _alone(self) -> AbstractContextManager[None]:
         """One command at a time looks for its run; on a local disk only, see above."""
         return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
 
-    def _begin(self, config: RunConfig, fingerprint: str) -> tuple[RunRecord, bool]:
-        wanted, owner = training_digest(config), this_process()
-        me: dict[str, Any] = {"host": owner.host, "pid": owner.pid, "pid_started": owner.started}
+    def _choose(self, config: RunConfig, fingerprint: str, held: ExitStack) -> tuple[RunRecord, bool]:
+        wanted, here = training_digest(config), this_process()
         if config.checkpoint.resume:
             for record in reversed(self.records()):
                 if (record.training_digest, record.fingerprint) != (wanted, fingerprint):
                     continue
                 if record.status == "finished":
                     break
-                if record.status == "running" and is_held(record, owner, started_at(record.pid)):
+                if not self._hold(record, here, held):
                     raise RunTaken(
                         f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
                         "wait for it, or set checkpoint.resume=false to train another beside it"
                     )
-                return self.write(replace(record, status="running", **me)), True
+                return self.write(replace(record, status="running", **asdict(here))), True
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         folder = f"{stamp}-{wanted[:8]}"
         taken = {record.folder for record in self.records()}
         while folder in taken:
             folder += "x"
-        return self.write(RunRecord(folder, "running", wanted, fingerprint, None, **me)), False
+        record = self.write(RunRecord(folder, "running", wanted, fingerprint, None, **asdict(here)))
+        self._hold(record, here, held)
+        return record, False
+
+    def _hold(self, record: RunRecord, here: ProcessId, held: ExitStack) -> bool:
+        """Whether the run is now this command's until `held` is closed."""
+        if not self.storage.is_local:
+            owner = ProcessId(record.host, record.pid, record.start_ticks)
+            return owner == here or record.status != "running" or not is_running(owner, here)
+        lock = lock_file(Path(self.storage.path(f"{record.folder}/.lock")))
+        if lock is not None:
+            held.callback(os.close, lock)
+        return lock is not None
 
     def read(self, folder: str) -> RunRecord:
         return RunRecord(**json.loads(self.storage.read_bytes(f"{folder}/run.json")))
@@ -119,19 +133,3 @@ class Runs:
 
 class RunTaken(LaunchError):
     """Another live process is training this very run."""
-
-
-def is_held(record: RunRecord, here: Owner, started: float | None) -> bool:
-    """Whether the recorded process lives and is not this one. `started`: when the process that has its pid now was
-    started, None where there is none. Other hosts, and this one before a reboot, cannot be asked: not held."""
-    if started is None or record.host != here.host or record.pid == here.pid:
-        return False
-    return abs(started - record.pid_started) <= 1.0
-
-
-def started_at(pid: int) -> float | None:
-    """When the process with this pid was started; None where there is none."""
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return None

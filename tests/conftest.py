@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -77,6 +78,15 @@ def leaves_nothing_behind() -> Iterator[None]:
             continue
     assert not names, f"the test left processes behind: {names}"
     assert not changed, f"the test changed environment variables: {sorted(changed)}"
+
+
+@pytest.fixture(scope="session")
+def private_mounts() -> list[str]:
+    """How a command begins that may mount what only itself sees; skips where the machine does not let us."""
+    command = ["unshare", "-rm"]
+    if subprocess.run([*command, "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True).returncode:
+        pytest.skip("no private mounts here")
+    return command
 
 
 @pytest.fixture(scope="session")

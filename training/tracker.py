@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from training.process_id import this_process
 from training.tracking_buffer import Journal
 from training.tracking_rules import (
     HEARTBEAT_S,
@@ -24,8 +25,8 @@ from training.tracking_rules import (
     client_limits,
     end_status,
     flat_params,
+    process_tags,
     split_finite,
-    this_process,
     without_password,
 )
 
@@ -90,7 +91,7 @@ class Tracker:
 
     def _start(self, key: str, name: str, parent: str | None, tags: dict[str, str]) -> None:
         now = time.time()
-        tags = {**self.settings.tags, **tags, **this_process().tags(now), "sparkring.job": self.job}
+        tags = {**self.settings.tags, **tags, **process_tags(this_process(), now), "sparkring.job": self.job}
         self._open.append(key)
         self._put("start", key, name=name, parent=parent, tags=_texts(tags), resume=self.resume)
 

@@ -28,16 +28,16 @@ from mlflow.entities import DatasetInput, InputTag, LoggedModel, LoggedModelOutp
 from mlflow.exceptions import MlflowException
 
 from conf.schema_tracking import TrackingConfig
+from conf.storage import exclusive
+from training.process_id import this_process
 from training.processes import adopt_orphans, end_descendants
-from training.tracking_buffer import Journal, Op, abandoned_journals, exclusive
+from training.tracking_buffer import Journal, Op, abandoned_journals
 from training.tracking_rules import (
     TrackerSettings,
     Unreachable,
     is_abandoned,
-    live_processes,
     new_points,
     open_runs,
-    this_process,
     without_password,
 )
 
@@ -245,9 +245,9 @@ class MlflowSink:
         return newest.info.run_id if newest is not None and newest.info.status != "FINISHED" else None
 
     def _close_abandoned(self) -> None:
-        client, here, alive = self._connect(), this_process(), live_processes()
+        client, here = self._connect(), this_process()
         for run in client.search_runs([self._experiment], "attributes.status = 'RUNNING'"):
-            if run.info.run_id not in self.runs.values() and is_abandoned(run.data.tags, time.time(), here, alive):
+            if run.info.run_id not in self.runs.values() and is_abandoned(run.data.tags, time.time(), here):
                 log.warning("run %s was left RUNNING by a process that is gone; closing it", run.info.run_id)
                 client.set_tag(run.info.run_id, "sparkring.closed_by", f"{here.host} {here.pid}: its process was gone")
                 client.set_terminated(run.info.run_id, "KILLED")

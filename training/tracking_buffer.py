@@ -11,7 +11,6 @@ job or `replay` finishes it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -20,9 +19,10 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from conf.storage import lock_file
 
 log = logging.getLogger(__name__)
 Op = dict[str, Any]
@@ -121,21 +121,6 @@ def abandoned_journals(root: Path) -> Iterator[Journal]:
 def _try_lock(path: Path) -> int | None:
     """The locked descriptor, None where another process holds it or the journal is just being deleted."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        return lock_file(path)
     except OSError:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Wait for and hold a lock between processes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

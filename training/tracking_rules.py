@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psutil
+
+from training.process_id import ProcessId, is_running
 
 PARAM_CHARACTERS = 6000  # MLflow's limits
 KEY_CHARACTERS = 250
@@ -100,48 +101,27 @@ def end_status(error: BaseException | None) -> str:
     return "FAILED"
 
 
-@dataclass(frozen=True)
-class Owner:
-    """The process a run belongs to; `started` tells a reused pid from the real one."""
-
-    host: str
-    pid: int
-    started: float
-
-    def tags(self, now: float) -> dict[str, str]:
-        return {
-            "sparkring.host": self.host,
-            "sparkring.pid": str(self.pid),
-            "sparkring.pid_started": f"{self.started:.2f}",
-            "sparkring.heartbeat": f"{now:.0f}",
-        }
+def process_tags(process: ProcessId, now: float) -> dict[str, str]:
+    """What a run says of the process it belongs to."""
+    return {
+        "sparkring.host": process.host,
+        "sparkring.pid": str(process.pid),
+        "sparkring.start_ticks": str(process.start_ticks),
+        "sparkring.heartbeat": f"{now:.0f}",
+    }
 
 
-def this_process() -> Owner:
-    """The host is its name and boot id: containers share names, reboots reuse pids."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    identity = boot.read_text().strip()[:8] if boot.exists() else ""
-    return Owner(f"{socket.gethostname()}/{identity}", os.getpid(), psutil.Process().create_time())
-
-
-def is_abandoned(tags: Mapping[str, str], now: float, here: Owner, alive: Mapping[int, float]) -> bool:
-    """Whether a RUNNING run's process is gone. On this host by pid and start time (`alive`: pid -> create time), on
-    another by a heartbeat older than STALE_S. A run without our tags is nobody's business.
+def is_abandoned(tags: Mapping[str, str], now: float, here: ProcessId) -> bool:
+    """Whether a RUNNING run's process is gone: where it can be seen from `here` by looking, elsewhere by a heartbeat
+    older than STALE_S. A run without our tags is nobody's business, nor one whose tags somebody has changed.
     """
-    if "sparkring.pid" not in tags or "sparkring.host" not in tags:
+    try:
+        numbers = [int(tags[f"sparkring.{name}"]) for name in ("pid", "start_ticks", "heartbeat")]
+    except (KeyError, ValueError):
         return False
-    if tags["sparkring.host"] == here.host:
-        started = alive.get(int(tags["sparkring.pid"]))
-        return started is None or abs(started - float(tags["sparkring.pid_started"])) > 1.0
-    return now - float(tags.get("sparkring.heartbeat", "0")) > STALE_S
-
-
-def live_processes() -> dict[int, float]:
-    """pid -> create time of every process of this host."""
-    found = {}
-    for process in psutil.process_iter(["create_time"]):
-        found[process.pid] = process.info["create_time"]
-    return found
+    pid, ticks, heartbeat = numbers
+    running = is_running(ProcessId(tags.get("sparkring.host", ""), pid, ticks), here)
+    return now - heartbeat > STALE_S if running is None else not running
 
 
 class SystemSampler:

@@ -91,9 +91,9 @@ def test_a_status_that_cannot_be_written_does_not_hide_why_the_job_ended(
 ) -> None:
     """As on a full disk: here the run's folder is gone, and a file is where it would be made again."""
     runs = Runs(str(tmp_path / "runs"), "b")
-    record, _ = runs.begin(config(), "f" * 64)
-    folder = tmp_path / "runs/b" / record.folder
-    shutil.rmtree(folder)
-    folder.write_text("")
-    note_end(runs, record, "failed")
+    with runs.begin(config(), "f" * 64) as (record, _):
+        folder = tmp_path / "runs/b" / record.folder
+        shutil.rmtree(folder)
+        folder.write_text("")
+        note_end(runs, record, "failed")
     assert "run.json still says 'running', not 'failed'" in caplog.text

@@ -40,8 +40,8 @@ def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
     (folder / "dataset").mkdir()
     (folder / "dataset/_manifest.json").write_text(manifest.to_json())
     runs = Runs(f"{folder}/runs", "again")
-    record, _ = runs.begin(made_with.config, manifest.fingerprint)
-    runs.update(record.folder, status="finished")
+    with runs.begin(made_with.config, manifest.fingerprint) as (record, _):
+        runs.update(record.folder, status="finished")
     train = {
         "engine": "torch-gloo",
         "world": 3,

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from conf.load import Resolved, load_config
+from conf.storage import Storage
 from pipelines import batch, etl_job, train_job
-from pipelines.runs import RunRecord, Runs, RunTaken, is_held
+from pipelines.runs import Runs, RunTaken
 from training.failure import LaunchError
-from training.tracking_rules import Owner
+from training.process_id import start_ticks
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
@@ -85,46 +89,63 @@ def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
         batch.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)
 
 
-def record(**changes: Any) -> RunRecord:
-    return replace(RunRecord("r", "running", "t", "f", None, host="h/boot1", pid=20, pid_started=100.0), **changes)
+def without_locks(folder: str, name: str) -> Runs:
+    """Runs in a folder that is reached through fsspec, as some object stores are."""
+    runs, fs = Runs(folder, name), PyFileSystem(FSSpecHandler(LocalFileSystem(auto_mkdir=True)))
+    runs.storage = Storage(fs, runs.storage.root, runs.storage.uri)
+    return runs
 
 
 @pytest.mark.parametrize(
-    ("changes", "started", "held"),
+    ("changes", "taken"),
     [
-        ({}, 100.0, True),
-        ({}, None, False),  # it has ended
-        ({}, 900.0, False),  # another process has its pid now
-        ({"host": "h/boot0"}, 100.0, False),  # before a reboot, or another container of this name
-        ({"host": "elsewhere/boot1"}, 100.0, False),  # cannot be asked
-        ({"pid": 10}, 100.0, False),  # this process itself, as in a notebook
-        ({"pid_started": 0.0}, 100.0, False),  # written before start times were
+        ({}, True),
+        ({"pid": 2**22 + 1}, False),  # it has ended
+        ({"start_ticks": 1}, False),  # another process has its pid now
+        ({"host": "elsewhere/boot1/1"}, False),  # cannot be seen
+        ({"status": "failed"}, False),
     ],
 )
-def test_whose_process_holds_a_run(changes: dict[str, Any], started: float | None, held: bool) -> None:
-    assert is_held(record(**changes), Owner("h/boot1", 10, 50.0), started) is held
+def test_on_an_object_store_a_run_is_held_by_a_process_of_this_host_that_lives(
+    tmp_path: Path, changes: dict[str, Any], taken: bool
+) -> None:
+    job, runs = resolved(tmp_path).config, without_locks(str(tmp_path / "runs"), "runs")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) as other:
+        ticks = start_ticks(other.pid)
+        assert ticks is not None
+        with runs.begin(job, "f") as (record, _):
+            runs.update(record.folder, **{"pid": other.pid, "start_ticks": ticks} | changes)
+        with pytest.raises(RunTaken) if taken else nullcontext(), runs.begin(job, "f") as (again, continued):
+            assert continued and again.folder == record.folder
+        other.communicate(b"end\n")
 
 
-BEGIN = """
+BEGIN = f"""
 import sys
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 from conf.load import load_config
+from conf.storage import Storage
 from pipelines.runs import Runs, RunTaken
+{inspect.getsource(without_locks)}
 config = load_config(sys.argv[1]).config
 runs = Runs(config.storage.runs, "runs")
-sys.stdout.write("ready\\n"), sys.stdout.flush(), sys.stdin.readline()
+print("ready", flush=True), sys.stdin.readline()
 try:
-    print(runs.begin(config, "f")[0].folder, flush=True)
+    with runs.begin(config, "f") as (record, _):
+        print(record.folder, flush=True)
+        sys.stdin.readline()
 except RunTaken:
     print("taken", flush=True)
-sys.stdin.readline()
+    sys.stdin.readline()
 """
 
 
 def test_of_commands_started_in_the_same_moment_one_takes_the_run(tmp_path: Path) -> None:
     job = resolved(tmp_path)
     runs = Runs(job.config.storage.runs, "runs")
-    begun, _ = runs.begin(job.config, "f")
-    runs.update(begun.folder, status="interrupted")
+    with runs.begin(job.config, "f") as (begun, _):
+        runs.update(begun.folder, status="interrupted")
     command = [sys.executable, "-c", BEGIN, str(tmp_path / "runs.yaml")]
     several = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT) for _ in range(3)]
     try:
@@ -135,9 +156,24 @@ def test_of_commands_started_in_the_same_moment_one_takes_the_run(tmp_path: Path
             process.stdin.flush()  # type: ignore[union-attr]
         said = [process.stdout.readline().strip() for process in several]  # type: ignore[union-attr]
         assert sorted(said) == sorted([begun.folder, "taken", "taken"])
-        with pytest.raises(RunTaken, match="is being trained by process"):
-            runs.begin(job.config, "f")
+        with pytest.raises(RunTaken, match="is being trained by process"), runs.begin(job.config, "f"):
+            pass
     finally:
         for process in several:
             process.communicate("end\n")
-    assert runs.begin(job.config, "f") == (runs.read(begun.folder), True)
+    with runs.begin(job.config, "f") as chosen:
+        assert chosen == (runs.read(begun.folder), True)
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_step_of_the_clock_gives_no_live_run_away(tmp_path: Path, private_mounts: list[str], locks: bool) -> None:
+    """With the clock, the kernel moves the time of boot in /proc/stat, and so the create time of every process."""
+    job = resolved(tmp_path).config
+    stepped = re.sub(r"btime (\d+)", lambda found: f"btime {int(found[1]) + 2}", Path("/proc/stat").read_text())
+    (tmp_path / "stat").write_text(stepped)
+    (tmp_path / "begin.py").write_text(BEGIN if locks else BEGIN.replace("runs = Runs(", "runs = without_locks("))
+    run = f"mount --bind {tmp_path}/stat /proc/stat && exec {sys.executable} {tmp_path}/begin.py {tmp_path}/runs.yaml"
+    with (Runs if locks else without_locks)(job.storage.runs, "runs").begin(job, "f"):
+        command = [*private_mounts, "sh", "-c", run]
+        done = subprocess.run(command, input="\n\n", text=True, capture_output=True, cwd=ROOT)
+    assert done.stdout.split() == ["ready", "taken"], done.stderr

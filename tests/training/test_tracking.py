@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from training.process_id import this_process
 from training.tracker import Tracker, git_commit
 from training.tracking import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, replay
-from training.tracking_rules import this_process
+from training.tracking_rules import process_tags
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
@@ -369,7 +370,10 @@ def test_runs_of_processes_that_are_gone_are_closed_without_their_journal(store:
         "elsewhere, alive": replace(here, host="far/1"),
     }
     beats = {"elsewhere, silent": now - 3600}
-    runs = {how: client.create_run(experiment, tags=owner.tags(beats.get(how, now))) for how, owner in owners.items()}
+    runs = {
+        how: client.create_run(experiment, tags=process_tags(owner, beats.get(how, now)))
+        for how, owner in owners.items()
+    }
     foreign = client.create_run(experiment)
     with Tracker(settings, job="next", name="next") as tracker:
         assert tracker.flush(60)

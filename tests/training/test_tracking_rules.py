@@ -1,23 +1,22 @@
 from __future__ import annotations
 
 import math
-import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from training.process_id import this_process
 from training.tracking_rules import (
-    Owner,
     SystemSampler,
     end_status,
     flat_params,
     is_abandoned,
-    live_processes,
     new_points,
     open_runs,
+    process_tags,
     split_finite,
-    this_process,
 )
 
 
@@ -77,7 +76,8 @@ def test_every_run_without_an_end_is_open(ended: list[str], left: list[str]) -> 
     assert open_runs({"job": "1", "etl": "2", "train": "3"}, ended) == left
 
 
-HERE = Owner("here/1", 10, 5.0)
+HERE = this_process()
+GONE = replace(HERE, pid=2**22 + 1)
 
 
 @pytest.mark.parametrize(
@@ -85,22 +85,17 @@ HERE = Owner("here/1", 10, 5.0)
     [
         ({}, False),
         ({"mlflow.user": "x"}, False),
-        (Owner("here/1", 20, 100.0).tags(0), False),  # alive, however old its heartbeat
-        (Owner("here/1", 20, 90.0).tags(1e9), True),  # another process has its pid now
-        (Owner("here/1", 21, 100.0).tags(1000.0), True),
-        (Owner("there/1", 21, 100.0).tags(900.0), False),  # elsewhere: by heartbeat
-        (Owner("there/1", 21, 100.0).tags(300.0), True),
-        (Owner("here/2", 20, 100.0).tags(999.0), False),  # this host before a reboot, or a container of its name
+        (process_tags(HERE, 0), False),  # alive, however old its heartbeat
+        (process_tags(replace(HERE, start_ticks=HERE.start_ticks - 1), 1e9), True),  # another process has its pid now
+        (process_tags(GONE, 1000), True),
+        (process_tags(GONE, 1000) | {"sparkring.pid": "5'; drop"}, False),  # somebody's hand has been at it
+        (process_tags(replace(GONE, host="there/1/1"), 900), False),  # elsewhere: by heartbeat
+        (process_tags(replace(GONE, host="there/1/1"), 300), True),
+        (process_tags(replace(GONE, host=HERE.host + "0"), 999), False),  # a container of this host's name
     ],
 )
 def test_whose_process_is_gone(tags: dict[str, str], gone: bool) -> None:
-    assert is_abandoned(tags, now=1000.0, here=HERE, alive={20: 100.0}) is gone
-
-
-def test_this_process_is_alive() -> None:
-    me = this_process()
-    assert me.pid == os.getpid()
-    assert not is_abandoned(me.tags(0), 1e12, this_process(), live_processes())
+    assert is_abandoned(tags, now=1000.0, here=HERE) is gone
 
 
 def test_system_metrics_have_units_and_values() -> None:
