@@ -38,7 +38,8 @@ class Storage:
         return isinstance(self.fs, pafs.LocalFileSystem)
 
     def path(self, relative: str = "") -> str:
-        return f"{self.root}/{relative}".rstrip("/") if relative else self.root
+        """Raises ValueError where `relative` would leave this folder."""
+        return f"{self.root}/{check_below(relative)}".rstrip("/") if relative else self.root
 
     def at(self, relative: str) -> Storage:
         """The folder `relative` below this one."""
@@ -111,6 +112,13 @@ class Storage:
                 return piece
 
             return sha256_stream(iter(read, b""))
+
+
+def check_below(path: str) -> str:
+    """The path; ValueError where it is absolute or may leave the folder it is relative to."""
+    if path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise ValueError(f"{path!r} must stay below its folder: no leading `/`, no `..`")
+    return path
 
 
 def sha256_stream(chunks: Iterator[bytes]) -> str:

@@ -24,12 +24,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AfterValidator
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from conf.storage import CHUNK_BYTES, Storage
+from conf.stored import Stored, read
 from training.checkpoint_catalog import (
     MARKER,
     CheckpointInfo,
@@ -53,15 +55,17 @@ from training.checkpoint_format import (
 )
 from training.checkpoint_peers import Peers, solo
 from training.checkpoint_plan import (
+    Index,
     JsonSavePlanner,
     build_index,
     decode_plan,
     encode_plan,
     fill_state,
     mismatch,
+    read_index,
 )
 from training.checkpoint_policy import Retention, best_step, expendable
-from training.checkpoint_rng import capture_rng, restore_rng
+from training.checkpoint_rng import capture_rng, checked_rng, restore_rng
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0  # at how far the writing thread is, while training waits for it
@@ -368,14 +372,35 @@ class Checkpointer:
         answers = self.peers.together(f"verifying the checkpoint of step {info.step}", check)
         return [problem for answer in answers for problem in answer]
 
-    def load(self, info: CheckpointInfo, state: dict[str, Any], random_state: bool = True) -> Restored:
+    def load(
+        self,
+        info: CheckpointInfo,
+        state: dict[str, Any],
+        random_state: bool = True,
+        check: Callable[[dict[str, Any]], Any] = lambda trainer: None,
+    ) -> Restored:
         """Fill `state` in place, whatever world and layout wrote it; restores this rank's random state if the world is
-        the same. Raises CheckpointError with the names that are missing, unexpected or misshapen, before touching any.
+        the same. `check(trainer)` raises where the loop could not go on from these values. Raises CheckpointError with
+        what is damaged, and the names that are missing, unexpected or misshapen, before touching any.
         """
-        folder = self.storage.at(f"step-{info.step}")
-        index = json.loads(folder.read_bytes(f"{info.generation}/index.json"))
-        have = _shapes(state)
-        names = self.peers.together("comparing names", lambda: sorted(have))
+        folder, have = self.storage.at(f"step-{info.step}"), _shapes(state)
+        opened: list[tuple[Index, TrainerFile, RankFile | None]] = []
+
+        def open_files() -> list[str]:
+            index, trainer = read_index(folder, info.generation, info.files), f"{info.generation}/trainer.json"
+            own = f"{info.generation}/rank-{self.peers.rank:05d}.json"
+            opened.append(
+                (
+                    index,
+                    read(TrainerFile, folder, trainer),
+                    read(RankFile, folder, own) if info.world == self.peers.world else None,
+                )
+            )
+            check(opened[0][1].trainer)
+            return sorted(have)
+
+        names = self.peers.together(f"opening {info.uri}", open_files)
+        ((index, trainer, own),) = opened
         everyone = {name for answer in names for name in answer}
 
         def compare() -> None:
@@ -383,20 +408,32 @@ class Checkpointer:
                 raise CheckpointError("the checkpoint is of another model: " + "; ".join(problems))
 
         self.peers.together(f"loading {info.uri}", compare)
-        read = itertools.count(1)
+        pieces = itertools.count(1)
 
         def read_box(chunk: Any, start: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-            self.tick(f"load box {next(read)} of step-{info.step}")
+            self.tick(f"load box {next(pieces)} of step-{info.step}")
             return read_rows(folder, chunk, start, lengths)
 
         self.peers.together(f"loading {info.uri}", lambda: fill_state(state, index, read_box))
-        trainer = decode_value(json.loads(folder.read_bytes(f"{info.generation}/trainer.json"))["trainer"])
-        if info.world != self.peers.world:
-            return Restored(trainer, None)
-        own = decode_value(json.loads(folder.read_bytes(f"{info.generation}/rank-{self.peers.rank:05d}.json")))
+        if own is None:
+            return Restored(trainer.trainer, None)
         if random_state:
-            restore_rng(own["rng"])
-        return Restored(trainer, own["state"])
+            restore_rng(own.rng)
+        return Restored(trainer.trainer, own.state)
+
+
+class TrainerFile(Stored):
+    """trainer.json: what the loop gave."""
+
+    trainer: Annotated[dict[str, Any], AfterValidator(decode_value)]
+    versions: dict[str, str]
+
+
+class RankFile(Stored):
+    """rank-00000.json: what belongs to one rank."""
+
+    rng: Annotated[Any, AfterValidator(decode_value), AfterValidator(checked_rng)]
+    state: Annotated[dict[str, Any] | None, AfterValidator(decode_value)]
 
 
 @dataclass(frozen=True)

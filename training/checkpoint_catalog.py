@@ -7,14 +7,18 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from conf.manifest import digest
 from conf.storage import Storage
+from conf.stored import Count, FolderName, RelativePath, Sha256, Stored, StoredError, parse, up_to
 from training.checkpoint_format import decode_value, encode_value, to_json
 
 MARKER = "COMMIT.json"
 FORMAT_VERSION = 1
+SHARED = ("index.json", "trainer.json")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,32 @@ class CheckpointInfo:
         return sum(file["bytes"] for file in self.files.values())
 
 
+class WrittenFile(Stored):
+    bytes: Count
+    sha256: Sha256
+
+
+class Marker(Stored):
+    """COMMIT.json: every file of a checkpoint. `digest` is of all the rest, so that no part of it can be changed."""
+
+    format: Annotated[int, up_to(FORMAT_VERSION)]
+    step: Count
+    generation: FolderName
+    world: Annotated[int, Field(ge=1)]
+    metric: Annotated[float | None, BeforeValidator(decode_value)]
+    time: str
+    files: dict[RelativePath, WrittenFile]
+    digest: Sha256
+
+    @model_validator(mode="after")
+    def _lists_every_file(self) -> Self:
+        ranks = range(min(self.world, len(self.files)))  # the world may be any number
+        wanted = [*SHARED, *(f"rank-{rank:05d}.json" for rank in ranks)]
+        if missing := [name for name in wanted if f"{self.generation}/{name}" not in self.files]:
+            raise ValueError(f"files of {self.world} ranks are not all listed, such as {missing[0]}")
+        return self
+
+
 def encode_marker(
     step: int, generation: str, world: int, metric: float | None, files: dict[str, dict[str, Any]]
 ) -> bytes:
@@ -50,18 +80,13 @@ def encode_marker(
 
 
 def parse_marker(data: bytes, uri: str) -> CheckpointInfo:
-    """Raises ValueError for a marker that is cut, changed, or of a newer format."""
-    try:
-        marker = json.loads(data)
-        expected = marker.pop("digest")
-        if marker["format"] > FORMAT_VERSION:
-            raise ValueError(f"format {marker['format']} is newer than this sparkring's {FORMAT_VERSION}: upgrade it")
-        if digest(marker) != expected:
-            raise ValueError("its digest does not match its content")
-        metric = decode_value(marker["metric"])
-        return CheckpointInfo(marker["step"], uri, marker["generation"], marker["world"], metric, marker["files"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no {error} in it") from error
+    """Raises StoredError for a marker that is cut, changed, of a newer format, or lacks a file of its checkpoint."""
+    marker, content = parse(Marker, data, f"{uri}/{MARKER}"), json.loads(data)
+    expected = content.pop("digest")
+    if digest(content) != expected:
+        raise StoredError(f"{uri}/{MARKER}: its digest does not match its content")
+    files = {path: file.model_dump() for path, file in marker.files.items()}
+    return CheckpointInfo(marker.step, uri, marker.generation, marker.world, marker.metric, files)
 
 
 def committed(storage: Storage) -> tuple[list[CheckpointInfo], list[str]]:
@@ -74,10 +99,10 @@ def committed(storage: Storage) -> tuple[list[CheckpointInfo], list[str]]:
         try:
             info = parse_marker(storage.read_bytes(path), storage.at(folder).uri)
             if folder != f"step-{info.step}":
-                raise ValueError(f"it is of step {info.step}")
+                raise StoredError(f"{info.uri}/{MARKER}: is of step {info.step}")
             good.append(info)
         except ValueError as error:
-            bad.append(f"{path}: not a marker: {error}")
+            bad.append(str(error))
     return sorted(good, key=lambda info: info.step), bad
 
 

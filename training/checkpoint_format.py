@@ -12,13 +12,15 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import AfterValidator
 
 from conf.storage import CHUNK_BYTES, Storage, fsync_folder
 
@@ -171,20 +173,35 @@ def encode_value(value: Any, where: str) -> Any:
 
 
 def decode_value(value: Any) -> Any:
+    """ValueError for what `encode_value` does not make."""
     if isinstance(value, list):
         return [decode_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if "__float__" in value:
-        return float(value["__float__"])
-    if "__tuple__" in value:
-        return tuple(decode_value(item) for item in value["__tuple__"])
-    if "__bytes__" in value:
-        return base64.b64decode(value["__bytes__"])
-    if "__array__" in value:
-        array = np.frombuffer(base64.b64decode(value["__array__"]), dtype=np.dtype(value["dtype"]))
-        return array.reshape(value["shape"]).copy()
-    return {key: decode_value(item) for key, item in value.items()}
+    kind = next((key for key in value if key.startswith("__")), None)
+    if kind is None:
+        return {key: decode_value(item) for key, item in value.items()}
+    try:
+        return DECODERS[kind](value)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{kind}: not a value of this kind ({error!r})") from error
+
+
+def _decode_array(value: dict[str, Any]) -> np.ndarray:
+    dtype = value["dtype"]
+    if not re.fullmatch(r"[<>|=][biuf]\d{1,2}", dtype):
+        raise ValueError(f"__array__: {dtype!r} is no type of numbers")
+    array = np.frombuffer(base64.b64decode(value["__array__"]), dtype=np.dtype(dtype))
+    return array.reshape(value["shape"]).copy()
+
+
+DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "__float__": lambda value: float(value["__float__"]),
+    "__tuple__": lambda value: tuple(decode_value(item) for item in value["__tuple__"]),
+    "__bytes__": lambda value: base64.b64decode(value["__bytes__"]),
+    "__array__": _decode_array,
+}
+Decoded = Annotated[Any, AfterValidator(decode_value)]  # a field of a stored model
 
 
 def to_json(value: Any) -> bytes:

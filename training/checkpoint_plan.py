@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, with_config
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -30,7 +32,10 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
+from conf.storage import Storage
+from conf.stored import STRICT, Count, RelativePath, StoredError, read
 from training.checkpoint_format import DTYPE_NAMES, DTYPES, CheckpointError, Chunk, decode_value, encode_value
 
 
@@ -80,26 +85,93 @@ def decode_plan(encoded: dict[str, Any]) -> SavePlan:
     return SavePlan(items, planner_data={fqn: tuple(path) for fqn, path in encoded["paths"].items()})
 
 
-def build_index(parts: Iterable[dict[str, Any]], paths: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The whole checkpoint from what each rank wrote: `{"tensors": {fqn: {dtype, shape, chunks}}, "values", "paths"}`.
+@with_config(STRICT)
+class StoredChunk(TypedDict):
+    file: RelativePath
+    name: str
+    offsets: list[Count]
+    sizes: list[Count]
+    begin: Count
+    end: Count
 
-    Raises CheckpointError where the chunks of a tensor do not cover it.
-    """
-    tensors: dict[str, Any] = {}
+
+@with_config(STRICT)
+class StoredTensor(TypedDict):
+    dtype: str
+    shape: list[Count]
+    chunks: list[StoredChunk]
+
+
+def covered(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The same; ValueError for a tensor whose chunks are not each of its elements once."""
+    for fqn, entry in tensors.items():
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"{fqn}: dtype {entry['dtype']!r} is none of {sorted(DTYPES)}")
+        shape, itemsize = entry["shape"], DTYPES[entry["dtype"]].itemsize
+        chunks = [chunk for chunk in entry["chunks"] if 0 not in chunk["sizes"]]
+        for chunk in entry["chunks"]:
+            whole = len(chunk["offsets"]) == len(chunk["sizes"]) == len(shape)
+            inside = whole and all(o + n <= d for o, n, d in zip(chunk["offsets"], chunk["sizes"], shape, strict=True))
+            if not inside or chunk["end"] - chunk["begin"] != math.prod(chunk["sizes"]) * itemsize:
+                raise ValueError(f"{fqn}: {chunk} is no part of a {entry['dtype']} tensor of shape {shape}")
+        have = sum(math.prod(chunk["sizes"]) for chunk in chunks)
+        if have != math.prod(shape) or _overlap(chunks, len(shape)):
+            raise ValueError(f"{fqn}: chunks of {have} elements do not cover a tensor of shape {shape} once")
+    return tensors
+
+
+def _overlap(chunks: list[StoredChunk], dims: int) -> bool:
+    """Whether two chunks share an element. Swept along the dim that is cut most, so few are compared."""
+    if dims == 0:
+        return len(chunks) > 1
+    along = max(range(dims), key=lambda dim: len({chunk["offsets"][dim] for chunk in chunks}))
+    near: list[StoredChunk] = []
+    for chunk in sorted(chunks, key=lambda chunk: chunk["offsets"][along]):
+        near = [n for n in near if n["offsets"][along] + n["sizes"][along] > chunk["offsets"][along]]
+        if any(_meet(chunk, other) for other in near):
+            return True
+        near.append(chunk)
+    return False
+
+
+def _meet(one: StoredChunk, other: StoredChunk) -> bool:
+    edges = zip(one["offsets"], one["sizes"], other["offsets"], other["sizes"], strict=True)
+    return all(a < b + n and b < a + m for a, m, b, n in edges)
+
+
+@with_config(STRICT)
+class Index(TypedDict):
+    """index.json: where tensors' chunks are, the values that are no tensors, and each name's path in the state."""
+
+    tensors: Annotated[dict[str, StoredTensor], AfterValidator(covered)]
+    values: dict[str, Any]
+    paths: dict[str, list[str | int]]
+
+
+def build_index(parts: Iterable[dict[str, Any]], paths: dict[str, tuple[Any, ...]]) -> Index:
+    """The whole checkpoint from what each rank wrote. ValueError where the chunks of a tensor do not cover it."""
+    tensors: dict[str, StoredTensor] = {}
     values: dict[str, Any] = {}
     for part in parts:
         values |= part["values"]
         for row in part["chunks"]:
             entry = tensors.setdefault(row["fqn"], {"dtype": row["dtype"], "shape": row["shape"], "chunks": []})
-            entry["chunks"].append({key: row[key] for key in ("file", "name", "offsets", "sizes", "begin", "end")})
-    for fqn, entry in tensors.items():
-        have = sum(torch.Size(chunk["sizes"]).numel() for chunk in entry["chunks"])
-        if have != torch.Size(entry["shape"]).numel():
-            raise CheckpointError(f"{fqn}: the ranks wrote {have} elements of a tensor of shape {entry['shape']}")
-    return {"tensors": tensors, "values": values, "paths": {fqn: list(path) for fqn, path in paths.items()}}
+            chunk: Any = {key: row[key] for key in StoredChunk.__annotations__}
+            entry["chunks"].append(chunk)
+    return {"tensors": covered(tensors), "values": values, "paths": {fqn: list(path) for fqn, path in paths.items()}}
 
 
-def to_metadata(index: dict[str, Any]) -> Metadata:
+def read_index(folder: Storage, generation: str, files: dict[str, dict[str, Any]]) -> Index:
+    """StoredError for an index that is damaged, or names bytes that the marker's `files` do not have."""
+    index = read(Index, folder, f"{generation}/index.json")
+    for fqn, entry in index["tensors"].items():
+        for chunk in entry["chunks"]:
+            if chunk["file"] not in files or chunk["end"] > files[chunk["file"]]["bytes"]:
+                raise StoredError(f"{folder.uri}/{generation}/index.json: {fqn}: {chunk} is in no file of the marker")
+    return index
+
+
+def to_metadata(index: Index) -> Metadata:
     """DCP's view of a stored checkpoint."""
     entries: dict[str, Any] = {fqn: BytesStorageMetadata() for fqn in index["values"]}
     for fqn, entry in index["tensors"].items():
@@ -109,7 +181,7 @@ def to_metadata(index: dict[str, Any]) -> Metadata:
     return Metadata(entries, planner_data={fqn: tuple(path) for fqn, path in index["paths"].items()})
 
 
-def stored_chunk(index: dict[str, Any], where: MetadataIndex) -> Chunk:
+def stored_chunk(index: Index, where: MetadataIndex) -> Chunk:
     """The stored chunk a read item points at."""
     entry = index["tensors"][where.fqn]
     for chunk in entry["chunks"]:
@@ -121,7 +193,7 @@ def stored_chunk(index: dict[str, Any], where: MetadataIndex) -> Chunk:
 
 def fill_state(
     state: dict[str, Any],
-    index: dict[str, Any],
+    index: Index,
     read: Callable[[Chunk, tuple[int, ...], tuple[int, ...]], torch.Tensor],
 ) -> None:
     """Copy into the tensors of `state` (plain or DTensor, any layout) and replace its other values, from storage."""
@@ -137,7 +209,7 @@ def fill_state(
         target.copy_(read(chunk, tuple(item.storage_offsets), tuple(item.lengths)))
 
 
-def mismatch(have: dict[str, list[int] | None], index: dict[str, Any], all_names: set[str]) -> list[str]:
+def mismatch(have: dict[str, list[int] | None], index: Index, all_names: set[str]) -> list[str]:
     """What keeps a stored checkpoint from filling a state, one line per kind of trouble; empty when it fits.
 
     `have`: this rank's names -> shape, None for values; `all_names`: names of all ranks (a pipeline rank has a part).

@@ -21,6 +21,21 @@ def capture_rng() -> dict[str, Any]:
     return state
 
 
+def checked_rng(state: dict[str, Any]) -> dict[str, Any]:
+    """The same; ValueError for what `restore_rng` could not restore, or what would make numpy read beyond its state."""
+    try:
+        torch.Generator().set_state(torch.from_numpy(state["torch"]))
+        random.Random().setstate(state["python"])
+        if not 0 <= state["numpy"][2] <= 624:
+            raise ValueError(f"numpy's position {state['numpy'][2]} is outside its 624 words")
+        np.random.RandomState().set_state(state["numpy"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.Generator("cuda").set_state(torch.from_numpy(state["cuda"]))
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"no random state ({type(error).__name__}: {error})") from error
+    return state
+
+
 def restore_rng(state: dict[str, Any]) -> None:
     torch.set_rng_state(torch.from_numpy(state["torch"]))
     np.random.set_state(state["numpy"])

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
+from conf.stored import Count
 from training.data.batch import ONCE, Batch, Reader
 from training.parallel.base import Strategy, Task
 
@@ -42,25 +44,30 @@ class LoopSettings:
 class TrainerState:
     """All the loop must know to go on as if it had never stopped; JSON in every checkpoint."""
 
-    step: int = 0  # global batches consumed, skipped ones included
-    cursor: int = 0  # samples consumed
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
+    step: Count = 0  # global batches consumed, skipped ones included
+    cursor: Count = 0  # samples consumed
+    skipped_steps: Count = 0
+    skipped_in_a_row: Count = 0
     best_value: float | None = None
-    best_step: int | None = None
+    best_step: Count | None = None
     stop_best: float | None = None
-    evals_without_gain: int = 0
+    evals_without_gain: Count = 0
     stopped_early: bool = False
     loss_sum: float = 0.0  # of the logging window that was open
-    loss_rows: int = 0
+    loss_rows: Count = 0
     last_valid: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> TrainerState:
-        return cls(**values)
+
+class LoopRecord(TypedDict):
+    """What the loop keeps in a checkpoint: where it was, and on which order of which dataset."""
+
+    state: TrainerState
+    dataset: str
+    order: dict[str, Any]
+    config_digest: str
 
 
 class Reporter(Protocol):

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
 from conf.manifest import DatasetManifest, read_manifest
@@ -32,7 +33,7 @@ from training.data.batch import Batch, Reader
 from training.data.build import make_reader
 from training.data.resume import explain_difference
 from training.data.select import AllGather, Tick, alone
-from training.loop import LoopSettings, TrainerState, evaluate_split, fit, total_steps
+from training.loop import LoopRecord, LoopSettings, TrainerState, evaluate_split, fit, total_steps
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
@@ -433,9 +434,11 @@ def restore(
 ) -> TrainerState:
     """Load `info` into the strategy; ValueError where the dataset or an order setting is another, by name."""
     state = strategy.state_dict()
-    restored = checkpoints.load(info, state)
+    record = TypeAdapter(LoopRecord)
+    restored = checkpoints.load(info, state, check=record.validate_python)
     strategy.load_state_dict(state)
-    before = {"dataset": restored.trainer["dataset"]} | restored.trainer["order"]
+    left = record.validate_python(restored.trainer)
+    before = {"dataset": left["dataset"]} | left["order"]
     now = {"dataset": facts["dataset"]} | facts["order"]
     if differences := explain_difference(before, now):
         message = f"{info.uri}: was trained on another order of samples: {'; '.join(differences)}"
@@ -445,7 +448,7 @@ def restore(
                 "or checkpoint.allow_other_order=true to go on all the same"
             )
         log.warning("%s; going on because checkpoint.allow_other_order is set", message)
-    return TrainerState.from_json(restored.trainer["state"])
+    return left["state"]
 
 
 def write_weights(run: Storage, weights: dict[str, torch.Tensor]) -> str:

@@ -11,13 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from conf.manifest import DatasetManifest
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.order import epoch_ids
 from training.data.reader import ParquetReader, ReaderSettings
-from training.loop import LoopSettings, TrainerState, after_evaluation, fit, improved, look_interval, total_steps
+from training.loop import (
+    LoopRecord,
+    LoopSettings,
+    TrainerState,
+    after_evaluation,
+    fit,
+    improved,
+    look_interval,
+    total_steps,
+)
 
 SETTINGS = LoopSettings(epochs=3, steps=None, log_every_steps=10, eval_every_steps=None, stop_metric="loss", patience=2)
 
@@ -59,7 +69,8 @@ def test_a_metric_that_does_not_exist_is_named() -> None:
 
 def test_state_survives_json() -> None:
     state = TrainerState(step=3, cursor=99, last_valid={"loss": 0.1})
-    assert TrainerState.from_json(state.to_json()) == state
+    record = {"state": state.to_json(), "dataset": "d", "order": {}, "config_digest": ""}
+    assert TypeAdapter(LoopRecord).validate_python(record)["state"] == state
 
 
 class Still:

@@ -1,0 +1,85 @@
+"""Every JSON file we store and read back has one strict model; here are its field types, and the way from bytes to it.
+
+What is read may be cut, damaged, of a newer version or made by somebody else. pydantic parses and checks it in one
+pass: nesting, encoding and numbers are bounded by the parser, types and ranges by the model.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from conf.storage import Storage, check_below
+
+MOST_BYTES = 1 << 30  # the index of a checkpoint of thousands of ranks is the largest file of this kind
+SHOWN = 3
+T = TypeVar("T")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Label = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,1000}$", description="one line of text")]
+FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}$", description="one part of a path")]
+RelativePath = Annotated[Label, AfterValidator(check_below)]
+
+
+class StoredError(ValueError):
+    """A stored file is damaged, of a newer version or not one of ours; the message names it and what is wrong."""
+
+
+def up_to(newest: int) -> AfterValidator:
+    """The rule of a field that says which version of its format a file has: `format: Annotated[int, up_to(1)]`."""
+
+    def known(found: int) -> int:
+        if not 1 <= found <= newest:
+            raise ValueError(f"this sparkring reads 1 to {newest}; upgrade sparkring")
+        return found
+
+    return AfterValidator(known)
+
+
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Stored(BaseModel):
+    """The base of what a stored file holds: unknown keys and values of another type are errors."""
+
+    model_config = STRICT
+
+
+def parse(kind: type[T], data: bytes | str, where: str, error: type[StoredError] = StoredError) -> T:
+    """The content of a stored JSON file. Raises `error` naming `where`, the keys, the values and the rules."""
+    try:
+        content: T = _adapter(kind).validate_json(data)
+        return content
+    except ValidationError as found:
+        raise error(f"{where}: {_words(found)}") from None
+
+
+def read(kind: type[T], storage: Storage, relative: str, error: type[StoredError] = StoredError) -> T:
+    """`parse` of a file below `storage`; a missing file is an `error` too."""
+    where = f"{storage.uri}/{relative}"
+    size = storage.size_bytes(relative)
+    if size is None or size > MOST_BYTES:
+        raise error(f"{where}: {'no such file' if size is None else f'{size} bytes; at most {MOST_BYTES} are read'}")
+    return parse(kind, storage.read_bytes(relative), where, error)
+
+
+def _words(found: ValidationError) -> str:
+    problems = found.errors(include_url=False, include_context=False)
+    lines = []
+    for problem in problems[:SHOWN]:
+        rule = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "json_invalid":
+            lines.append(rule)
+            continue
+        key = ".".join(reprlib.repr(part).strip("'") for part in problem["loc"])
+        value = "" if problem["type"] == "missing" else f" = {reprlib.repr(problem['input'])}"
+        lines.append(f"{key}{value}: {rule[:1].lower()}{rule[1:]}".removeprefix(" "))
+    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return "; ".join(lines) + more
