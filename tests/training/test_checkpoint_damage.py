@@ -146,7 +146,7 @@ def test_what_the_loop_cannot_go_on_from_is_found_before_a_tensor_is_touched(tmp
 
 @pytest.mark.parametrize("value", [{"__float__": None}, {"__none__": 1}, {"__tuple__": 3}, {"__bytes__": "a"}])
 def test_values_of_no_kind(value: Any) -> None:
-    with pytest.raises(ValueError, match="__|base64"):
+    with pytest.raises(ValueError, match=r"__|base64"):
         decode_value(value)
 
 
