@@ -8,49 +8,85 @@ import torch
 from problem import make_strategy, train
 
 from training.data.batch import Batch
-from training.models.gpt import GPT, LanguageModelTask
+from training.models.gpt import GPT, Block, LanguageModelTask
 
 VOCAB, ROWS, TOKENS = 40, 16, 16
 
 
-def small_gpt(tied: bool = True, kv_heads: int = 8) -> GPT:
-    """Weights larger than usual, so that clipping acts and every path matters."""
+class Sometimes(Block):
+    """Leaves its mlp out when told to."""
+
+    whole = True
+
+    def forward(self, x_BTM: torch.Tensor) -> torch.Tensor:
+        x_BTM = x_BTM + self.attn(self.norm1(x_BTM))
+        return x_BTM + self.mlp(self.norm2(x_BTM)) if self.whole else x_BTM
+
+
+def small_gpt(tied: bool = True, kv_heads: int = 8, shared: bool = False) -> GPT:
+    """Weights larger than usual, so that clipping acts and every path matters; a norm and a matrix are frozen.
+    `shared`: a weight stands in both blocks."""
     torch.manual_seed(3)
     gpt = GPT(VOCAB, width=32, layers=2, heads=8, kv_heads=kv_heads, hidden=48, tied=tied)
     with torch.no_grad():
         for parameter in gpt.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(5)
+    for name in ("blocks.0.norm1.weight", "blocks.1.attn.v.weight"):
+        gpt.get_parameter(name).requires_grad_(False)
+    if shared:
+        gpt.blocks[1].mlp.up.weight = gpt.blocks[0].mlp.up.weight
+    gpt.blocks[1].__class__ = Sometimes
     return gpt
 
 
 def token_batch(step: int, rows: int = ROWS) -> Batch:
-    """Row 3 is padding."""
+    """Rows weigh differently; row 3 is padding."""
     make = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, VOCAB, (rows, TOKENS + 1), generator=make)
-    weight = torch.ones(rows)
+    weight = 0.25 + 1.5 * torch.rand(rows, generator=make)
     weight[3] = 0
     return Batch({"tokens": tokens}, rows, rows - 1, (step + 1) * rows, weight)
 
 
+PROBLEM = {
+    "tied": True,
+    "kv_heads": 8,
+    "shared": False,
+    "steps": 10,
+    "spoil": 0.0,
+    "dtype": "float64",
+    "optimizer": "adamw",
+    "lr": 1e-3,
+}
+
+
 def run_case(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
-    """`case`: parallel settings, and tied, kv_heads, steps, spoil, dtype, optimizer of the problem."""
-    options = {"tied": True, "kv_heads": 8, "steps": 10, "spoil": 0.0, "dtype": "float64", "optimizer": "adamw", **case}
-    problem = {key: options.pop(key) for key in ("tied", "kv_heads", "steps", "spoil", "dtype", "optimizer")}
+    """`case`: parallel settings, and keys of PROBLEM. Two batch sizes, of which the second leaves ranks and
+    micro-batches with fewer rows or none; every third step leaves a layer out."""
+    problem = {**PROBLEM, **{key: value for key, value in case.items() if key in PROBLEM}}
+    options = {key: value for key, value in case.items() if key not in PROBLEM}
     strategy = make_strategy(rank, world, {"engine": "torch", "accumulate": 2, **options}, clip=0.5)
-    model = small_gpt(problem["tied"], problem["kv_heads"]).to(getattr(torch, problem["dtype"]))
-    batches = [token_batch(step) for step in range(problem["steps"])]
-    result = train(
-        strategy, model, LanguageModelTask(), batches, optimizer=problem["optimizer"], spoil=problem["spoil"]
-    )
+    model = small_gpt(problem["tied"], problem["kv_heads"], problem["shared"]).to(getattr(torch, problem["dtype"]))
+
+    block = model.blocks[1]
+
+    def before_step(step: int) -> None:
+        block.whole = step % 3 != 1
+
+    batches = [token_batch(step, (ROWS, 13)[step % 2]) for step in range(problem["steps"])]
+    asked = {key: problem[key] for key in ("optimizer", "spoil", "lr")}
+    result = train(strategy, model, LanguageModelTask(), batches, before_step=before_step, **asked)
     strategy.axis.close(failed=True)  # keeps the process groups for the next case
     return result
 
 
+ORACLE = (set(PROBLEM) | {"precision"}) - {"spoil"}  # what one process takes of a case
+
+
 def one_process(case: dict[str, Any]) -> dict[str, Any]:
     """The same problem without any parallelism."""
-    problem = ("tied", "kv_heads", "steps", "dtype", "precision", "optimizer", "accumulate")
-    return run_case(0, 1, {key: value for key, value in case.items() if key in problem})
+    return run_case(0, 1, {key: value for key, value in case.items() if key in ORACLE})
 
 
 def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:

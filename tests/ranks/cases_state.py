@@ -15,7 +15,7 @@ from torch import nn
 
 from training.models.gpt import LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel.core import MeshStrategy
+from training.parallel.core import REACH_STEPS, MeshStrategy
 
 HALF = 4
 
@@ -99,10 +99,13 @@ def unreached(rank: int, world: int, payload: dict[str, Any]) -> dict[str, str]:
         try:
             model = tower(idle=True) if cut else Idle().double()
             strategy.prepare(model, SquaredError(), lambda named: build_optimizer(named))
-            strategy.forward_backward(rank_part(table_batch(0, 24), strategy))
+            for step in range(REACH_STEPS):
+                strategy.forward_backward(rank_part(table_batch(step, 24), strategy))
+                strategy.step(1e-3)
             messages[name] = "accepted"
         except ValueError as error:
             messages[name] = str(error)
+        strategy.axis.close(failed=True)
     dist.barrier()  # an early exit would end the other's ring before it has looked
     return messages
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,23 +15,30 @@ from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.core import MeshStrategy
 from training.parallel.reduce import local_tensor
-from training.parallel.state import plain_name, whole_tensor
+from training.parallel.state import model_tensors, plain_name, whole_tensor
 
 CPU = torch.device("cpu")
 
 
 class Net(nn.Module):
-    """A user's module: blocks in a ModuleList, a branch, biases, a scalar parameter."""
+    """A user's module: blocks in a ModuleList, a branch, biases, a scalar parameter, a frozen one, a weight that two
+    blocks share, and an expert that few rows reach: in some steps on no rank, in others on some."""
 
-    def __init__(self, width: int = 16, blocks: int = 3) -> None:
+    def __init__(self, width: int = 16, blocks: int = 4) -> None:
         super().__init__()
+        self.expert = nn.Linear(6, width)  # the first parameter there is
         self.inner = nn.Linear(6, width)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(blocks))
         self.gain = nn.Parameter(torch.ones(()))
         self.head = nn.Linear(width, 1)
+        self.blocks[0][0].weight.requires_grad_(False)
+        self.blocks[2][0].weight = self.blocks[1][0].weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.inner(x)
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        x = self.inner(rows)
+        chosen = rows[:, 0] > 1.7
+        if chosen.any():
+            x = x.index_put((chosen,), self.expert(rows[chosen]))
         for block in self.blocks:
             x = x + self.gain * block(x)
         return self.head(x).squeeze(-1)
@@ -51,14 +59,14 @@ class SquaredError:
 
 
 def table_batch(step: int, rows: int, dtype: torch.dtype = torch.float64) -> Batch:
-    """Global batch `step`; every fifth row is padding."""
+    """Global batch `step`; rows weigh differently, every fifth one is padding."""
     make = torch.Generator().manual_seed(1000 + step)
     x = torch.randn(rows, 6, generator=make, dtype=torch.float64)
-    weight = torch.ones(rows)
+    weight = 0.5 + torch.rand(rows, generator=make)
     weight[::5] = 0
     y = functional.softplus(x.sum(1)) + 0.1 * torch.randn(rows, generator=make, dtype=torch.float64)
     columns = {"x": x.to(dtype), "y": y.to(dtype)}
-    return Batch(columns, rows, int(weight.sum()), cursor=(step + 1) * rows, weight=weight)
+    return Batch(columns, rows, int((weight > 0).sum()), cursor=(step + 1) * rows, weight=weight)
 
 
 def rank_part(batch: Batch, strategy: MeshStrategy, uneven: bool = False) -> Batch:
@@ -78,24 +86,28 @@ def make_strategy(
 
 
 class Recorder:
-    """Stands before the optimizer's first step: keeps its gradients by name, and spoils one if asked to."""
+    """Stands before the optimizer's first step: keeps this rank's gradients by name, whole; spoils one if asked to."""
 
     def __init__(self, strategy: MeshStrategy, spoil: float = 0.0) -> None:
-        self.strategy, self.spoil, self.gradients = strategy, spoil, None
+        self.strategy, self.spoil = strategy, spoil
+        self.gradients: dict[str, torch.Tensor] | None = None
 
     def make(self, name: str, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         optimizer = build_optimizer(named, name, weight_decay=0.1)
-        optimizer.register_step_pre_hook(lambda *_: self.before_step(named))
+        optimizer.register_step_pre_hook(lambda *_: self.before_step())
         return optimizer
 
-    def before_step(self, named: list[tuple[str, nn.Parameter]]) -> None:
+    def before_step(self) -> None:
         if self.gradients is not None:
             return
+        reached = [(name, p.grad) for name, p in self.strategy.named if p.grad is not None]
         if self.spoil and self.strategy.rank == self.strategy.mesh.world - 1:
-            local_tensor(named[-1][1].grad).view(-1)[0] += self.spoil
-        aliases = self.strategy.aliases
-        mine = {aliases.get(plain_name(name), plain_name(name)): whole_tensor(p.grad) for name, p in named}
-        self.gradients = self.strategy.layout.gather_state(mine) or {}
+            values = local_tensor(reached[-1][1]).view(-1)
+            values[values.abs().argmax()] *= 1 + self.spoil
+        self.gradients = {self.canonical(name): whole_tensor(gradient) for name, gradient in reached}
+
+    def canonical(self, name: str) -> str:
+        return self.strategy.aliases.get(plain_name(name), plain_name(name))
 
 
 def train(
@@ -107,13 +119,16 @@ def train(
     uneven: bool = False,
     lr: float = 1e-3,
     spoil: float = 0.0,
+    before_step: Callable[[int], None] = lambda step: None,
 ) -> dict[str, Any]:
-    """Losses, norms, the first step's gradients and the final parameters, in a form to compare between strategies."""
+    """Losses and norms; the first step's gradients and the final parameters that this rank has, whole; on rank 0 the
+    exported model."""
     recorder = Recorder(strategy, spoil)
     sample = rank_part(batches[0], strategy, uneven)
     strategy.prepare(model, task, lambda named: recorder.make(optimizer, list(named)), sample)
     losses, infos = [], []
-    for batch in batches:
+    for step, batch in enumerate(batches):
+        before_step(step)
         value = strategy.forward_backward(rank_part(batch, strategy, uneven))
         infos.append(strategy.step(lr))
         losses.append(float(strategy.sum_over_data(value.reshape(1).double()).sum()) / batch.global_rows)
@@ -121,19 +136,29 @@ def train(
         "losses": losses,
         "infos": infos,
         "gradients": recorder.gradients,
-        "state": strategy.full_model_state(),
+        "state": {n: whole_tensor(t) for n, t in model_tensors(strategy.module, strategy.aliases).items()},
+        "exported": strategy.full_model_state() or {},
         "engine": strategy.engine,
     }
 
 
-def worst_difference(got: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Largest difference over losses and norms (relative), first gradients and final parameters (absolute)."""
+def worst_difference(ranks: list[dict[str, Any]], expected: dict[str, Any]) -> float:
+    """Largest difference of any rank: losses and norms, relative; gradients and parameters, to the largest element of
+    the same one. All ranks together have all parameters."""
+    for part in ("gradients", "state", "exported"):
+        there = set().union(*(rank[part] for rank in ranks))
+        assert there == set(expected[part]), f"{part}: {there ^ set(expected[part])}"
+    return max(_difference(rank, expected) for rank in ranks)
+
+
+def _difference(got: dict[str, Any], expected: dict[str, Any]) -> float:
     pairs = list(zip(got["losses"], expected["losses"], strict=True))
     pairs += [(a.grad_norm, b.grad_norm) for a, b in zip(got["infos"], expected["infos"], strict=True)]
     differences = [abs(a - b) / max(1.0, abs(b)) for a, b in pairs]
-    for part in ("gradients", "state"):
-        if got[part]:
-            missing = expected[part].keys() ^ got[part].keys()
-            assert not missing, f"{part}: {missing}"
-            differences += [float((got[part][k] - v).abs().max()) for k, v in expected[part].items()]
+    for part in ("gradients", "state", "exported"):
+        largest = max(float(t.abs().max()) for t in expected[part].values())
+        for name, tensor in got[part].items():
+            other = expected[part][name]
+            scale = max(float(other.abs().max()), 1e-3 * largest)
+            differences.append(float((tensor - other).abs().max()) / scale)
     return max(differences)

@@ -44,8 +44,9 @@ def expand(pattern: str, model: nn.Module) -> list[str]:
     for part in pattern.split("."):
         grown = []
         for prefix in names:
-            children = dict(model.get_submodule(prefix).named_children())
-            keys = list(children) if part == "*" else [part] if part in children else []
+            # not named_children(), which names a module that stands in two places once
+            children = [key for key, child in model.get_submodule(prefix)._modules.items() if child is not None]
+            keys = children if part == "*" else [part] if part in children else []
             grown += [f"{prefix}.{key}" if prefix else key for key in keys]
         names = grown
     if not names:

@@ -25,7 +25,8 @@ class DataAxis(ABC):
     watched = False
     waited_s: float = 0.0  # blocked on the other ranks, so far; on GPUs only what blocks the host
     averages: bool = False  # the reduction divides by `size`: losses are multiplied by it first
-    forward_is_collective: bool = True  # every rank must run every pass, even on 0 rows
+    forward_is_collective: bool = False  # every rank must run every pass, even on 0 rows
+    counts: bool = True  # what backward reaches now is reached: not in passes over 0 rows
 
     @abstractmethod
     def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
@@ -87,7 +88,11 @@ class DataAxis(ABC):
         return None
 
     def finish(self) -> None:
-        """Afterwards every gradient is the sum (or mean, see `averages`) over the axis."""
+        """Afterwards every gradient is the sum (or mean, see `averages`) over the axis; None where no rank had one."""
+        return None
+
+    def share_buffers(self, buffers: list[torch.Tensor]) -> None:
+        """`buffers` become those of the axis' first rank."""
         return None
 
     def after_step(self) -> None:
@@ -105,7 +110,6 @@ class NoAxis(DataAxis):
     """One data rank: the oracle. 0 bytes; 16 bytes per parameter in fp32 with AdamW."""
 
     size = 1
-    forward_is_collective = False
 
     def __init__(self, engine: str = "none") -> None:
         self.engine = engine

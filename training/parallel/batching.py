@@ -51,7 +51,8 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
 
 
 def pad_rows(batch: Batch, rows: int) -> Batch:
-    """Zeros with weight 0 up to `rows`: pipelines exchange tensors of one fixed shape."""
+    """The last row again with weight 0 up to `rows`, zeros where there is none: pipelines exchange tensors of one fixed
+    shape. Not zeros in general: a real row's value is one that the model and its loss can take."""
     missing = rows - batch.rows
     if missing < 0:
         raise ValueError(f"a batch of {batch.rows} rows cannot be padded to {rows}")
@@ -61,11 +62,13 @@ def pad_rows(batch: Batch, rows: int) -> Batch:
         if not isinstance(column, torch.Tensor):
             raise ValueError(f"column {name!r} is a {type(column).__name__}: a pipeline takes tensor columns only")
     columns = {name: _pad(column, missing) for name, column in batch.columns.items()}
-    return Batch(columns, rows, batch.global_rows, batch.cursor, _pad(batch.row_weights(), missing))
+    weight = torch.cat([batch.row_weights(), torch.zeros(missing)])
+    return Batch(columns, rows, batch.global_rows, batch.cursor, weight)
 
 
 def _pad(column: torch.Tensor, missing: int) -> torch.Tensor:
-    return torch.cat([column, column.new_zeros(missing, *column.shape[1:])])
+    last = column[-1:] if len(column) else column.new_zeros(1, *column.shape[1:])
+    return torch.cat([column, last.expand(missing, *column.shape[1:])])
 
 
 def to_device(columns: Columns, device: torch.device) -> Columns:

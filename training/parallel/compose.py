@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from conf.capabilities import strategy_problems
 from training.parallel.axis import DataAxis, NoAxis
 from training.parallel.core import MeshStrategy
-from training.parallel.ddp import TorchDDP, TorchRing, host_groups
+from training.parallel.ddp import TorchRing, host_groups
 from training.parallel.layout import Layout, MeshLayout
 from training.parallel.precision import autocast
+from training.parallel.reduce import Transport
 from training.parallel.ring_horovod import HorovodRing, available, start_horovod
 from training.parallel.settings import ParallelSettings, Place
 from training.parallel.zero import Zero
@@ -137,11 +138,7 @@ def batch_axis(
             device=device,
             split_backward=mesh.pp > 1 and settings.schedule == "zero-bubble",
         )
-    if mesh.pp * mesh.tp * mesh.cp == 1:
-        hosts = None
-        if device.type == "cpu":
-            hosts = host_groups(place.rank, place.world_size, place.local_rank, place.local_size)
-        if hosts is not None:
-            return TorchRing(size, None, settings.bucket_bytes, overlap=True, transport=hosts)
-        return TorchDDP(size, settings.bucket_bytes, device)
-    return TorchRing(size, batch.get_group(), settings.bucket_bytes, overlap=mesh.pp == 1)
+    hosts: Transport | None = None
+    if mesh.pp * mesh.tp * mesh.cp == 1 and device.type == "cpu":
+        hosts = host_groups(place.rank, place.world_size, place.local_rank, place.local_size)
+    return TorchRing(size, batch.get_group(), settings.bucket_bytes, overlap=mesh.pp == 1, transport=hosts)

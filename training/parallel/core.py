@@ -28,6 +28,8 @@ from training.parallel.precision import autocast, loss_scale
 from training.parallel.settings import ParallelSettings
 from training.world import Mesh
 
+REACH_STEPS = 10  # within which a gradient must have reached every trainable parameter
+
 
 class MeshStrategy(Strategy):
     """See base.Strategy. One process is the same code with `NoAxis` and nothing placed."""
@@ -52,7 +54,7 @@ class MeshStrategy(Strategy):
         self.speaks_for_data_rank = self.speaks and at.cp == 0
         self.norm_is_local = mesh.pp == mesh.tp == 1 and (settings.zero == 0 or mesh.world == 1)
         self.scaler = loss_scale(settings.precision)
-        self.checked = False
+        self.batches = 0  # since prepare
         self.steps = 0  # the optimizer has made
         self.held: dict[str, float] = {}
         self.pending = False
@@ -67,6 +69,7 @@ class MeshStrategy(Strategy):
         self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory, sample: Batch | None = None
     ) -> None:
         self.task = task
+        check_trainable(model)
         self.plain_keys = list(model.state_dict(keep_vars=True))
         self.aliases = names.tied_names(model)
         columns = to_device(sample.columns, self.device) if sample is not None else None
@@ -74,9 +77,11 @@ class MeshStrategy(Strategy):
         self.pipeline = self.layout.pipeline
         self.runnable = self.axis.wrap(self.module, list(self.pipeline.stages.values()) if self.pipeline else None)
         self.named = list(self.axis.parameters(self.module))
-        if not self.named:
-            raise ValueError("the model has no trainable parameters (requires_grad) on this rank: nothing to train")
-        self.optimizer = make_optimizer([(names.plain_name(name), p) for name, p in self.named])
+        self.unreached = {names.plain_name(name) for name, _ in self.named}
+        self.buffers = list(names.persistent_buffers(self.module).values())
+        # a stage may be frozen as a whole: optimizers take no empty list
+        trained = [(names.plain_name(name), p) for name, p in self.named] or [("", nn.Parameter(torch.zeros(0)))]
+        self.optimizer = make_optimizer(trained)
         self.meter, self.activations = WireMeter(self.layout.groups()), ActivationMeter()
         self.compiled = any(module._compiled_call_impl is not None for module in self.module.modules())
 
@@ -89,7 +94,6 @@ class MeshStrategy(Strategy):
         self.runnable.train()
         with self._metered():
             total = self._pipelined(self.pipeline, batch) if self.pipeline is not None else self._accumulated(batch)
-        self._require_gradients(batch)
         self.loss_sum = total
         return total
 
@@ -97,6 +101,7 @@ class MeshStrategy(Strategy):
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         parts = split_batch(batch, self.settings.accumulate)
         for number, part in enumerate(parts):
+            self.axis.counts = part.rows > 0
             with self.axis.scope(last=number == len(parts) - 1):
                 if part.rows or self.axis.forward_is_collective:
                     total = total + self._part(part)
@@ -113,9 +118,12 @@ class MeshStrategy(Strategy):
             value = weighted_sum(self.task.loss(outputs, self._columns(part)), part)
             return value * self.loss_factor(part.global_rows), value.detach().double()
 
+        self.axis.counts = batch.rows > 0
         with self.layout.loss_scope():
             total = pipeline.train(batch, inputs, loss, self.axis.before_stage_backward, self._watched)
         self.axis.after_pipeline()
+        if not batch.rows:  # what padding has reached is not reached
+            self.module.zero_grad(set_to_none=True)
         return total
 
     def _columns(self, batch: Batch) -> Columns:
@@ -129,7 +137,8 @@ class MeshStrategy(Strategy):
                 with self._watched(self.module, given):
                     outputs = self.runnable(*given)
                 value = weighted_sum(self.task.loss(outputs, columns), part)
-            (value * self.loss_factor(part.global_rows)).backward()
+            if value.requires_grad:  # else these rows reach no parameter
+                (value * self.loss_factor(part.global_rows)).backward()
         return value.detach().double()
 
     def loss_factor(self, global_rows: int) -> float:
@@ -160,6 +169,7 @@ class MeshStrategy(Strategy):
         self.pending = False
         with self._metered():
             info = self._step(lr)
+        self.axis.share_buffers(self.buffers)
         self.optimizer.zero_grad(set_to_none=True)
         self.module.zero_grad(set_to_none=True)
         self.scaler.update(info.skipped)
@@ -170,9 +180,10 @@ class MeshStrategy(Strategy):
         return info
 
     def _step(self, lr: float) -> StepInfo:
-        self.layout.settle(self.module)
         with self.axis.waiting():
             self.axis.finish()
+        self.layout.settle(self.module)
+        self._require_gradients()
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         norm = self._norm() / self.scaler.scale
         if not math.isfinite(norm):
@@ -202,17 +213,22 @@ class MeshStrategy(Strategy):
             dist.all_reduce(first, op=dist.ReduceOp.MIN)
         return int(first) if int(first) < self.mesh.world else None
 
-    def _require_gradients(self, batch: Batch) -> None:
-        """After the first pass only: a parameter no loss depends on would hang a ring, or silently never train."""
-        if self.checked or not batch.rows:
+    def _require_gradients(self) -> None:
+        """A step need not reach every parameter; one that none of the first steps has reached on any rank is refused:
+        it would silently never train. Collective in the last of these steps."""
+        self.unreached -= {names.plain_name(name) for name, p in self.named if p.grad is not None}
+        self.batches += 1
+        if self.batches != REACH_STEPS:
             return
-        self.checked = True
-        missing = [names.plain_name(n) for n, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
+        everyone: list[Any] = [self.unreached] * self.mesh.world
+        if self.mesh.world > 1:
+            dist.all_gather_object(everyone, self.unreached)
+        missing = sorted(set().union(*everyone))
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise ValueError(
-                f"no gradient reached {missing[:5]}{more} in the first step: the loss does not depend on them. "
-                f"Use them in forward, remove them, or freeze them with requires_grad_(False)"
+                f"no gradient reached {missing[:5]}{more} in the first {REACH_STEPS} steps: the loss does not depend "
+                f"on them. Use them in forward, remove them, or freeze them with requires_grad_(False)"
             )
 
     # --- between steps -------------------------------------------------------------------------------------------
@@ -277,6 +293,18 @@ class MeshStrategy(Strategy):
             _abort_process_groups()
         else:
             dist.destroy_process_group()
+
+
+def check_trainable(model: nn.Module) -> None:
+    """ValueError where there is nothing to train, or a gradient that strategies cannot sum."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("the model has no trainable parameters (requires_grad): nothing to train")
+    sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
+    if sparse:
+        raise ValueError(
+            f"{sparse[0]!r} is {type(model.get_submodule(sparse[0])).__name__}(sparse=True): its gradient is a sparse "
+            f"tensor, which no strategy sums and clips; make it with sparse=False"
+        )
 
 
 def _abort_process_groups() -> None:

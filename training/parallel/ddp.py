@@ -1,6 +1,8 @@
-"""Ring all-reduce by torch: DistributedDataParallel (https://arxiv.org/abs/2006.15704) for whole models, and the same
-by our own buckets for models already cut over pipeline or tensor axes, whose parameters DDP does not take, and in two
-levels where ranks share hosts (Gloo; NCCL finds the hosts itself).
+"""Ring all-reduce by torch, as DistributedDataParallel does it (https://arxiv.org/abs/2006.15704), in the buckets of
+reduce.py; in two levels where ranks share hosts (Gloo; NCCL finds the hosts itself).
+
+torch's own DDP is not used: it takes no parameters that are cut over pipeline or tensor axes, and a layer that a step
+does not reach is an error to it, or another all-reduce in every step (find_unused_parameters).
 
 Bytes sent per rank and step: 2 (w-1)/w x bytes of the gradients, once per step whatever the accumulation.
 Memory per fp32 parameter with AdamW: 16 bytes (weight 4, gradient 4 in the buckets, moments 8).
@@ -8,25 +10,27 @@ Memory per fp32 parameter with AdamW: 16 bytes (weight 4, gradient 4 in the buck
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from training.parallel.axis import DataAxis
-from training.parallel.reduce import GradientReducer, Transport, bucket_limit, local_tensor
+from training.parallel.reduce import GradientReducer, Transport, local_tensor
 
 
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Parameters and buffers become those of the group's first rank."""
+    broadcast_tensors([*model.parameters(), *model.buffers()], group)
+
+
+def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
     source = dist.get_global_rank(group, 0) if group is not None else 0
     with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
+        for tensor in tensors:
             if tensor.is_meta:
                 continue
             piece = local_tensor(tensor.detach())
@@ -34,47 +38,6 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None) -> None:
             dist.broadcast(whole, src=source, group=group)
             if whole is not piece:
                 piece.copy_(whole)
-
-
-class TorchDDP(DataAxis):
-    """torch's DDP over every rank."""
-
-    averages = True
-    forward_is_collective = True
-
-    def __init__(self, size: int, bucket_bytes: int, device: torch.device) -> None:
-        self.size, self.bucket_bytes, self.device = size, bucket_bytes, device
-        self.engine = f"torch-{dist.get_backend()}"
-
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
-        if self.device.type == "meta":  # built to be looked at; DDP's constructor reads values, and adds no parameter
-            return model
-        self.model = DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            bucket_cap_mb=bucket_limit(sum(p.nbytes for p in model.parameters()), self.bucket_bytes) / 2**20,
-            gradient_as_bucket_view=True,
-            forward_sync_buffers=any(b.is_floating_point() for b in model.buffers()),
-        )
-        next(p for p in model.parameters() if p.requires_grad).register_hook(self._in_backward)
-        return self.model
-
-    def _in_backward(self, gradient: torch.Tensor) -> None:
-        """Note when this rank's own backward is over: autograd calls back in the order it was asked, and DDP, which
-        then waits for its buckets, asks when the last gradient is there."""
-        torch.autograd.Variable._execution_engine.queue_callback(self._computed)
-
-    def _computed(self) -> None:
-        self.computed_at = time.monotonic()
-
-    @contextmanager
-    def scope(self, last: bool) -> Iterator[None]:
-        if not last:
-            with self.model.no_sync():
-                yield
-            return
-        yield
-        self.waited_s += time.monotonic() - self.computed_at
 
 
 class GroupTransport:
@@ -130,9 +93,7 @@ def host_groups(rank: int, world: int, local_rank: int, local_size: int) -> Host
 
 
 class TorchRing(DataAxis):
-    """Our buckets over torch's all-reduce, for models cut over other axes."""
-
-    forward_is_collective = True
+    """Gradients are summed by torch's all-reduce."""
 
     def __init__(
         self,
@@ -161,6 +122,9 @@ class TorchRing(DataAxis):
 
     def finish(self) -> None:
         self.reducer.finish()
+
+    def share_buffers(self, buffers: list[torch.Tensor]) -> None:
+        broadcast_tensors(buffers, self.group)
 
     def close(self, failed: bool) -> None:
         self.reducer.close()

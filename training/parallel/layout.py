@@ -28,6 +28,7 @@ from training.parallel.pipeline import (
 from training.parallel.reduce import local_tensor, settle_partial
 from training.parallel.schedules import schedule_table
 from training.parallel.settings import ParallelSettings
+from training.parallel.state import plain_name
 from training.parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
 from training.world import Mesh
 
@@ -59,7 +60,7 @@ class Layout:
         return nullcontext()
 
     def settle(self, model: nn.Module) -> None:
-        """After backward: gradients as their parameters are cut, tied weights' gradients summed over their stages."""
+        """After the batch axes: gradients as their parameters are cut, tied weights' gradients summed over stages."""
         return None
 
     def groups(self) -> dict[str, str]:
@@ -140,10 +141,12 @@ class MeshLayout(Layout):
         return local
 
     def _tie(self, model: nn.Module, stages: list[list[str]]) -> None:
-        """A group per weight that two stages share: its gradients are summed, its norm counted once."""
+        """A group per weight that stages of two ranks share: its gradients are summed, its norm counted once."""
         stage_of = {name: number for number, names in enumerate(stages) for name in names}
         spots: dict[int, list[tuple[str, int]]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad:
+                continue
             chain = next(c for c in stage_of if name.startswith(f"{c}."))
             spots.setdefault(id(parameter), []).append((name, stage_of[chain] % self.mesh.pp))
         for shared in spots.values():
@@ -151,11 +154,11 @@ class MeshLayout(Layout):
             if len(ranks) == 1:
                 continue
             group = self._tie_group(ranks)
-            for name, rank in shared:
-                if rank == self.at.pp:
-                    self.ties.append((name, group))
-                    if rank != shared[0][1]:
-                        self.uncounted.add(name)
+            mine = [name for name, rank in shared if rank == self.at.pp]
+            if mine:
+                self.ties.append((mine[0], group))
+            if self.at.pp != shared[0][1]:
+                self.uncounted.update(mine)
 
     def _tie_group(self, stages: list[int]) -> dist.ProcessGroup:
         """Each pipeline's ranks at `stages`; collective over the world, returns the one this rank is in, if any."""
@@ -186,11 +189,9 @@ class MeshLayout(Layout):
         if self.mesh.tp > 1:
             for parameter in model.parameters():
                 settle_partial(parameter)
-        grads = dict(model.named_parameters())
+        parameters = {plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
         for name, group in self.ties:
-            grad = grads[name].grad
-            if grad is not None:
-                dist.all_reduce(local_tensor(grad), group=group)
+            sum_tied(parameters[name], group)
 
     def groups(self) -> dict[str, str]:
         found = {str(group.group_name): "pp tied weights" for _, group in self.ties}
@@ -209,6 +210,17 @@ class MeshLayout(Layout):
         parts: list[Any] | None = [None] * self.mesh.pp if self.rank == 0 else None
         dist.gather_object(tensors, parts, dst=0, group=self.device_mesh["pp"].get_group())
         return {name: t for part in reversed(parts) for name, t in part.items()} if parts is not None else None
+
+
+def sum_tied(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
+    """Sum the gradients of a weight's copies; None where none of them has one."""
+    reached = torch.tensor(float(parameter.grad is not None))
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    dist.all_reduce(local_tensor(parameter.grad), group=group)
+    dist.all_reduce(reached, group=group)
+    if not reached:
+        parameter.grad = None
 
 
 def needed(plan: ShardingPlan | None, model: nn.Module, axis: str) -> ShardingPlan:

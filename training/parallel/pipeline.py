@@ -205,7 +205,9 @@ class Pipeline:
         grad = None
         if (message := self._message(action, rows)) is not None:
             grad = self.link.receive(message).to(out.dtype)
-        if kind == "B" or stage == 0:
+        if not out.requires_grad:  # a first stage that is frozen, or that these rows did not reach
+            sent, kept[where] = None, []
+        elif kind == "B" or stage == 0:
             torch.autograd.backward(out, grad)
             sent, kept[where] = x.grad, []
         else:
@@ -216,6 +218,7 @@ class Pipeline:
         if kind == "B":
             del kept[where]
         if stage > 0:
+            sent = torch.zeros_like(x) if sent is None else sent
             self.link.send(sent, stage - 1, (stage - 1, rows, "grad"), self._tag(stage - 1, micro, 1))
 
     def evaluate(self, x: torch.Tensor) -> Any:

@@ -4,8 +4,8 @@ The idea is that of Horovod's tensor fusion (https://arxiv.org/abs/1802.05799, s
 (https://arxiv.org/abs/2006.15704, section 3.2). It differs from DDP in that it *sums* (the loss is already divided by
 the rows of the global batch), takes parameters sharded over other axes, and carries over any transport.
 
-Bytes sent per rank and step: 2 (w-1)/w x bytes of the gradients. Memory: one gradient-sized set of buckets, which the
-gradients then live in.
+Bytes sent per rank and step: 2 (w-1)/w x bytes of the gradients, and one element per parameter that counts the ranks
+which have a gradient for it. Memory: one gradient-sized set of buckets, which the gradients then live in.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ class Bucket:
     parameters: list[nn.Parameter]
     buffer: torch.Tensor
     views: list[torch.Tensor]
+    reached: torch.Tensor  # the end of the buffer, (..., parameters): 1 where this rank has a gradient, then summed
     filled: set[int] = field(default_factory=set)
+    missing: set[int] = field(default_factory=set)  # of the filled ones: no gradient on this rank
     handle: Any = None
     result: Any = None  # what the transport's wait gave
+    unreached: list[nn.Parameter] = field(default_factory=list)  # no gradient on any rank
 
 
 def plan_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[Any], limit_bytes: int) -> list[list[int]]:
@@ -89,9 +92,11 @@ class GradientReducer:
 
     def _bucket(self, name: str, parameters: list[nn.Parameter]) -> Bucket:
         locals_ = [local_tensor(p.detach()) for p in parameters]
-        buffer = torch.zeros(sum(t.numel() for t in locals_), dtype=locals_[0].dtype, device=locals_[0].device)
-        pieces = buffer.split([t.numel() for t in locals_])
-        return Bucket(name, parameters, buffer, [v.view(t.shape) for v, t in zip(pieces, locals_, strict=True)])
+        sizes = [t.numel() for t in locals_]
+        buffer = torch.zeros(sum(sizes) + len(sizes), dtype=locals_[0].dtype, device=locals_[0].device)
+        *pieces, reached = buffer.split([*sizes, len(sizes)])
+        views = [piece.view(t.shape) for piece, t in zip(pieces, locals_, strict=True)]
+        return Bucket(name, parameters, buffer, views, reached)
 
     def _hook(self, bucket: Bucket, index: int) -> Any:
         def ready(_: torch.Tensor) -> None:
@@ -111,6 +116,7 @@ class GradientReducer:
         grad = parameter.grad
         if grad is None:
             view.zero_()
+            bucket.missing.add(index)
         elif index not in bucket.filled:
             view.copy_(local_tensor(grad))
         if isinstance(parameter, DTensor):
@@ -128,11 +134,19 @@ class GradientReducer:
             bucket = self.buckets[self.next_start]
             if len(bucket.filled) < len(bucket.parameters):
                 return
+            bucket.reached.fill_(1)
+            for index in bucket.missing:
+                bucket.reached[..., index] = 0
             bucket.handle = self.transport.start(bucket.name, bucket.buffer)
             self.next_start += 1
 
+    def _reached_by(self, bucket: Bucket) -> torch.Tensor:
+        """By how many ranks, per parameter."""
+        return bucket.reached
+
     def finish(self) -> None:
-        """Send what backward did not reach (as zeros), wait, and be ready for the next step."""
+        """Send what backward did not reach (as zeros), wait, and be ready for the next step. What it reached on no
+        rank has no gradient after, as in one process: an optimizer moves and decays what has zeros."""
         self.armed = False
         for bucket in self.buckets:
             for index in range(len(bucket.parameters)):
@@ -141,8 +155,14 @@ class GradientReducer:
         self._start_ready()
         for bucket in self.buckets:
             bucket.result = self.transport.wait(bucket.handle)
-            bucket.filled, bucket.handle = set(), None
+            bucket.filled, bucket.missing, bucket.handle = set(), set(), None
         self.next_start = 0
+        # all of them at once: on a GPU the host waits for it
+        counts = iter(torch.cat([self._reached_by(b).float() for b in self.buckets]).tolist() if self.buckets else [])
+        for bucket in self.buckets:
+            bucket.unreached = [parameter for parameter in bucket.parameters if not next(counts)]
+            for parameter in bucket.unreached:
+                parameter.grad = None
 
     def close(self) -> None:
         for hook in self.hooks:

@@ -11,7 +11,7 @@ Horovod's own DistributedOptimizer is not used: it averages over ranks where row
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,9 +98,13 @@ def start_horovod(rank: int, world_size: int) -> None:
 
 def broadcast_from_first(model: nn.Module) -> None:
     """Parameters and buffers become those of rank 0."""
+    tensors = {**dict(model.named_parameters()), **{f"buffer.{n}": b for n, b in model.named_buffers()}}
+    broadcast_named(tensors)
+
+
+def broadcast_named(tensors: Mapping[str, torch.Tensor]) -> None:
     import horovod.torch as hvd
 
-    tensors = {**dict(model.named_parameters()), **{f"buffer.{n}": b for n, b in model.named_buffers()}}
     hvd.broadcast_parameters(sorted((name, t.data) for name, t in tensors.items() if t.numel()), root_rank=0)
 
 
@@ -108,7 +112,6 @@ class HorovodAxis(DataAxis):
     """What the two have in common: a link, and a reducer for what is summed whole."""
 
     engine = "horovod"
-    forward_is_collective = False
     reducer: GradientReducer
 
     def __init__(self, size: int, bucket_bytes: int) -> None:
@@ -123,6 +126,10 @@ class HorovodAxis(DataAxis):
 
     def after_step(self) -> None:
         self.step_bytes, self.link.sent_bytes = self.link.sent_bytes, 0.0
+
+    def share_buffers(self, buffers: list[torch.Tensor]) -> None:
+        if buffers:
+            broadcast_named({f"buffer.{number}": buffer for number, buffer in enumerate(buffers)})
 
     def close(self, failed: bool) -> None:
         self.reducer.close()

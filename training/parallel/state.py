@@ -24,11 +24,12 @@ def plain_name(name: str) -> str:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Every further name of a shared parameter -> its first name."""
+    """Every further name of a shared parameter or buffer -> its first name."""
     first: dict[int, str] = {}
     aliases = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = first.setdefault(id(parameter), name)
+    both = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in both:
+        owner = first.setdefault(id(tensor), name)
         if owner != name:
             aliases[name] = owner
     return aliases
@@ -49,17 +50,21 @@ def model_tensors(model: nn.Module, aliases: Mapping[str, str]) -> dict[str, tor
 
 
 def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give a fresh optimizer its state tensors by one step of learning rate 0 on zero gradients, counted as no step."""
-    if optimizer.state:
+    """Give what was never stepped its state tensors by one step of learning rate 0 on zero gradients, counted as no
+    step: all of it in a fresh optimizer, else parameters that no gradient has reached so far."""
+    kept = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
+    new = [p for p in kept if not optimizer.state.get(p)]
+    if not new:
         return
     kept_settings = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    kept = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # SGD's decay goes into its momentum whatever the rate
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+    for parameter in kept:
+        parameter.grad = None
+    for parameter in new:
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    for state in optimizer.state.values():
+    for state in (optimizer.state[parameter] for parameter in new):
         if isinstance(state.get("step"), torch.Tensor):
             state["step"].zero_()
         elif "step" in state:

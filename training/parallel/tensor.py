@@ -84,13 +84,17 @@ def distribute_whole(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def apply_tensor(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, sequence: bool) -> nn.Module:
-    """Cut `model` over `mesh` (1-D). Tied weights stay one. ValueError for a parameter the plan leaves out."""
+    """Cut `model` over `mesh` (1-D). Tied weights stay one, and frozen ones frozen (torch's SequenceParallel makes
+    parameters that are not). ValueError for a parameter the plan leaves out."""
     ties = _tied_modules(model)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     parallelize_module(model, mesh, tensor_styles(plan, model, sequence), src_data_rank=None)
     for (first, first_key), others in ties:
         shared = first._parameters[first_key]
         for module, key in others:
             module.register_parameter(key, shared)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             raise ValueError(

@@ -15,8 +15,10 @@ all-to-all and a local sum move (w-1)/w.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +35,7 @@ from torch.distributed.fsdp import (
 
 from training.parallel.axis import DataAxis
 from training.parallel.blocks import repeated_blocks
-from training.parallel.ddp import GroupTransport, broadcast_model
+from training.parallel.ddp import GroupTransport, broadcast_model, broadcast_tensors
 from training.parallel.precision import DTYPES
 from training.parallel.reduce import GradientReducer
 
@@ -79,6 +81,24 @@ class AllToAllReduceScatter:
         torch.sum(received.view(group.size(), -1), dim=0, out=output_tensor.view(-1))
 
 
+def own_blocks(stage: nn.Module) -> list[nn.Module]:
+    """The blocks that are gathered by themselves: those whose weights stand nowhere else. What shares a weight with
+    another module, or is called in two places, is gathered with the rest of the stage."""
+    places = Counter(p for _, p in stage.named_parameters(remove_duplicate=False))
+
+    def alone(block: nn.Module) -> bool:
+        inside = Counter(p for _, p in block.named_parameters(remove_duplicate=False))
+        return all(places[p] == count for p, count in inside.items())
+
+    return [block for _, _, block in repeated_blocks(stage) if alone(block)]
+
+
+def _unsharded_gradient(each: Any) -> torch.Tensor | None:
+    """Of one of fully_shard's records; there is nothing before it was gathered once."""
+    gradient: torch.Tensor | None = each._unsharded_param.grad if hasattr(each, "_unsharded_param") else None
+    return gradient
+
+
 class Zero(DataAxis):
     """`mesh`: 1-D (shard) or 2-D (replicate, shard) over the batch axes; `group`: all batch ranks."""
 
@@ -105,19 +125,25 @@ class Zero(DataAxis):
         dtype = DTYPES.get(precision)
         self.precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
         self.roots: list[FSDPModule] = []
-        self.scalars: GradientReducer | None = None
+        self.whole: GradientReducer | None = None  # of the parameters that are not sharded
+        self.reached: set[Any] = set()
 
     def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
-        """Shard each stage's blocks, then the rest of it. 0-dim parameters, which have no dim to cut, stay whole."""
+        """Shard each stage's blocks, then the rest of it. 0-dim parameters, which have no dim to cut, and those that
+        two stages of this rank share, which nothing gathers for both, stay whole."""
         broadcast_model(model, self.group)
-        scalars = {p for p in model.parameters() if p.ndim == 0}
-        for stage in stages or [model]:
-            for _, _, block in repeated_blocks(stage):
-                self._shard(block, scalars, reshard=self.level == 3)
-            self.roots.append(self._shard(stage, scalars, reshard=False))
-        trainable = [p for p in model.parameters() if p in scalars and p.requires_grad]
+        stages = stages or [model]
+        holders = Counter(p for stage in stages for p in stage.parameters())
+        whole = {p for p, count in holders.items() if p.ndim == 0 or count > 1}
+        for stage in stages:
+            for block in own_blocks(stage):
+                if all(holders[p] == 1 for p in block.parameters()):
+                    self._shard(block, whole, reshard=self.level == 3)
+            self.roots.append(self._shard(stage, whole, reshard=False))
+        self.sharded = [each for each in self._all_sharded() if each.sharded_param.requires_grad]
+        trainable = [p for p in model.parameters() if p in whole and p.requires_grad]
         if trainable:
-            self.scalars = GradientReducer(trainable, GroupTransport(self.group), self.bucket_bytes)
+            self.whole = GradientReducer(trainable, GroupTransport(self.group), self.bucket_bytes)
         return model
 
     def _shard(self, module: nn.Module, ignored: set[nn.Parameter], reshard: bool) -> FSDPModule:
@@ -131,17 +157,33 @@ class Zero(DataAxis):
         )
         assert isinstance(sharded, FSDPModule)
         sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_reduce_scatter_unused_params(True)  # else each rank would reduce what its own rows have reached
+        for group in fully_shard.state(sharded)._fsdp_param_groups:  # type: ignore[attr-defined]
+            group.post_backward = partial(self._post_backward, group, group.post_backward)
         if dist.get_backend(self.mesh.get_group(self.mesh.ndim - 1)) == "gloo":
             sharded.set_custom_reduce_scatter(AllToAllReduceScatter(self.waiting))  # type: ignore[arg-type]
             sharded.set_custom_all_gather(TimedAllGather(self.waiting))  # type: ignore[arg-type]
         return sharded
 
-    def _sharded(self) -> Iterator[Any]:
-        """fully_shard's own records of the parameters that have been gathered once."""
+    def _post_backward(self, group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
+        """Note what the backward of a group has reached, before it is reduced and freed."""
+        if self.counts:
+            for each in group.fsdp_params:
+                if each.unsharded_accumulated_grad is not None or _unsharded_gradient(each) is not None:
+                    self.reached.add(each)
+        post_backward(*unused)
+
+    def _all_sharded(self) -> Iterator[Any]:
+        """fully_shard's own records of its parameters."""
         for root in self.roots:
-            for state in fully_shard.state(root)._state_ctx.all_states:  # type: ignore[attr-defined]
-                for group in state._fsdp_param_groups:
-                    yield from (each for each in group.fsdp_params if hasattr(each, "_unsharded_param"))
+            for module in root.modules():  # type: ignore[attr-defined]
+                if isinstance(module, FSDPModule):
+                    for group in fully_shard.state(module)._fsdp_param_groups:  # type: ignore[attr-defined]
+                        yield from group.fsdp_params
+
+    def _sharded(self) -> Iterator[Any]:
+        """Those that have been gathered once."""
+        return (each for each in self._all_sharded() if hasattr(each, "_unsharded_param"))
 
     def whole_parameters(self) -> Iterable[nn.Parameter]:
         """Known from the first pass on, and the same ones in every pass: their storage comes and goes."""
@@ -187,10 +229,19 @@ class Zero(DataAxis):
             state._root_post_backward_final_callback()
 
     def finish(self) -> None:
-        if self.scalars is not None:
-            self.scalars.finish()
-            for bucket in self.scalars.buckets:
+        if self.whole is not None:
+            self.whole.finish()
+            for bucket in self.whole.buckets:
                 bucket.buffer.div_(self.size)
+        reached = torch.tensor([each in self.reached for each in self.sharded], dtype=torch.uint8, device=self.device)
+        dist.all_reduce(reached, dist.ReduceOp.MAX, group=self.group)
+        for each, by_some_rank in zip(self.sharded, reached.tolist(), strict=True):
+            if not by_some_rank:
+                each.sharded_param.grad = None
+        self.reached.clear()
+
+    def share_buffers(self, buffers: list[torch.Tensor]) -> None:
+        broadcast_tensors(buffers, self.group)
 
     def after_evaluate(self) -> None:
         """Free what evaluation gathered, so that no later pass sees weights from before a step or a load."""
@@ -200,5 +251,5 @@ class Zero(DataAxis):
                     module.reshard()
 
     def close(self, failed: bool) -> None:
-        if self.scalars is not None:
-            self.scalars.close()
+        if self.whole is not None:
+            self.whole.close()

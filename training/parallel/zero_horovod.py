@@ -74,16 +74,21 @@ class ShardReducer(GradientReducer):
 
     def _bucket(self, name: str, parameters: list[nn.Parameter]) -> Bucket:
         widths = [rows_per_rank(p.shape[0], self.ranks) * math.prod(p.shape[1:]) for p in parameters]
-        buffer = parameters[0].new_empty(self.ranks, sum(widths))
-        return Bucket(f"shards.{name}", parameters, buffer, list(buffer.split(widths, dim=1)))
+        buffer = parameters[0].new_empty(self.ranks, sum(widths) + len(widths))
+        *views, reached = buffer.split([*widths, len(widths)], dim=1)
+        return Bucket(f"shards.{name}", parameters, buffer, views, reached)
 
     def _fill(self, bucket: Bucket, index: int) -> None:
         grad = bucket.parameters[index].grad
         if grad is None:
             bucket.views[index].zero_()
+            bucket.missing.add(index)
         else:
             bucket.views[index].copy_(pack(grad, self.ranks))
         bucket.filled.add(index)
+
+    def _reached_by(self, bucket: Bucket) -> torch.Tensor:
+        return bucket.result.view(-1, bucket.buffer.shape[1])[:, -len(bucket.parameters) :].sum(dim=0)
 
 
 class Shards:
@@ -92,7 +97,7 @@ class Shards:
 
     def __init__(self, bucket: Bucket, mesh: DeviceMesh) -> None:
         rank, ranks = mesh.get_local_rank(), mesh.size()
-        self.bucket, self.row = bucket, bucket.buffer[rank]
+        self.bucket, self.row = bucket, bucket.buffer[rank, : -len(bucket.parameters)]
         self.widths = [view.shape[1] for view in bucket.views]
         self.summed = torch.zeros_like(self.row)
         self.weights, self.sent, self.parameters, self.gradients = [], [], [], []
@@ -112,10 +117,12 @@ class Shards:
 
     def reduce(self) -> None:
         """Sum what came from the ranks; whole gradients are freed."""
-        torch.sum(self.bucket.result.view(-1, len(self.row)), dim=0, out=self.summed)
+        received = self.bucket.result.view(-1, self.bucket.buffer.shape[1])
+        torch.sum(received[:, : len(self.row)], dim=0, out=self.summed)
         self.bucket.result = None
+        unreached = set(self.bucket.unreached)
         for whole, parameter, gradient in zip(self.bucket.parameters, self.parameters, self.gradients, strict=True):
-            whole.grad, parameter.grad = None, gradient
+            whole.grad, parameter.grad = None, None if whole in unreached else gradient
 
     def gather(self, link: HorovodLink) -> Any:
         """Start sending this rank's weights to all."""
