@@ -1,5 +1,5 @@
 """The small table a module needs to be trained under pipeline, tensor and context parallelism. Data parallelism (ring,
-DDP, ZeRO) needs none.
+ZeRO) needs none.
 
 A plan lies beside its model as a module-level `PLAN`, found by the model's class; models import nothing else of this.
 Names are those of `named_modules()`; `*` stands for every key of a ModuleList.

@@ -60,7 +60,9 @@ def pad_rows(batch: Batch, rows: int) -> Batch:
         return batch
     for name, column in batch.columns.items():
         if not isinstance(column, torch.Tensor):
-            raise ValueError(f"column {name!r} is a {type(column).__name__}: a pipeline takes tensor columns only")
+            raise ValueError(
+                f"column {name!r} is a {type(column).__name__}: only tensor columns can be padded, which pp and tp need"
+            )
     columns = {name: _pad(column, missing) for name, column in batch.columns.items()}
     weight = torch.cat([batch.row_weights(), torch.zeros(missing)])
     return Batch(columns, rows, batch.global_rows, batch.cursor, weight)

@@ -1,7 +1,7 @@
 """From settings to a strategy: which engine carries the gradients, and what is wrapped around what.
 
 The order, outermost last: context (attention) -> tensor (DTensors) -> pipeline cut -> activation checkpointing ->
-batch axes (ring, DDP, ZeRO) -> optimizer. ZeRO shards what tensor parallelism has left on the rank, a pipeline's
+batch axes (ring, ZeRO) -> optimizer. ZeRO shards what tensor parallelism has left on the rank, a pipeline's
 stages are sharded one by one, and the optimizer sees only what the rank owns.
 """
 

@@ -19,7 +19,7 @@ from training.data.batch import Batch, Columns
 from training.parallel import state as names
 from training.parallel.axis import DataAxis
 from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
-from training.parallel.batching import split_batch, to_device, weighted_sum
+from training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
 from training.parallel.layout import Layout
 from training.parallel.measure import ActivationMeter, WireMeter, combined, held_bytes
 from training.parallel.norm import clip_factor, scale_gradients, square_sum
@@ -126,10 +126,16 @@ class MeshStrategy(Strategy):
             self.module.zero_grad(set_to_none=True)
         return total
 
+    def _some_rows(self, batch: Batch) -> Batch:
+        """Of a pass over no rows under tensor parallelism one of weight 0: DTensor's views of 0 rows may loop for ever
+        (torch 2.13, `view_groups`)."""
+        return pad_rows(batch, 1) if self.mesh.tp > 1 and not batch.rows else batch
+
     def _columns(self, batch: Batch) -> Columns:
         return self.layout.columns(to_device(batch.columns, self.device))
 
     def _part(self, part: Batch) -> torch.Tensor:
+        part = self._some_rows(part)
         columns = self._columns(part)
         with self.layout.loss_scope():
             with autocast(self.settings.precision, self.device):
@@ -237,9 +243,10 @@ class MeshStrategy(Strategy):
         self.module.eval()
         try:
             with torch.no_grad(), autocast(self.settings.precision, self.device):
-                given = self.task.inputs(self._columns(batch))
+                given = self.task.inputs(self._columns(self._some_rows(batch)))
                 outputs = self.pipeline.evaluate(*given) if self.pipeline is not None else self.module(*given)
-                return self.layout.whole_outputs(outputs)
+                outputs = self.layout.whole_outputs(outputs)
+                return outputs[: batch.rows] if isinstance(outputs, torch.Tensor) and not batch.rows else outputs
         finally:
             self.axis.after_evaluate()
             self.module.train()
