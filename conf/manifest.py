@@ -8,29 +8,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from collections import Counter
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, model_validator, with_config
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from conf.storage import Storage
+from conf.stored import (
+    CheckedAs,
+    Count,
+    Finite,
+    FolderName,
+    Label,
+    RelativePath,
+    Sha256,
+    Stored,
+    StoredError,
+    parse,
+    read,
+    up_to,
+)
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"
 
 Layout = Literal["scalar", "vector", "ragged", "nested", "binary"]
+Dtype = Literal["bool", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "binary"]
 Role = Literal["feature", "label", "id", "meta"]
 Nulls = Literal["refuse", "mask", "fill"]
 
 
-class ManifestError(ValueError):
+class ManifestError(StoredError):
     """The folder is not a dataset this version can read; the message says which file, what is wrong, what to do."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Column(_Strict):
+class Column(Stored):
     """One stored column and the tensor it becomes.
 
     `dtype` is the tensor's element type by its numpy name (`bool`, `int8`..`int64`, `float16`, `float32`, `float64`),
@@ -39,18 +52,18 @@ class Column(_Strict):
     `binary` -> a list of B byte strings, or what the reader's decoder makes of them.
     """
 
-    name: str
-    dtype: str
+    name: Label
+    dtype: Dtype
     layout: Layout = "scalar"
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
     role: Role = "feature"
     logical: str = Field(default="", description="the Spark type it came from, as DDL: `decimal(10,2)`, `date`")
     nulls: Nulls = Field(
         default="refuse",
         description="refuse: a null is an error; mask: also a bool tensor `<name>__valid`; fill: replaced by `fill`",
     )
-    fill: float | int | bool | str | None = None
-    cardinality: int | None = Field(default=None, description="number of codes of a dictionary-coded column")
+    fill: Finite | int | bool | str | None = None
+    cardinality: Count | None = Field(default=None, description="number of codes of a dictionary-coded column")
 
     @property
     def mask(self) -> str | None:
@@ -58,23 +71,29 @@ class Column(_Strict):
         return f"{self.name}__valid" if self.nulls == "mask" else None
 
 
-class DataFile(_Strict):
+class DataFile(Stored):
     """One Parquet file. `path` is relative to the dataset folder; `row_groups` are row counts in stored order."""
 
-    path: str
-    split: str
-    rows: int
-    bytes: int
-    sha256: str
-    row_groups: tuple[int, ...]
+    path: RelativePath
+    split: FolderName
+    rows: Count
+    bytes: Count
+    sha256: Sha256
+    row_groups: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _rows_add_up(self) -> Self:
+        if sum(self.row_groups) != self.rows:
+            raise ValueError(f"row groups sum to {sum(self.row_groups)}, rows={self.rows}")
+        return self
 
 
-class SplitInfo(_Strict):
-    rows: int
-    files: int
+class SplitInfo(Stored):
+    rows: Count
+    files: Count
 
 
-class Lineage(_Strict):
+class Lineage(Stored):
     """Where the rows came from: enough to build them again, or to say why that is not possible."""
 
     sources: dict[str, Any]
@@ -85,27 +104,135 @@ class Lineage(_Strict):
     application_id: str = ""
 
 
-class Accounting(_Strict):
+class Accounting(Stored):
     """rows in = rows out + quarantined, always."""
 
-    rows_in: int
-    rows_out: int
-    quarantined: dict[str, int] = {}
+    rows_in: Count
+    rows_out: Count
+    quarantined: dict[str, Count] = {}
+
+    @model_validator(mode="after")
+    def _rows_add_up(self) -> Self:
+        if self.rows_in != self.rows_out + sum(self.quarantined.values()):
+            raise ValueError("rows in != rows out + quarantined")
+        return self
 
 
-class DatasetManifest(_Strict):
-    format_version: int = FORMAT_VERSION
+OPEN = with_config(ConfigDict(extra="allow"))  # what else is in it is the business of who wrote it
+
+
+class _Feature(TypedDict):
+    name: Label
+    column: Label
+
+
+@OPEN
+class NumericState(_Feature):
+    kind: Literal["numeric"]
+    transform: Literal["none", "log1p"]
+    mean: Finite
+    std: Annotated[Finite, Field(gt=0)]
+    fill: Finite
+    indicator: bool
+
+
+@OPEN
+class CategoricalState(_Feature):
+    kind: Literal["categorical"]
+    values: list[str]
+
+
+@OPEN
+class CyclicState(_Feature):
+    kind: Literal["cyclic"]
+    period: Annotated[Finite, Field(gt=0)]
+
+
+@OPEN
+class PassthroughState(_Feature):
+    kind: Literal["passthrough"]
+    dtype: Literal["float16"] | None
+    shape: list[Annotated[Count, Field(gt=0)]] | None
+    nulls: Nulls
+    fill: Finite | int | bool | str | None
+
+
+@OPEN
+class FeatureState(TypedDict):
+    """What etl/features.py fits and applies. `inputs`: raw column -> Spark type."""
+
+    version: Count
+    inputs: dict[str, str]
+    features: list[
+        Annotated[NumericState | CategoricalState | CyclicState | PassthroughState, Field(discriminator="kind")]
+    ]
+
+
+def _inputs_known(state: FeatureState) -> FeatureState:
+    for feature in state["features"]:
+        if feature["column"] not in state["inputs"]:
+            raise ValueError(f"{feature['name']!r}: its column {feature['column']!r} is not among the inputs")
+    return state
+
+
+@OPEN
+class TextSplit(TypedDict):
+    unigram_entropy_nats: Finite
+
+
+@OPEN
+class TextState(TypedDict):
+    """What etl/text.py says of packed text. `size`: ids of the tokenizer without end and padding."""
+
+    tokenizer_json: str
+    size: Count
+    pad_id: Count
+    seq_len: Annotated[Count, Field(ge=2)]
+    splits: dict[FolderName, TextSplit]
+
+
+@OPEN
+class CheckResult(TypedDict):
+    """What etl/checks.py found."""
+
     name: str
-    fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    level: str
+    rule: str
+    failing: Count
+    share: Finite
+    max_share: Finite
+    passed: bool
+
+
+class DatasetManifest(Stored):
+    format_version: Annotated[int, up_to(FORMAT_VERSION)] = FORMAT_VERSION
+    name: Label
+    fingerprint: Sha256
     created_at: str
     columns: tuple[Column, ...]
     files: tuple[DataFile, ...]
-    splits: dict[str, SplitInfo]
+    splits: dict[FolderName, SplitInfo]
     accounting: Accounting
-    features: dict[str, Any] = Field(default={}, description="fitted feature state; see etl/features.py")
-    checks: list[dict[str, Any]] = []
-    text: dict[str, Any] = Field(default={}, description="tokenizer, sequence length and token counts; see etl/text.py")
+    features: Annotated[dict[str, Any], CheckedAs(Annotated[FeatureState, AfterValidator(_inputs_known)])] = {}
+    checks: Annotated[list[dict[str, Any]], CheckedAs(list[CheckResult])] = []
+    text: Annotated[dict[str, Any], CheckedAs(TextState)] = {}
     lineage: Lineage
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for what, names in (("files", [f.path for f in self.files]), ("columns", [c.name for c in self.columns])):
+            if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+                raise ValueError(f"{what}: {twice[0]!r} is listed twice")
+        if unknown := sorted({f.split for f in self.files} - self.splits.keys()):
+            raise ValueError(f"files are of the split {unknown[0]!r}, which is not listed")
+        for split, info in self.splits.items():
+            found = self.files_of(split)
+            rows = sum(f.rows for f in found)
+            if (info.rows, info.files) != (rows, len(found)):
+                raise ValueError(
+                    f"split {split!r} says {info.rows} rows in {info.files} files, it has {rows} in {len(found)}"
+                )
+        return self
 
     def column(self, name: str) -> Column:
         """The column of that name; KeyError names what there is."""
@@ -124,36 +251,9 @@ class DatasetManifest(_Strict):
         return json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> DatasetManifest:
+    def from_json(cls, text: str | bytes, where: str) -> DatasetManifest:
         """Parse and check. Raises ManifestError naming `where` for a newer format, bad JSON or inconsistent counts."""
-        try:
-            raw = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ManifestError(f"{where}: not JSON ({error}); the dataset must be rebuilt") from error
-        version = raw.get("format_version") if isinstance(raw, dict) else None
-        if not isinstance(version, int) or version > FORMAT_VERSION:
-            raise ManifestError(
-                f"{where}: format_version is {version!r}, this sparkring reads up to {FORMAT_VERSION}; "
-                "upgrade sparkring or rebuild the dataset"
-            )
-        try:
-            manifest = cls.model_validate(raw)
-        except ValidationError as error:
-            raise ManifestError(f"{where}: not a dataset manifest: {error}") from error
-        manifest._check_counts(where)
-        return manifest
-
-    def _check_counts(self, where: str) -> None:
-        for file in self.files:
-            if sum(file.row_groups) != file.rows:
-                raise ManifestError(f"{where}: {file.path}: row groups sum to {sum(file.row_groups)}, rows={file.rows}")
-        for split, info in self.splits.items():
-            rows = sum(f.rows for f in self.files if f.split == split)
-            if rows != info.rows:
-                raise ManifestError(f"{where}: split {split!r} says {info.rows} rows, its files hold {rows}")
-        accounting = self.accounting
-        if accounting.rows_in != accounting.rows_out + sum(accounting.quarantined.values()):
-            raise ManifestError(f"{where}: rows in != rows out + quarantined: {accounting}")
+        return parse(cls, text, where, ManifestError)
 
 
 def read_manifest(folder: Storage) -> DatasetManifest:
@@ -164,7 +264,7 @@ def read_manifest(folder: Storage) -> DatasetManifest:
             f"{folder.uri}: not a dataset: {found}; it was never finished or is not one of ours. "
             "Run `sparkring etl` to build it, or correct the `dataset` key"
         )
-    return DatasetManifest.from_json(folder.read_bytes(MANIFEST_NAME).decode(), f"{folder.uri}/{MANIFEST_NAME}")
+    return read(DatasetManifest, folder, MANIFEST_NAME, ManifestError)
 
 
 def digest(value: Any) -> str:

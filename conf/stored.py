@@ -11,7 +11,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from conf.storage import Storage, check_below
 
@@ -43,19 +52,30 @@ def up_to(newest: int) -> AfterValidator:
     return AfterValidator(known)
 
 
-STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
+class CheckedAs:
+    """The rule of a field that stays the plain dict or list it is, but has the form of `kind` where it is not empty."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        checked = handler.generate_schema(self.kind)
+        return core_schema.no_info_wrap_validator_function(lambda value, go: go(value) if value else value, checked)
+
+
+CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 
 class Stored(BaseModel):
-    """The base of what a stored file holds: unknown keys and values of another type are errors."""
+    """The base of what a stored file holds: unknown keys are errors, and in `parse` values of another type too."""
 
-    model_config = STRICT
+    model_config = CLOSED
 
 
 def parse(kind: type[T], data: bytes | str, where: str, error: type[StoredError] = StoredError) -> T:
     """The content of a stored JSON file. Raises `error` naming `where`, the keys, the values and the rules."""
     try:
-        content: T = _adapter(kind).validate_json(data)
+        content: T = _adapter(kind).validate_json(data, strict=True)
         return content
     except ValidationError as found:
         raise error(f"{where}: {_words(found)}") from None

@@ -34,6 +34,7 @@ from conf.manifest import (
     ManifestError,
     SplitInfo,
     digest,
+    read_manifest,
 )
 from conf.schema_etl import EtlConfig
 from conf.storage import Storage, open_storage
@@ -146,7 +147,7 @@ def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
     if not storage.exists(MANIFEST_NAME):
         return None
     try:
-        manifest = DatasetManifest.from_json(storage.read_bytes(MANIFEST_NAME).decode(), storage.uri)
+        manifest = read_manifest(storage)
     except ManifestError as error:
         log.warning("rebuilding: %s", error)
         return None

@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.planner import (
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from conf.storage import Storage
-from conf.stored import STRICT, Count, RelativePath, StoredError, read
+from conf.stored import CLOSED, Count, RelativePath, StoredError, read
 from training.checkpoint_format import DTYPE_NAMES, DTYPES, CheckpointError, Chunk, decode_value, encode_value
 
 
@@ -85,7 +85,7 @@ def decode_plan(encoded: dict[str, Any]) -> SavePlan:
     return SavePlan(items, planner_data={fqn: tuple(path) for fqn, path in encoded["paths"].items()})
 
 
-@with_config(STRICT)
+@with_config(CLOSED)
 class StoredChunk(TypedDict):
     file: RelativePath
     name: str
@@ -95,7 +95,7 @@ class StoredChunk(TypedDict):
     end: Count
 
 
-@with_config(STRICT)
+@with_config(CLOSED)
 class StoredTensor(TypedDict):
     dtype: str
     shape: list[Count]
@@ -139,7 +139,7 @@ def _meet(one: StoredChunk, other: StoredChunk) -> bool:
     return all(a < b + n and b < a + m for a, m, b, n in edges)
 
 
-@with_config(STRICT)
+@with_config(CLOSED)
 class Index(TypedDict):
     """index.json: where tensors' chunks are, the values that are no tensors, and each name's path in the state."""
 

@@ -211,5 +211,5 @@ def test_a_folder_without_a_manifest_is_not_a_dataset(tmp_path: Path) -> None:
 
 def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_manifest.json").write_text('{"format_version": 99}')
-    with pytest.raises(ManifestError, match=r"format_version is 99.*upgrade sparkring"):
+    with pytest.raises(ManifestError, match=r"format_version = 99.*upgrade sparkring"):
         read_manifest(open_storage(str(tmp_path)))

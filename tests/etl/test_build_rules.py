@@ -41,7 +41,8 @@ def test_only_old_folders_no_manifest_lists_are_deleted(tmp_path):
         if name != "data-young":
             for path in (tmp_path / name / "train-00000.parquet", tmp_path / name):
                 os.utime(path, (time.time() - 90_000,) * 2)
-    file = DataFile(path="data-used/train-00000.parquet", split="train", rows=1, bytes=1, sha256="", row_groups=(1,))
+    path, sha = "data-used/train-00000.parquet", "0" * 64
+    file = DataFile(path=path, split="train", rows=1, bytes=1, sha256=sha, row_groups=(1,))
     manifest = DatasetManifest(
         name="t",
         fingerprint="0" * 64,

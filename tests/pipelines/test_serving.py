@@ -23,6 +23,7 @@ from training.worker import build_model
 ROOT = Path(__file__).parents[2]
 FEATURES: dict[str, Any] = {
     "version": 1,
+    "inputs": {"carrier": "string", "month": "int", "wind": "double", "hour": "int"},
     "features": [
         {"name": "carrier", "kind": "categorical", "column": "carrier", "values": ["UA", "B6"]},
         {"name": "month", "kind": "categorical", "column": "month", "values": ["1", "2"]},
@@ -86,7 +87,8 @@ def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) ->
 
 
 def test_a_language_model_continues_prompts(tmp_path: Path) -> None:
-    text = {"tokenizer_json": "", "size": 256, "vocab_size": 258, "end_id": 256, "pad_id": 257, "seq_len": 16}
+    text = {"tokenizer_json": "", "size": 256, "vocab_size": 258, "end_id": 256, "pad_id": 257, "seq_len": 16,
+            "splits": {}}  # fmt: skip
     tokens = Column(name="tokens", dtype="int32", layout="vector", shape=(16,), cardinality=258)
     described = manifest().model_copy(update={"columns": (tokens,), "features": {}, "text": text})
     model = {"factory": "training.models.gpt:GPT", "task": "language_model"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from conf.manifest import MANIFEST_NAME, DatasetManifest
+from conf.manifest import DatasetManifest, read_manifest
 from conf.schema_data import CacheConfig, DataConfig, MixConfig
 from conf.storage import Storage, open_storage
 from training.data.batch import Reader
@@ -148,9 +148,7 @@ def _mixed(
     host = replace(seat, device=None)  # the mix moves whole batches
     for number, part in enumerate(mix.parts):
         storage = open_storage(part.dataset)
-        manifest = DatasetManifest.from_json(
-            storage.read_bytes(MANIFEST_NAME).decode(), f"{part.dataset}/{MANIFEST_NAME}"
-        )
+        manifest = read_manifest(storage)
         own = replace(settings, seed=settings.seed + number, tail="pad", max_bytes=share)
         parts.append(_one(config, Wanted(storage, manifest, part.split, columns, global_batch), own, host))
     plan = make_mix(
