@@ -11,11 +11,12 @@ import json
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator, with_config
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from conf.storage import Storage
 from conf.stored import (
+    OPEN,
     CheckedAs,
     Count,
     Finite,
@@ -116,9 +117,6 @@ class Accounting(Stored):
         if self.rows_in != self.rows_out + sum(self.quarantined.values()):
             raise ValueError("rows in != rows out + quarantined")
         return self
-
-
-OPEN = with_config(ConfigDict(extra="allow"))  # what else is in it is the business of who wrote it
 
 
 class _Feature(TypedDict):

@@ -6,20 +6,23 @@ which local disks (write beside, fsync, `os.replace`) and object stores (a PUT i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow.fs as pafs
 
 CHUNK_BYTES = 4 << 20
+PART = ".part"
 ARROW_SCHEMES = {"", "file", "s3", "s3a", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 NAMES_BEFORE_AT = {"abfs", "abfss"}  # `container@account`: no credentials
 S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
@@ -61,19 +64,26 @@ class Storage:
 
     def put_atomic(self, relative: str, data: bytes) -> None:
         """Write a file so that a reader sees all of it or none of it, and a crash leaves the previous one."""
+        with self.create(relative) as file:
+            file.write(data)
+
+    @contextmanager
+    def create(self, relative: str) -> Iterator[Any]:
+        """A stream whose file appears whole when the block ends; on a local disk not at all when it raises."""
         target = self.path(relative)
         if not self.is_local:
-            with self.fs.open_output_stream(target) as stream:
-                stream.write(data)
+            stream = self.fs.open_output_stream(target)
+            yield stream
+            stream.close()  # an object appears when its stream is closed
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        part = f"{target}.{uuid.uuid4().hex}.part"
+        part = f"{target}.{uuid.uuid4().hex}{PART}"
         try:
-            with open(part, "wb") as file:
-                file.write(data)
+            with _part_file(part) as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(part, target)
+                os.replace(part, target)
             fsync_folder(os.path.dirname(target))
         except BaseException as error:
             if os.path.exists(part):
@@ -81,6 +91,15 @@ class Storage:
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = target  # what a write knows nothing of
             raise
+
+    def sweep(self, relative: str = "") -> list[str]:
+        """Delete what writers that were killed inside `create` left below `relative`; their paths. One that still
+        writes holds the lock of its file, which is left alone. On local disks only: object stores are left nothing.
+        """
+        left = (
+            [p for p in self.list_files(relative) if re.search(rf"\.[0-9a-f]{{32}}{PART}$", p)] if self.is_local else []
+        )
+        return [path for path in left if _delete_unlocked(self.path(path))]
 
     def list_files(self, relative: str = "") -> list[str]:
         """Paths of all files below `relative`, relative to this folder, sorted; empty where the folder is missing."""
@@ -126,6 +145,28 @@ def sha256_stream(chunks: Iterator[bytes]) -> str:
     for chunk in chunks:
         hasher.update(chunk)
     return hasher.hexdigest()
+
+
+@contextmanager
+def _part_file(path: str) -> Iterator[BinaryIO]:
+    """A new file, locked from before anybody can find its writer gone."""
+    while True:
+        with open(path, "wb") as file:
+            with contextlib.suppress(OSError):  # a filesystem without locks: its parts are never swept
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else it was swept between these two lines
+                yield file
+                return
+
+
+def _delete_unlocked(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    except OSError:  # being written, gone, or no locks here
+        return False
+    return True
 
 
 def fsync_folder(path: str) -> None:

@@ -19,6 +19,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     TypeAdapter,
     ValidationError,
+    with_config,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -63,6 +64,7 @@ class CheckedAs:
         return core_schema.no_info_wrap_validator_function(lambda value, go: go(value) if value else value, checked)
 
 
+OPEN = with_config(ConfigDict(extra="allow"))  # for a TypedDict of which we read a part
 CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 

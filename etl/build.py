@@ -291,6 +291,7 @@ def _plan_text(rows: DataFrame) -> str:
 
 def _sweep(storage: Storage, manifest: DatasetManifest) -> None:
     """Delete what builds that were killed left here, once no build can still be writing it."""
+    storage.sweep()
     used = {f.path.split("/")[0] for f in manifest.files}
     limit = datetime.now(UTC) - DEAD_BUILD_AGE
     newest: dict[str, datetime] = {}

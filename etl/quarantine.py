@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from conf.storage import Storage
-from etl.write import destination, worker_uri
+from conf.storage import Storage, open_storage
+from etl.write import worker_uri
 
 
 def write_quarantine(bad: DataFrame, storage: Storage, folder: str) -> dict[str, int]:
@@ -25,7 +25,7 @@ def _write(root: str, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterato
     part = next(parts, None)
     while part is not None:
         rule, schema, rows = part.column(-1)[0].as_py(), part.schema, 0
-        with destination(root, f"{folder}/{rule}.parquet") as file, pq.ParquetWriter(file, schema) as writer:
+        with open_storage(root).create(f"{folder}/{rule}.parquet") as file, pq.ParquetWriter(file, schema) as writer:
             while part is not None and part.column(-1)[0].as_py() == rule:
                 writer.write_batch(part)
                 rows += part.num_rows

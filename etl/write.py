@@ -5,11 +5,8 @@ Runs in Spark's Python workers; knows pyarrow and the storage, nothing of Spark.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.manifest import Column
-from conf.storage import Storage, fsync_folder, open_storage
+from conf.storage import Storage, open_storage
 from etl.columns import arrow_field
 
 SHARD = "__shard"
@@ -180,7 +177,7 @@ class _HashingSink(io.RawIOBase):
 def _write(task: WriteTask, path: str, tables: Iterator[pa.Table]) -> dict[str, Any]:
     schema = pa.schema([arrow_field(column) for column in task.columns])
     groups: list[int] = []
-    with destination(task.root_uri, path) as under:
+    with open_storage(task.root_uri).create(path) as under:
         sink = _HashingSink(under)
         # Dictionary pages help codes and repeated values; floats, tokens and images only pay for them, twice.
         coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout == "scalar"]
@@ -201,29 +198,3 @@ def _write(task: WriteTask, path: str, tables: Iterator[pa.Table]) -> dict[str, 
 def worker_uri(storage: Storage) -> str:
     """The storage's address as a worker must be given it: a relative path means another folder in its process."""
     return storage.root if storage.is_local else storage.uri
-
-
-@contextlib.contextmanager
-def destination(root_uri: str, path: str) -> Iterator[Any]:
-    """A stream whose file appears whole when the block ends; on a local disk not at all when it raises."""
-    storage = open_storage(root_uri)
-    target = storage.path(path)
-    if not storage.is_local:
-        # An object appears when its stream is closed. One left by a failed task is in no manifest and is written over
-        # by the task's next attempt.
-        stream = storage.fs.open_output_stream(target)
-        yield stream
-        stream.close()
-        return
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    part = f"{target}.{uuid.uuid4().hex}.part"
-    try:
-        with open(part, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-        fsync_folder(os.path.dirname(target))
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)

@@ -11,14 +11,14 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
-from conf.manifest import ManifestError
+from conf.stored import StoredError
 from etl.errors import EtlError
 from pipelines.exits import Exit
 from training.failure import Cancelled, LaunchError, WorkerFailed
 
 EXITS: list[tuple[type[BaseException], Exit]] = [
     (ConfigError, Exit.USAGE),
-    (ManifestError, Exit.DATA),
+    (StoredError, Exit.DATA),
     (EtlError, Exit.DATA),
     (WorkerFailed, Exit.TRAINING),
     (LaunchError, Exit.RESOURCES),

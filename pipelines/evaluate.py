@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
 from conf.storage import Storage
+from conf.stored import StoredError
 from pipelines import serving
 from pipelines.baseline import fit_baselines
 from pipelines.chosen import Chosen, chosen_rows
@@ -114,7 +115,8 @@ def evaluate_text(config: RunConfig, dataset: Dataset, run: Storage, trained: Tr
     if config.report.baselines:
         entropy = dataset.manifest.text["splits"][split]["unigram_entropy_nats"]
         scores["unigram frequencies"] = {"loss": entropy, "perplexity": perplexity(entropy)}
-    writer = serving.Writer(config, dataset.manifest, serving.read_weights(run.read_bytes(trained.summary["weights"])))
+    file = trained.summary["weights"]
+    writer = serving.Writer(config, dataset.manifest, serving.read_weights(run.read_bytes(file), f"{run.uri}/{file}"))
     row = {"prompt": config.report.sample_prompt, "tokens": config.report.sample_tokens}
     (written,) = writer.predict([row])["text"]
     return Evaluation(scores, sample=config.report.sample_prompt + written)
@@ -126,8 +128,13 @@ def share_groups(config: RunConfig, dataset: Dataset, test: Chosen) -> dict[str,
 
 
 def read_predictions(run: Storage, files: list[str], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(labels, predictions) in the dataset's order. RuntimeError unless every test row was scored exactly once."""
-    table = pa.concat_tables([pq.read_table(run.path(file), filesystem=run.fs) for file in files])
+    """(labels, predictions) in the dataset's order. StoredError for files that are damaged; RuntimeError unless every
+    test row was scored exactly once."""
+    try:
+        tables = [pq.read_table(run.path(f), filesystem=run.fs, columns=["id", "prediction", "label"]) for f in files]
+        table = pa.concat_tables(tables)
+    except (pa.ArrowException, OSError) as error:
+        raise StoredError(f"{run.uri}: its predictions {files} cannot be read ({error}); train again") from error
     ids = table["id"].to_numpy()
     if len(ids) != rows or not np.array_equal(np.sort(ids), np.arange(rows)):
         raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {rows} test rows")

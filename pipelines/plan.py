@@ -17,7 +17,7 @@ from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.settings import ParallelSettings
 from training.planner import Plan, Untraceable, first_line, format_rows, make_plan, rows_of
-from training.tasks import TABLE_TASKS, build_task, load_reference
+from training.tasks import TABLE_TASKS, build_task, model_class
 from training.worker import build_model, pick_columns
 from training.world import resolve_mesh
 
@@ -61,7 +61,7 @@ def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module
     def build() -> nn.Module:
         if manifest is not None:
             return build_model(config, manifest)
-        model: nn.Module = load_reference(config.model.factory, "model.factory")(**config.model.args)
+        model: nn.Module = model_class(config.model.factory)(**config.model.args)
         return model
 
     try:

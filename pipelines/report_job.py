@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
-from pydantic import ValidationError
+from pydantic import AfterValidator
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from conf.load import Resolved, leaves
 from conf.manifest import ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
+from conf.stored import OPEN, Count, RelativePath, parse, read
 from pipelines.etl_job import Dataset
 from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, scored_count, share_groups, tested_rows
 from pipelines.report import HeldOut, ReportInputs, build_report, publish
 from pipelines.runs import Runs
 from pipelines.train_job import Trained
 from training.tracker import JOB, Tracker
+
+
+@OPEN
+class TrainSummary(TypedDict):
+    """What rank 0 said at the end, as far as the report draws it."""
+
+    engine: str
+    world: Count
+    steps: Count
+    samples: Count
+    best_step: Count | None
+    rows_per_s: float
+    plan: str
+    test_rows: NotRequired[Count]
+    exported_step: NotRequired[Count]
+    test_left_out: NotRequired[list[RelativePath]]
+
+
+def _has(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        if name not in values:
+            raise ValueError(f"{name!r} is missing")
+        return values
+
+    return check
+
+
+@OPEN
+class Summary(TypedDict):
+    """summary.json, as far as the report is drawn from it."""
+
+    dataset: str
+    config: dict[str, Any]
+    origins: dict[str, str]
+    config_digest: str
+    tracking_url: str | None
+    commit: str
+    attempts: Count
+    failed_attempts: list[dict[str, Any]]
+    timings: Annotated[dict[str, float], AfterValidator(_has("launch_s"))]
+    train: TrainSummary
+    scores: Annotated[dict[str, dict[str, float]], AfterValidator(_has(MODEL))]
+    missing: dict[str, str]
+    predictions: list[RelativePath]
+    sample: str
+    per_step_s: dict[str, float]
+    once_s: dict[str, float]
+    history: dict[str, list[tuple[Count, float]]]
 
 
 @dataclass(frozen=True)
@@ -30,19 +81,9 @@ class AsRun:
     tracking_url: str | None
     commit: str = ""  # of the code that trained; the dataset's own is in its manifest
 
-    @classmethod
-    def of(cls, summary: dict[str, Any], now: Resolved) -> AsRun:
-        """What the summary keeps; `now`, the recipe as it is, for a run from before it was kept."""
-        if "origins" not in summary:
-            return as_run(now, None)
-        return cls(**{name: summary[name] for name in cls.__dataclass_fields__ if name in summary})
-
     def checked(self, where: str) -> RunConfig:
         """ManifestError where it is no configuration of this version of sparkring."""
-        try:
-            return RunConfig.model_validate(self.config)
-        except ValidationError as error:
-            raise ManifestError(f"{where}: the run's configuration is another version's: {error}") from error
+        return parse(RunConfig, json.dumps(self.config), f"{where}: the run's configuration", ManifestError)
 
 
 def as_run(resolved: Resolved, tracking_url: str | None, commit: str = "") -> AsRun:
@@ -75,12 +116,12 @@ def redraw(resolved: Resolved) -> str:
             f"{runs.storage.uri}: no finished run of {resolved.config.name!r}; run `sparkring run` first"
         )
     folder = runs.at(finished[-1])
-    summary = json.loads(folder.read_bytes("summary.json"))
-    run = AsRun.of(summary, resolved)
+    summary: dict[str, Any] = dict(read(Summary, folder, "summary.json", ManifestError))
+    run = AsRun(**{name: summary[name] for name in AsRun.__dataclass_fields__})
     config = run.checked(f"{folder.uri}/summary.json")
     where = open_storage(summary["dataset"])
     dataset = Dataset(read_manifest(where), where)
-    missing = summary.get("missing", {})
+    missing = summary["missing"]
     evaluation = Evaluation(summary["scores"], sample=summary["sample"], missing=missing)
     if config.train.test_split is not None and summary["predictions"]:
         rows = scored_count(config, dataset, summary["train"])
@@ -95,7 +136,7 @@ def redraw(resolved: Resolved) -> str:
         summary["history"],
         summary["failed_attempts"],
         summary["per_step_s"],
-        summary.get("once_s", {}),  # runs of before have none
+        summary["once_s"],
     )
     inputs = report_inputs(run, dataset, folder, trained, evaluation, summary["timings"])
     folder.put_atomic("report.html", build_report(inputs).encode())

@@ -12,34 +12,42 @@ and the same command on two hosts at a time is the user's to avoid.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from conf.manifest import digest
 from conf.schema import RunConfig
 from conf.storage import Storage, exclusive, lock_file, open_storage
+from conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
 from training.failure import LaunchError
 from training.process_id import ProcessId, is_running, this_process
 
+log = logging.getLogger(__name__)
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    folder: str  # below storage.runs
+    """What run.json holds."""
+
+    __pydantic_config__ = CLOSED
+
+    folder: FolderName  # below storage.runs
     status: Status
-    training_digest: str
-    fingerprint: str
-    mlflow_run_id: str | None
-    host: str  # with pid and start_ticks: the ProcessId of the last command that had it
-    pid: int
-    start_ticks: int
-    attempts: int = 0  # launches so far, over all commands
+    training_digest: Sha256
+    fingerprint: Label
+    mlflow_run_id: Label | None
+    host: Label  # with pid and start_ticks: the ProcessId of the last command that had it
+    pid: Count
+    start_ticks: Count
+    attempts: Count = 0  # launches so far, over all commands
+    format: Annotated[int, up_to(1)] = 1
 
     def to_json(self) -> bytes:
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
@@ -62,9 +70,15 @@ class Runs:
         self.storage: Storage = open_storage(uri).at(name)
 
     def records(self) -> list[RunRecord]:
-        """Oldest first."""
-        folders = self.storage.list_folders()
-        return [self.read(folder) for folder in folders if self.storage.exists(f"{folder}/run.json")]
+        """Oldest first. One that cannot be read is passed over with a warning: it must not stop the others."""
+        found = []
+        for folder in self.storage.list_folders():
+            if self.storage.exists(f"{folder}/run.json"):
+                try:
+                    found.append(self.read(folder))
+                except StoredError as error:
+                    log.warning("%s; this run is passed over", error)
+        return found
 
     @contextmanager
     def begin(self, config: RunConfig, fingerprint: str) -> Iterator[tuple[RunRecord, bool]]:
@@ -95,11 +109,11 @@ class Runs:
                         f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
                         "wait for it, or set checkpoint.resume=false to train another beside it"
                     )
+                self.storage.sweep(record.folder)
                 return self.write(replace(record, status="running", **asdict(here))), True
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         folder = f"{stamp}-{wanted[:8]}"
-        taken = {record.folder for record in self.records()}
-        while folder in taken:
+        while self.storage.exists(folder):
             folder += "x"
         record = self.write(RunRecord(folder, "running", wanted, fingerprint, None, **asdict(here)))
         self._hold(record, here, held)
@@ -116,7 +130,11 @@ class Runs:
         return lock is not None
 
     def read(self, folder: str) -> RunRecord:
-        return RunRecord(**json.loads(self.storage.read_bytes(f"{folder}/run.json")))
+        """Raises StoredError for a run.json that is damaged, of a newer version or of another folder."""
+        record = read(RunRecord, self.storage, f"{folder}/run.json")
+        if record.folder != folder:
+            raise StoredError(f"{self.storage.uri}/{folder}/run.json: is of the folder {record.folder!r}")
+        return record
 
     def write(self, record: RunRecord) -> RunRecord:
         self.storage.put_atomic(f"{record.folder}/run.json", record.to_json())

@@ -4,13 +4,16 @@
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
              weights.pt     `torch.load(..., weights_only=True)`: parameter name -> tensor
 
-MLflow calls `_load_pyfunc`; nothing in the folder is code or an unrestricted pickle.
+MLflow calls `_load_pyfunc`; nothing in the folder is code or an unrestricted pickle. It names code: the classes of
+`model.factory` and `model.task`, which may be of `training.models`, or of modules that the loading process trusts by
+SPARKRING_MODEL_MODULES (names with commas between).
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import torch
 
 from conf.manifest import Column, DatasetManifest
 from conf.schema import RunConfig
+from conf.stored import StoredError, parse
 from etl.features import apply_numpy
 from etl.tokenizer import Codec
 from training.models.gpt import generate
@@ -28,6 +32,7 @@ from training.tasks import build_task
 from training.worker import build_model, pick_columns
 
 BATCH_ROWS = 8192
+TRUSTED = "SPARKRING_MODEL_MODULES"
 MLFLOW_TYPES = {"numeric": "double", "cyclic": "double"}
 
 
@@ -152,14 +157,33 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 def _load_pyfunc(path: str) -> Predictor | Writer:
     """What MLflow calls with the folder of `write_model_folder`."""
     folder = Path(path)
-    config = RunConfig.model_validate(json.loads((folder / "config.json").read_text()))
-    manifest = DatasetManifest.from_json((folder / "manifest.json").read_text(), str(folder / "manifest.json"))
+    config = parse(RunConfig, (folder / "config.json").read_bytes(), str(folder / "config.json"))
+    check_trusted(config, str(folder / "config.json"))
+    manifest = DatasetManifest.from_json((folder / "manifest.json").read_bytes(), str(folder / "manifest.json"))
     kind = Writer if config.model.task == "language_model" else Predictor
-    return kind(config, manifest, read_weights((folder / "weights.pt").read_bytes()))
+    return kind(config, manifest, read_weights((folder / "weights.pt").read_bytes(), str(folder / "weights.pt")))
 
 
-def read_weights(data: bytes) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+def check_trusted(config: RunConfig, where: str) -> None:
+    """StoredError for a stored configuration that names code of a module nobody here has said is trusted."""
+    trusted = ("training.models", *filter(None, os.environ.get(TRUSTED, "").split(",")))
+    for key, reference in (("model.factory", config.model.factory), ("model.task", config.model.task)):
+        module = reference.partition(":")[0]
+        if ":" in reference and not any(f"{module}.".startswith(f"{name}.") for name in trusted):
+            raise StoredError(
+                f"{where}: {key} = {reference!r}: a stored file may name code of training.models only; if you trust "
+                f"that module and have it, set {TRUSTED}={module} where the model is loaded"
+            )
+
+
+def read_weights(data: bytes, where: str) -> dict[str, torch.Tensor]:
+    """StoredError where they are no tensors by name."""
+    try:
+        weights: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:  # torch raises whatever its unpickler and zip reader do
+        raise StoredError(f"{where}: no weights ({type(error).__name__}: {str(error)[:200]})") from error
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise StoredError(f"{where}: holds a {type(weights).__name__}, not tensors by name")
     return weights
 
 

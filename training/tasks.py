@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from training.data.batch import Columns
@@ -96,6 +97,14 @@ def load_reference(reference: str, key: str) -> Any:
         raise ValueError(f"{key} = {reference!r}: module {module_name!r} has no {name!r}") from error
 
 
+def model_class(reference: str) -> type[nn.Module]:
+    """The torch module that `model.factory` names. ValueError for anything else: it would be called."""
+    found = load_reference(reference, "model.factory")
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ValueError(f"model.factory = {reference!r}: is {found!r}, not a class derived from torch.nn.Module")
+    return found
+
+
 def build_task(kind: str, features: list[str], label: str | None, inputs: list[str] | None, pad_id: int = -100) -> Task:
     """A task by name or by the user's `module:Class`, which is constructed as (features, label, inputs).
 
@@ -106,6 +115,8 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
 
         return LanguageModelTask(pad_id)
     cls = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_reference(kind, "model.task")
+    if not isinstance(cls, type):
+        raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class")
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
     task: Task = cls(features, label, inputs)

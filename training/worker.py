@@ -39,7 +39,7 @@ from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
 from training.parallel.settings import ParallelSettings, Place
 from training.rank import WorkerContext
-from training.tasks import build_task, load_reference
+from training.tasks import build_task, model_class
 
 log = logging.getLogger(__name__)
 
@@ -290,20 +290,16 @@ def pick_columns(manifest: DatasetManifest, inputs: list[str] | None, label: str
 
 def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
     """The recipe's module, in its master dtype. ValueError where the factory does not take the recipe's args."""
-    factory = load_reference(config.model.factory, "model.factory")
+    factory = model_class(config.model.factory)
     try:
         if hasattr(factory, "from_manifest"):
-            model = factory.from_manifest(manifest, **config.model.args)
+            model: nn.Module = factory.from_manifest(manifest, **config.model.args)
         else:
             model = factory(**config.model.args)
     except TypeError as error:
         raise ValueError(
             f"model.args = {config.model.args}: {config.model.factory} does not take them: {error}"
         ) from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"model.factory = {config.model.factory!r}: made a {type(model).__name__}, not a torch.nn.Module"
-        )
     model = model.to(getattr(torch, config.train.dtype))
     if config.train.compile:
         model.compile()

@@ -128,7 +128,7 @@ print(json.dumps(model.predict(rows)["prediction"].tolist()))
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=workplace.folder,
-        env=workplace.env,
+        env=workplace.env | {"SPARKRING_MODEL_MODULES": "my_model"},
         capture_output=True,
         text=True,
         timeout=200,

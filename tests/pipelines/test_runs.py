@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from conf.load import Resolved, load_config
 from conf.storage import Storage
+from conf.stored import StoredError
 from pipelines import batch, etl_job, train_job
 from pipelines.runs import Runs, RunTaken
 from training.failure import LaunchError
@@ -126,6 +128,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from conf.load import load_config
 from conf.storage import Storage
+from conf.stored import StoredError
 from pipelines.runs import Runs, RunTaken
 {inspect.getsource(without_locks)}
 config = load_config(sys.argv[1]).config
@@ -177,3 +180,60 @@ def test_a_step_of_the_clock_gives_no_live_run_away(tmp_path: Path, private_moun
         command = [*private_mounts, "sh", "-c", run]
         done = subprocess.run(command, input="\n\n", text=True, capture_output=True, cwd=ROOT)
     assert done.stdout.split() == ["ready", "taken"], done.stderr
+
+
+DAMAGES = {
+    "empty": b"",
+    "cut": b'{"folder": "20',
+    "not text": b"\xff\xfe",
+    "a list": b"[]",
+    "nested deeply": b"[" * 100_000,
+    "of a newer version": b'{"format": 2}',
+}
+
+
+@pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_run_that_cannot_be_read_is_named_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path).config
+    with runs.begin(config, "f") as (record, _):
+        damaged = runs.update(record.folder, status="failed").folder
+    (tmp_path / "runs/runs" / damaged / "run.json").write_bytes(data)
+    with runs.begin(config, "f") as (record, continued):
+        assert not continued and record.folder != damaged
+        assert f"{damaged}/run.json: " in caplog.text and "passed over" in caplog.text
+        assert [r.folder for r in runs.records()] == [record.folder]
+    with pytest.raises(StoredError, match=f"{damaged}/run.json: "):
+        runs.update(damaged, attempts=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"folder": "../../outside"}, {"folder": "elsewhere"}, {"attempts": -1}, {"pid": "1"}, {"status": "x"}, {"new": 1}],
+)
+def test_a_run_says_nothing_of_other_folders_and_no_impossible_counts(tmp_path: Path, changes: dict[str, Any]) -> None:
+    runs = Runs(f"{tmp_path}/runs", "runs")
+    with runs.begin(resolved(tmp_path).config, "f") as (record, _):
+        file = tmp_path / "runs/runs" / record.folder / "run.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        with pytest.raises(StoredError, match=f"{record.folder}/run.json: .*{next(iter(changes))}"):
+            runs.update(record.folder, attempts=3)
+    assert not (tmp_path / "outside").exists()
+
+
+def test_the_next_command_sweeps_what_a_killed_one_left_half_written(tmp_path: Path) -> None:
+    """And not what a live process still writes."""
+    runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path).config
+    with runs.begin(config, "f") as (record, _):
+        folder = runs.at(runs.update(record.folder, status="failed"))
+    killed = "import os, sys; from conf.storage import open_storage as o; os.fsync = lambda fd: os.kill(os.getpid(), 9)"
+    for name in ("summary.json", "model/weights.pt"):
+        subprocess.run([sys.executable, "-c", f"{killed}; o({folder.uri!r}).put_atomic({name!r}, b'x')"], cwd=ROOT)
+    assert len([p for p in folder.list_files() if p.endswith(".part")]) == 2
+    with folder.create("report.html") as file, runs.begin(config, "f") as (_, continued):
+        assert continued
+        (left,) = [p for p in folder.list_files() if p.endswith(".part")]
+        assert left.startswith("report.html.")
+        file.write(b"whole")
+    assert folder.read_bytes("report.html") == b"whole" and folder.sweep() == []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from conf.schema import RunConfig
+from conf.stored import StoredError
 from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
 from training.tracker import Tracker
 from training.tracking import TrackerSettings
@@ -58,6 +60,53 @@ def folder(tmp_path: Path) -> Path:
     torch.save(build_model(config, manifest()).state_dict(), weights)
     write_model_folder(tmp_path / "model", config, manifest(), weights.getvalue())
     return tmp_path / "model"
+
+
+def rewrite(folder: Path, **model: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["model"] |= model
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("key", ["factory", "task"])
+def test_a_model_folder_names_no_code_that_is_not_trusted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """`subprocess:Popen` ran when MLflow loaded the model; importing a module runs its code too."""
+    made = tmp_path / "made"
+    (tmp_path / "planted.py").write_text(f"open({str(made)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rewrite(folder, **{key: "planted:Model"})
+    with pytest.raises(StoredError, match=rf"config\.json: model\.{key} = 'planted:Model'.*MODULES=planted"):
+        _load_pyfunc(str(folder))
+    assert not made.exists()
+    monkeypatch.setenv("SPARKRING_MODEL_MODULES", "subprocess,os")
+    call = {"factory": "subprocess:Popen", "task": "os:system"}[key]
+    rewrite(folder, **{key: call, "args": {"args": ["touch", str(made)]} if key == "factory" else {}})
+    with pytest.raises(ValueError, match=r"not a class|must|does not take"):
+        _load_pyfunc(str(folder))
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("config.json", b"", "config.json: "),
+        ("config.json", b'{"name": "x", "gone": 1}', "gone = 1"),
+        ("config.json", b'{"name": "x", "optim": {"lr": "1"}}', "optim.lr = '1'"),
+        ("manifest.json", b"[]", "manifest.json: "),
+        ("weights.pt", b"", "weights.pt: no weights"),
+        ("weights.pt", b"PK\x03\x04", "weights.pt: no weights"),
+        ("weights.pt", pickle.dumps({"a": 1}), "weights.pt: "),
+        ("weights.pt", pickle.dumps(subprocess.run), "weights.pt: no weights"),
+    ],
+)
+def test_a_damaged_model_folder_is_one_error_that_names_the_file(
+    folder: Path, name: str, data: bytes, words: str
+) -> None:
+    (folder / name).write_bytes(data)
+    with pytest.raises(StoredError, match=words):
+        _load_pyfunc(str(folder))
 
 
 def test_a_model_trained_compiled_serves_without_a_compiler(folder: Path) -> None:
