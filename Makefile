@@ -5,12 +5,12 @@ BIN := .venv/bin
 export MLFLOW_DISABLE_TELEMETRY := true
 ARGS ?=
 
-.PHONY: help setup check format test test-slow demo ui peers lock package clean
+.PHONY: help setup check format test test-slow fuzz demo ui peers lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-.venv/.ready: requirements.lock pyproject.toml .ci/setup.sh .ci/build_horovod.sh
+.venv/.ready: requirements.lock pyproject.toml $(wildcard .ci/*)
 	@.ci/setup.sh
 
 setup: .venv/.ready  ## environment, Java, Horovod (GPU=1 for NCCL)
@@ -27,6 +27,9 @@ test: setup  ## everything but the long soaks, about 20 minutes on 2 cores
 
 test-slow: setup  ## the long ones
 	@$(BIN)/pytest -q -m slow $(ARGS)
+
+fuzz: setup  ## 100,000 damaged files and frames; rewrites benchmarks/results/fuzz.json (about 10 minutes on 2 cores)
+	@$(BIN)/python -m tests.fuzz.run --count 100000 --out benchmarks/results/fuzz.json
 
 check: setup  ## lint, format, types, import contracts
 	@$(BIN)/ruff check .

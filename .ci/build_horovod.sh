@@ -6,7 +6,6 @@
 set -euo pipefail
 python=$1
 version=0.28.1
-sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 torch=$("$python" -c 'import torch; print(torch.__version__)')
 tag=$("$python" -c 'import sys, platform; print(f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}")')
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/sparkring/horovod-$version-torch-$torch-$tag-${HOROVOD_GPU_OPERATIONS:-cpu}"
@@ -14,8 +13,9 @@ if ! compgen -G "$cache/*.whl" >/dev/null; then
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     echo "horovod $version: building against torch $torch (about 4 minutes on 2 cores, once)" >&2
-    "$python" -m pip download -q --no-deps --no-binary=:all: --no-build-isolation -d "$work" "horovod==$version" >&2
-    echo "$sha256  $work/horovod-$version.tar.gz" | sha256sum --check --quiet >&2
+    # With --require-hashes pip checks the file before it runs its setup.py, which it does to learn its metadata.
+    "$python" -m pip download -q --no-deps --no-binary=:all: --no-build-isolation --require-hashes \
+        -d "$work" -r "$(dirname "$0")/horovod.txt" >&2
     tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
     source="$work/horovod-$version"
     sed -i -E 's/set\(CMAKE_CXX_STANDARD [0-9]+\)/set(CMAKE_CXX_STANDARD 20)/' \

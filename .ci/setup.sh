@@ -4,6 +4,7 @@
 #   PYTHON=python3.11      the interpreter the environment is made with
 #   GPU=1                  builds Horovod with NCCL; torch from the package index is a CUDA build on Linux already
 #   TORCH_INDEX=URL        another package index for torch alone (PyTorch publishes small CPU-only wheels on its own)
+#   TORCH_HASH=sha256:...  a wheel of torch that .ci/torch.txt does not list, and that you vouch for
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
@@ -35,8 +36,15 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 say "locked packages (requirements.lock, every one by hash)"
 pip install --quiet --no-deps --require-hashes -r requirements.lock
 if ! .venv/bin/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "2.13.0")' 2>/dev/null; then
-    say "torch 2.13.0"
-    pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+    say "torch 2.13.0 (by hash), then the libraries of a CUDA wheel (by the versions it names; they are not hashed)"
+    wanted=.ci/torch.txt
+    if [ -n "${TORCH_HASH:-}" ]; then
+        wanted=.venv/torch.txt
+        echo "torch==2.13.0 --hash=$TORCH_HASH" >"$wanted"
+    fi
+    pip install --quiet --no-deps --only-binary=:all: --require-hashes ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r "$wanted" ||
+        die "no wheel of torch with a listed hash (above: the one found); if you trust it, say TORCH_HASH=sha256:..."
+    pip install --quiet --only-binary=:all: ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
 fi
 
 if ! command -v "${CXX:-g++}" >/dev/null; then
