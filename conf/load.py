@@ -25,6 +25,12 @@ from conf.manifest import digest
 from conf.rules import combination_problems
 from conf.schema import RunConfig
 
+MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = (
+    1 << 18,
+    10_000,
+    50,
+    100,
+)  # of a recipe; the longest of ours has 300 values
 RECIPES: Traversable = files("conf.recipes")  # also where the code is shipped as a zip
 
 
@@ -61,9 +67,12 @@ def load_config(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     """Resolve a recipe by name (`flights`) or path (`my/run.yaml`). Raises ConfigError with every problem."""
     where, text = _find(recipe)
     try:
-        values, lines = _parse_yaml(text)
+        values, node = parse_yaml(text)
+        if not isinstance(values, dict | None):
+            raise yaml.YAMLError("a recipe is a mapping of keys to values")
     except yaml.YAMLError as error:
         raise ConfigError(where, [f"not valid YAML: {error}"]) from error
+    values, lines = values or {}, dict(_key_lines(node, ""))
     origins = {key: f"{where.rpartition('/')[2]}:{line}" for key, line in lines.items()}
     problems: list[str] = []
     for override in overrides:
@@ -94,24 +103,59 @@ def _find(recipe: str) -> tuple[str, str]:
     else:
         where, source = f"{recipe}.yaml", RECIPES / f"{recipe}.yaml"
     try:
-        return where, source.read_text(encoding="utf-8")
+        with source.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise ConfigError(where, [f"is not UTF-8 text ({error}); save it as UTF-8"]) from error
     except OSError as error:
         near = difflib.get_close_matches(recipe, recipe_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ConfigError(recipe, [f"no such recipe ({error.strerror}){hint} Built in: {recipe_names()}"]) from error
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(where, [f"has more than {MOST_CHARACTERS} characters: no recipe is that long"])
+    return where, text
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-3` as a float (YAML 1.1 does not) and refuses a key given twice."""
+    """SafeLoader that reads `1e-3` as a float (YAML 1.1 does not), refuses a key given twice, and is bounded: a few
+    lines of aliases of aliases stand for gigabytes. Raises YAMLError, with the line, for whatever it does not read."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise yaml.composer.ComposerError(
+                None, None, f"more than {MOST_DEPTH} levels", self.peek_event().start_mark
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":str") and len(node.value) > MOST_DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, "a number of so many digits", node.start_mark)
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()  # half of a surrogate pair can neither be shown nor stored
+            if isinstance(value, int) and abs(value) >= 1 << 63:
+                raise ValueError("a number of more than 64 bits")
+            return value
+        except (
+            ValueError,
+            TypeError,
+            OverflowError,
+        ) as error:  # the 13th month, a number of a million digits, a list as key
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            if not isinstance(key, str) or key in seen:
+                what = "given twice" if isinstance(key, str) else "not text; put it in quotes"
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is {what}", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -121,17 +165,29 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse_yaml(text: str) -> tuple[dict[str, Any], dict[str, int]]:
+def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
+    """The value and its nodes, which know their lines. Raises YAMLError."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            return {}, {}
-        if not isinstance(node, yaml.MappingNode):
-            raise yaml.YAMLError("a recipe is a mapping of keys to values")
-        return _unshared(loader.construct_document(node)), dict(_key_lines(node, ""))
+            return None, None
+        _count(node, {})
+        return _unshared(loader.construct_document(node)), node
     finally:
         loader.dispose()
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for once its aliases are written out. YAMLError where they are too many."""
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES  # until it is known: an alias of a block inside itself stands for endless ones
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [n for part in parts for n in (part if isinstance(part, tuple) else (part,))]
+        known[id(node)] = 1 + sum(_count(n, known) for n in inner)
+    if known[id(node)] > MOST_VALUES:
+        raise yaml.composer.ComposerError(None, None, f"aliases stand for over {MOST_VALUES} values", node.start_mark)
+    return known[id(node)]
 
 
 def _unshared(value: Any) -> Any:
@@ -141,7 +197,7 @@ def _unshared(value: Any) -> Any:
     return [_unshared(item) for item in value] if isinstance(value, list) else value
 
 
-def _key_lines(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int]]:
+def _key_lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             path = f"{prefix}{key.value}"
@@ -159,7 +215,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not separator or not re.fullmatch(r"[A-Za-z_][\w]*(\.[\w]+)*", key):
         raise ValueError("an override is key.path=value, such as optim.lr=1e-3")
     try:
-        return key, yaml.load(value, _Loader)
+        return key, parse_yaml(value)[0]
     except yaml.YAMLError as error:
         raise ValueError(f"the value is not valid YAML: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -213,3 +214,45 @@ def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_manifest.json").write_text('{"format_version": 99}')
     with pytest.raises(ManifestError, match=r"format_version = 99.*upgrade sparkring"):
         read_manifest(open_storage(str(tmp_path)))
+
+
+def bomb(levels: int = 9, merge: bool = False) -> str:
+    """A few lines that stand for 9 ** levels values."""
+    lines = ["a0: &a0 {x: 1}" if merge else "a0: &a0 [x]"]
+    for level in range(1, levels):
+        again = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(f"a{level}: &a{level} {{<<: [{again}]}}" if merge else f"a{level}: &a{level} [{again}]")
+    return "\n".join(lines)
+
+
+BAD_YAML = {
+    "aliases of aliases": (bomb(), r"aliases stand for over 10000 values.*line"),
+    "merges of merges": (bomb(merge=True), "aliases stand for over 10000 values"),
+    "an alias of itself": ("name: &a [*a]", "aliases stand for"),
+    "lists in lists": ("name: " + "[" * 5000, "more than 50 levels"),
+    "blocks in blocks": ("\n".join(" " * i + "a:" for i in range(500)), "more than 50 levels"),
+    "a long number": ("seed: " + "9" * 5000, "line 1"),
+    "a number of 65 bits": ("seed: 18446744073709551616", "more than 64 bits"),
+    "base 60": ("seed: " + ":".join(["59"] * 20_000), "line 1"),
+    "the 13th month": ("name: 2026-13-01", "month must be in 1..12"),
+    "a list as key": ("[a]: b", r"key \['a'\] is not text"),
+    "half a surrogate pair": ('name: "\\ud800"', "surrogates not allowed"),
+    "a type of Python's": ("name: !!python/object/apply:os.system [id]", "could not determine a constructor"),
+    "a list": ("- a", "a recipe is a mapping"),
+    "a text": ("a", "a recipe is a mapping"),
+    "a long file": ("# " + "x" * (1 << 18), "more than 262144 characters"),
+    "infinity": ("name: x\noptim: {lr: .inf}", r"optim.lr = Infinity: input should be a finite number"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_YAML.values(), ids=BAD_YAML.keys())
+def test_no_recipe_takes_long_or_ends_in_another_error(tmp_path: Path, text: str, words: str) -> None:
+    """300 bytes of aliases took 12 s."""
+    (tmp_path / "r.yaml").write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=rf"(?s){words}"):
+        load_config(str(tmp_path / "r.yaml"))
+    if ":" in text and not text.startswith("#"):
+        with pytest.raises((ConfigError, ValueError)):
+            load_config("flights", [f"model.args.x={text.partition(':')[2]}", "nosuch=1"])
+    assert time.process_time() - began < 2.0
