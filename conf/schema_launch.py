@@ -14,7 +14,7 @@ Seconds = Annotated[float, Field(gt=0)]
 class LaunchConfig(Strict):
     world: PositiveInt = Field(2, description="ranks, one per Spark task slot")
     min_world: PositiveInt | None = Field(None, description="smallest world to go on with; None: never shrink")
-    max_attempts: PositiveInt = Field(3, description="launches in all, the first included")
+    max_attempts: PositiveInt = Field(3, description="failed launches in a row, without a new checkpoint between")
     backoff_s: Annotated[float, Field(ge=0)] = Field(
         1.0, description="wait before attempt 2; doubles with each failure"
     )
@@ -23,7 +23,7 @@ class LaunchConfig(Strict):
     collective_timeout_s: Seconds = Field(300.0, description="Gloo, NCCL and store timeout given to the workers")
     hang_timeout_s: Seconds | None = Field(300.0, description="no progress of a rank's step for this long is a hang")
     silence_timeout_s: Seconds = Field(20.0, description="an agent not heard of for this long is lost")
-    grace_s: Seconds = Field(10.0, description="for a last checkpoint on SIGTERM or decommissioning")
+    grace_s: Seconds = Field(10.0, description="for a last checkpoint on Ctrl-C or SIGTERM")
     interface: str | None = Field(
         None, description="network interface of the ring; None: the one that reaches the driver"
     )

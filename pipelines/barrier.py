@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pyspark import RDD, BarrierTaskContext, SparkContext
+from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
+from conf.schema_launch import LaunchConfig
 from pipelines.package import code_archive
 from pipelines.preflight import check_hosts, check_slots
 from training.agent import Agent, AgentOptions, DriverGone
@@ -34,7 +35,9 @@ from training.crew import Crew, log_event
 from training.facts import code_digest
 from training.job import JobResult, JobSpec
 from training.link import Endpoint
+from training.rank import FILES
 from training.tls import Certificate
+from training.worker_env import check_world
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,17 @@ def training_profile(cpus_per_rank: int, gpus_per_rank: int = 0) -> ResourceProf
     if gpus_per_rank:
         requests = requests.resource("gpu", gpus_per_rank)
     return ResourceProfileBuilder().require(requests).build
+
+
+def stage_options(launch: LaunchConfig) -> StageOptions:
+    asks = launch.cpus_per_rank is not None or launch.gpus_per_rank > 0
+    return StageOptions(
+        interface=launch.interface,
+        lines_per_s=launch.log_lines_per_s,
+        silence_timeout_s=launch.silence_timeout_s,
+        tls=Certificate(launch.tls_certificate, launch.tls_key) if launch.tls_certificate and launch.tls_key else None,
+        profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if asks else None,
+    )
 
 
 def run_barrier(
@@ -82,6 +96,7 @@ def run_barrier(
 @contextmanager
 def barrier_crew(spark: SparkSession, world: int, preload: tuple[str, ...], options: StageOptions) -> Iterator[Crew]:
     """A crew whose agents are the tasks of one barrier stage, for as many attempts as the stage lives."""
+    check_world(world)
     sc = spark.sparkContext
     code = ship_code(sc)
     conf = sc.getConf()
@@ -95,7 +110,7 @@ def barrier_crew(spark: SparkSession, world: int, preload: tuple[str, ...], opti
             yield crew
         finally:
             crew.close()
-            stage.end()
+            stage.end(0.0 if crew.lost_hosts else 10.0)  # the task of a host that fell silent never returns
 
 
 def in_process(sc: SparkContext) -> bool:
@@ -150,12 +165,12 @@ class Stage:
         """Why the agents' stage is over; None while it runs."""
         return None if self._thread.is_alive() else self._error
 
-    def end(self, patience_s: float = 10.0) -> None:
+    def end(self, patience_s: float) -> None:
         """Wait for the tasks to return, which they do on bye; cancel those that do not."""
         self._thread.join(timeout=patience_s)
         if self._thread.is_alive():
             self._sc.cancelJobGroup(self._group)
-            self._thread.join(timeout=patience_s)
+            self._thread.join(timeout=10.0)
 
 
 def spark_reason(error: BaseException) -> str:
@@ -187,7 +202,7 @@ def _agent_task(
     gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
     agent = AgentOptions(
         endpoint=endpoint,
-        environment=dict(os.environ),
+        environment={**os.environ, FILES: SparkFiles.getRootDirectory()},
         preload=preload,
         interface=options.interface,
         patience_s=options.patience_s,

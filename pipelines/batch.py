@@ -65,12 +65,12 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
         try:
             with (
                 Tracker(tracker_settings(config), job, config.name, {"sparkring.commit": commit}, continued) as tracker,
-                spark_session(config) as spark,
+                spark_session(config.name, config.spark, config.launch) as spark,
             ):
                 timings.since("spark_s", began)
                 describe_job(tracker, resolved, spark, fingerprint)
                 if train:
-                    profile = train_job.stage_options(config.launch).profile
+                    profile = stage_options(config.launch).profile
                     check_slots(spark, config.launch.world, config.launch.min_world, profile=profile)
                 dataset = found or build_dataset(spark, resolved, tracker, commit, timings)
                 if record is None:

@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -107,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
         "audit", _audit, "prove from a run's audit log that every row was consumed once per epoch", recipe=False
     )
     audit.add_argument("run_folder")
+    _add_launch(commands)
     add("netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
     package = add("package", _package, "write the code archive and main file for spark-submit", recipe=False)
     package.add_argument("--out", default="dist/sparkring.zip", help="file (default: dist/sparkring.zip)")
@@ -116,6 +118,51 @@ def parser() -> argparse.ArgumentParser:
     ui.add_argument("overrides", nargs="*", metavar="key.path=value")
     ui.add_argument("--port", type=int, default=5000)
     return top
+
+
+def _add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "run any script as torchrun would, its ranks on the slots of Spark"
+    sub = commands.add_parser("launch", help=text, description=text)
+    sub.set_defaults(command=_launch)
+    sub.add_argument("--world", type=_count, metavar="N", help="ranks; default: the cores of this machine")
+    sub.add_argument("--min-world", type=_count, metavar="N", help="go on with as few where hosts fail")
+    sub.add_argument("--max-attempts", type=_count, default=1, metavar="N", help="failures in a row (default: 1)")
+    sub.add_argument("--hang-timeout", type=float, metavar="S", help="without output or progress; default: no limit")
+    sub.add_argument("--master", metavar="URL", help="of Spark; default: this machine, or what spark-submit says")
+    sub.add_argument(
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; may be repeated"
+    )
+    sub.add_argument("--files", action="append", default=[], metavar="PATH", help="hidden file or folder to take along")
+    sub.add_argument("script", help="path of the script; the working directory travels with it")
+    sub.add_argument("words", nargs=argparse.REMAINDER, metavar="args", help="the script's own arguments")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number, at least 1")
+    return int(text)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    from conf.schema import SparkConfig
+    from conf.schema_launch import LaunchConfig
+    from pipelines.launch import launch
+    from pipelines.spark import submitted
+
+    elsewhere = arguments.master or submitted()
+    if arguments.world is None and elsewhere:
+        raise ConfigError("sparkring launch", ["--world: say how many ranks; a cluster's slots come one by one"])
+    settings = dict(word.partition("=")[::2] for word in arguments.conf)
+    limits = LaunchConfig(
+        world=arguments.world or len(os.sched_getaffinity(0)),
+        min_world=arguments.min_world,
+        max_attempts=arguments.max_attempts,
+        hang_timeout_s=arguments.hang_timeout,
+    )
+    launch(
+        arguments.script, arguments.words, limits, SparkConfig(master=arguments.master, conf=settings), arguments.files
+    )
+    return Exit.OK
 
 
 def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -206,12 +253,12 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:
+    from pipelines.barrier import stage_options
     from pipelines.netcheck import netcheck
     from pipelines.spark import spark_session
-    from pipelines.train_job import stage_options
 
     config = _load(arguments).config
-    with spark_session(config) as spark:
+    with spark_session(config.name, config.spark, config.launch) as spark:
         print(netcheck(spark, config.launch.world, options=stage_options(config.launch)).text())
     return Exit.OK
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ from pipelines.barrier import StageOptions, barrier_crew
 from pipelines.preflight import check_slots, slots
 from training.attempt import Control, Limits, OnEvent
 from training.crew import Crew, log_event
-from training.elastic import PLANNED, Decision, Ended, Policy, best_world, decide, should_grow, steps_lost
+from training.elastic import PLANNED, Decision, Ended, Policy, best_world, cool_until, decide, should_grow, steps_lost
 from training.failure import LaunchError, PreflightError, WorkerFailed
 from training.job import JobResult, JobSpec
 from training.launch import local_crew
@@ -33,12 +33,14 @@ WATCH_S = 0.5
 
 @dataclass(frozen=True)
 class Platform:
-    """Where attempts run: room for how many ranks, agents for a world with what their helpers import, and the hosts
-    that are about to leave (none of them is given an agent any more)."""
+    """Where attempts run: room for how many ranks, agents for a world with what their helpers import, the hosts that
+    are about to leave (none of them is given an agent any more), and how hosts that fell silent are given up (they are
+    no more room, until they are heard of again)."""
 
     slots: Callable[[], int]
     open_crew: Callable[[int, tuple[str, ...]], AbstractContextManager[Crew]]
     leaving: Callable[[], frozenset[str]] = frozenset
+    give_up: Callable[[frozenset[str]], None] = lambda hosts: None
 
 
 def spark_platform(spark: SparkSession, options: StageOptions) -> Platform:
@@ -47,6 +49,7 @@ def spark_platform(spark: SparkSession, options: StageOptions) -> Platform:
         slots=lambda: slots(sc, options.profile),
         open_crew=lambda world, preload: barrier_crew(spark, world, preload, options),
         leaving=lambda: decommissioning(sc),
+        give_up=lambda hosts: replace_executors(sc, hosts),
     )
 
 
@@ -57,10 +60,25 @@ def local_platform(world: int) -> Platform:
 
 def decommissioning(sc: Any) -> frozenset[str]:
     """Executors of this application that Spark has begun to take away (spot instance, node drain)."""
-    scala = sc._jsc.sc()
-    ids, scheduler = scala.getExecutorIds(), scala.taskScheduler()
-    found = [str(ids.apply(i)) for i in range(ids.size())]
-    return frozenset(name for name in found if scheduler.getExecutorDecommissionState(name).isDefined())
+    scheduler = sc._jsc.sc().taskScheduler()
+    return frozenset(name for name in executors(sc) if scheduler.getExecutorDecommissionState(name).isDefined())
+
+
+def executors(sc: Any) -> dict[str, str]:
+    """Hosts, as Spark calls them, of this application's executors by their ids."""
+    ids = sc._jsc.sc().getExecutorIds()
+    found = sc._jsc.sc().statusStore().executorList(True)
+    hosts = {str(found.apply(i).id()): str(found.apply(i).hostPort()).rpartition(":")[0] for i in range(found.size())}
+    return {name: hosts.get(name, "") for name in (str(ids.apply(i)) for i in range(ids.size()))}
+
+
+def replace_executors(sc: Any, hosts: frozenset[str]) -> None:
+    """Have Spark give up its executors on these hosts now; by itself it goes on counting their slots for up to
+    spark.network.timeout. The cluster's manager starts others where, and as soon as, it can."""
+    for name, host in executors(sc).items():
+        if host in hosts:
+            log.warning("executor %s on %s has fallen silent: Spark is asked for another", name, host)
+            sc._jsc.sc().killAndReplaceExecutor(name)
 
 
 def run_with_recovery(
@@ -89,7 +107,8 @@ class Recovery:
 
     Raises what the last attempt raised when the decision is to stop: WorkerFailed, LaunchError or Cancelled. Besides
     the attempts' own events it emits `attempt_ended` (attempt, world, cause, words, step, steps_lost, decision,
-    next_world, why) and `recovered` (attempt, recover_s: from the failure to the first step made after it).
+    next_world, why) and `recovered` (attempt, recover_s: from the last step heard of before the first of the failures
+    in a row to the first one made after them).
     """
 
     def __init__(
@@ -112,11 +131,16 @@ class Recovery:
         self._left: frozenset[str] = frozenset()  # hosts that were leaving when the crew was opened: not in it
         self._world = 0  # of the running attempt
         self._stack = ExitStack()
-        self._failed_at: float | None = None
+        self._stands_since: float | None = None  # the last step before the first failure in a row
+        self._stepped = 0.0  # monotonic time of the last heartbeat
         self._planned: str | None = None  # why we have asked the running attempt to end
 
     def run(self, first_attempt: int = 1) -> JobResult:
         attempt, world = first_attempt, self._first_world()
+        if world < self._policy.world:
+            log.warning(
+                "launch.world = %d: there is room for fewer, so training begins on %d", self._policy.world, world
+            )
         with self._stack:
             while True:
                 from_step = self._latest_step() or 0
@@ -124,7 +148,7 @@ class Recovery:
                 try:
                     result = self._attempt(attempt, world)
                 except (WorkerFailed, LaunchError) as error:
-                    self._failed_at = time.monotonic()
+                    self._stands_since = self._stands_since or self._stepped or time.monotonic()
                     if self._control.stopping:
                         raise  # the user wants an end, not another attempt
                     ended, problem = describe(error, attempt, world, from_step), error
@@ -133,7 +157,7 @@ class Recovery:
                         return result
                     # An end nobody asked for is no result: tried again, and counted as a failure.
                     ended = Ended(attempt, world, self._planned or "unfinished", from_step)
-                decision = self._decide(ended)
+                decision = self._decide(replace(ended, lost_hosts=self._lost_hosts(), at=time.monotonic()))
                 self._tell(ended, decision, problem)
                 if decision.action == "stop":
                     raise problem or LaunchError(decision.why)
@@ -151,6 +175,7 @@ class Recovery:
 
     def _attempt(self, attempt: int, world: int) -> JobResult:
         job = self._make_job(attempt, world)
+        job = replace(job, env={"TORCHELASTIC_MAX_RESTARTS": str(self._policy.max_attempts - 1), **job.env})
         crew = self._usable_crew(world, job.preload)
         self._planned, self._world = None, world
         self._control.forget_planned()
@@ -171,22 +196,29 @@ class Recovery:
         self._stack.close()
 
     def _decide(self, ended: Ended) -> Decision:
-        """Waits a little for slots to return before settling for fewer; a decision to stop needs no slots.
+        """Waits a little for slots to return before settling for fewer, but not for those of a host that fell silent; a
+        decision to stop needs no slots.
 
-        A host that leaves goes when nothing of ours is on it any more, so a crew that has an agent there is closed.
+        A host that leaves goes when nothing of ours is on it any more, so a crew that has an agent there is closed; as
+        is one on a host that fell silent, whose task Spark would notice, and end the stage for, much later.
         """
         self._history.append(ended)
-        if self._crew is not None and (ended.cause == "decommission" or self._crew.why_over() is not None):
+        leaves = ended.cause == "decommission" or ended.lost_hosts
+        if self._crew is not None and (leaves or self._crew.why_over() is not None):
             self._close_crew()
+        self._platform.give_up(ended.lost_hosts)
         deadline = time.monotonic() + self._slots_wait_s
         while True:
             decision = decide(self._history, self._platform.slots(), self._policy)
             hopeless = decide(self._history, self._policy.world, self._policy).action == "stop"
             if hopeless or decision.world == self._policy.world or time.monotonic() > deadline:
                 return decision
-            if ended.cause in PLANNED and decision.action != "stop":
+            if (ended.cause in PLANNED or ended.lost_hosts) and decision.action != "stop":
                 return decision
             self._wait(0.2)
+
+    def _lost_hosts(self) -> frozenset[str]:
+        return self._crew.lost_hosts if self._crew is not None else frozenset()
 
     def _wait(self, seconds: float) -> None:
         """Sleep, but not through a cancel or a stop."""
@@ -219,11 +251,14 @@ class Recovery:
         self._control.ask("stop")
 
     def _listen(self, event: dict[str, Any]) -> None:
-        if self._failed_at is not None and event["kind"] == "heartbeat" and event["step"] > self._history[-1].from_step:
-            taken, self._failed_at = time.monotonic() - self._failed_at, None
-            self._on_event({"kind": "recovered", "attempt": event["attempt"], "recover_s": taken})
+        if event["kind"] == "heartbeat":
+            self._stepped = time.monotonic()
+            if self._stands_since is not None and event["step"] > self._history[-1].from_step:
+                taken, self._stands_since = self._stepped - self._stands_since, None
+                self._on_event({"kind": "recovered", "attempt": event["attempt"], "recover_s": taken})
         at_boundary = event["kind"] == "event" and event["event"] == "checkpoint"
         wanting = self._world < self._policy.world and self._planned is None
+        wanting = wanting and time.monotonic() >= cool_until(self._history, self._policy)
         if at_boundary and wanting and should_grow(self._world, self._platform.slots(), self._policy):
             self._end_for("grow")
         self._on_event(event)

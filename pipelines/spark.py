@@ -8,11 +8,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from conf.schema import RunConfig
+from conf.schema import SparkConfig
+from conf.schema_launch import LaunchConfig
 
 # What every job of ours needs, and a user may still override in spark.conf or by spark-submit --conf.
 DEFAULTS = {
@@ -23,28 +25,35 @@ DEFAULTS = {
     "spark.driver.memory": "1g",
 }
 
+# While ETL runs nobody but Spark notices a host that is gone. Its own limit is two minutes (and 10 s between beats).
+DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval": "5s"}
+AFTER_GRACE_S = 30.0  # for killed ranks to be gone, and MLflow to be told
+BEFORE_SPARKS_OWN = 1000  # Hadoop runs shutdown hooks by falling priority; Spark's is below 100
+
 
 def submitted() -> bool:
     """Whether spark-submit (or a notebook) started this Python and has decided the master already."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or SparkContext._active_spark_context is not None
 
 
-def session_settings(config: RunConfig, is_submitted: bool) -> dict[str, str]:
+def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bool) -> dict[str, str]:
     """Spark settings to ask for. Under spark-submit only those that decide meaning, never where or how big."""
-    settings = {"spark.app.name": config.spark.app_name or f"sparkring-{config.name}"}
+    settings = {"spark.app.name": spark.app_name or f"sparkring-{name}"}
     if is_submitted:
-        return settings | {"spark.sql.session.timeZone": "UTC"} | config.spark.conf
-    master = config.spark.master or f"local[{max(config.launch.world, 1)}]"
+        return settings | {"spark.sql.session.timeZone": "UTC"} | spark.conf
+    master = spark.master or f"local[{max(world, 1)}]"
     settings |= DEFAULTS | {"spark.master": master}
     if master.startswith("local"):
         # A laptop or a build machine: nothing listens beyond this host.
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.sql.shuffle.partitions": "8"}
-    return settings | config.spark.conf
+    else:
+        settings |= DEAD_HOSTS
+    return settings | spark.conf
 
 
 @contextmanager
-def spark_session(config: RunConfig) -> Iterator[SparkSession]:
+def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Iterator[SparkSession]:
     """The job's session; stopped at the end only where it was made here."""
     # PySpark 4.3 warns of pandas 3 at every session; what we use of it is tested with this pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
@@ -53,13 +62,38 @@ def spark_session(config: RunConfig) -> Iterator[SparkSession]:
         # Spark would start the first `python3` of the PATH on its workers, which need not be this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
-    for key, value in session_settings(config, submitted()).items():
+    for key, value in session_settings(name, config, launch.world, submitted()).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    try:
+    if borrowed:
         yield spark
-    finally:
-        if not borrowed:
+        return
+    with jvm_held(spark, launch.grace_s + AFTER_GRACE_S):
+        try:
+            yield spark
+        finally:
             with contextlib.suppress(Exception):  # the JVM may have ended first, and that is another error's to say
                 spark.stop()
+
+
+@contextmanager
+def jvm_held(spark: SparkSession, limit_s: float) -> Iterator[None]:
+    """Keep a JVM that is told to end alive until this process has ended, for `limit_s` at most.
+
+    `timeout`, systemd and batch systems send SIGTERM to the whole process group. The JVM would take the executors away
+    while the ranks write their last checkpoint.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    lang, hooks = jvm.java.lang, jvm.org.apache.hadoop.util.ShutdownHookManager.get()
+    ended = lang.ProcessHandle.of(os.getpid()).get().onExit()
+    wait = lang.invoke.MethodHandles.publicLookup().bind(
+        ended, "join", lang.invoke.MethodType.methodType(lang.Class.forName("java.lang.Object"))
+    )
+    hook = lang.invoke.MethodHandleProxies.asInterfaceInstance(lang.Class.forName("java.lang.Runnable"), wait)
+    hooks.addShutdownHook(hook, BEFORE_SPARKS_OWN, int(limit_s), jvm.java.util.concurrent.TimeUnit.SECONDS)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # the JVM has ended, or is waiting for us to end
+            hooks.removeShutdownHook(hook)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,21 +14,19 @@ from pyspark.sql import SparkSession
 from conf.load import Resolved
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
-from conf.schema_launch import LaunchConfig
 from conf.storage import Storage
-from pipelines.barrier import StageOptions, training_profile
+from pipelines.barrier import stage_options
 from pipelines.etl_job import Dataset
 from pipelines.figures import History, curves, to_png
 from pipelines.plan import layout_problems_of
 from pipelines.progress import Progress
 from pipelines.recover import run_with_recovery
+from pipelines.signals import obeying_signals
 from training.attempt import Control, Limits
 from training.checkpoint_catalog import committed
 from training.data.batch import ONCE
 from training.elastic import Policy
-from training.failure import Cancelled
 from training.job import PRELOAD, JobResult, JobSpec
-from training.tls import Certificate
 from training.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -92,8 +87,8 @@ def train(
             )
         finally:
             progress.close()
-            for name, text in sorted(events.stacks.items()):
-                tracker.artifact(TRAIN, text, name, "stacks")
+            for (folder, name), text in sorted(events.texts.items()):
+                tracker.artifact(TRAIN, text, name, folder)
     if by_rank := busy_by_rank(result.timings):
         tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
     files = [r["predictions"] for r in result.results if r.get("predictions")]
@@ -162,17 +157,6 @@ def on_world(config: RunConfig, world: int) -> RunConfig:
     return config.model_copy(update={"launch": config.launch.model_copy(update={"world": world})})
 
 
-def stage_options(launch: LaunchConfig) -> StageOptions:
-    asks = launch.cpus_per_rank is not None or launch.gpus_per_rank > 0
-    return StageOptions(
-        interface=launch.interface,
-        lines_per_s=launch.log_lines_per_s,
-        silence_timeout_s=launch.silence_timeout_s,
-        tls=Certificate(launch.tls_certificate, launch.tls_key) if launch.tls_certificate and launch.tls_key else None,
-        profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if asks else None,
-    )
-
-
 def latest_step(run: Storage) -> int | None:
     """Step of the newest committed checkpoint."""
     good, _ = committed(run.at("checkpoints"))
@@ -185,7 +169,7 @@ class Events:
     def __init__(self, tracker: Tracker, progress: Progress) -> None:
         self.tracker, self.progress = tracker, progress
         self.failed_attempts: list[dict[str, Any]] = []
-        self.stacks: dict[str, str] = {}
+        self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
         self.history: dict[
             str, dict[int, float]
         ] = {}  # losses and validation metrics; a replayed step replaces its own
@@ -205,7 +189,9 @@ class Events:
                 TRAIN, event["attempt"], {"launch/start_s": event["start_s"], "launch/world": event["world"]}
             )
         elif kind == "stacks":
-            self.stacks[f"attempt-{event['attempt']}-rank-{event['rank']}.txt"] = event["text"]
+            self.texts["stacks", self._file_of(event)] = event["text"]
+        elif kind == "late_log":
+            self.texts["late_output", self._file_of(event)] = "\n".join(event["lines"]) + "\n"
         elif kind == "straggler":
             self.tracker.tags(TRAIN, {"sparkring.straggler": f"rank {event['rank']} on {event['host']}"})
         elif kind == "attempt_ended":
@@ -213,6 +199,10 @@ class Events:
         elif kind == "recovered":
             self.failed_attempts[-1]["recover_s"] = event["recover_s"]
             self.tracker.metrics(TRAIN, event["attempt"], {"launch/recover_s": event["recover_s"]})
+
+    @staticmethod
+    def _file_of(event: dict[str, Any]) -> str:
+        return f"attempt-{event['attempt']}-rank-{event['rank']}.txt"
 
     def _attempt_ended(self, event: dict[str, Any]) -> None:
         names = ("attempt", "world", "cause", "words", "step", "steps_lost", "decision", "next_world")
@@ -235,44 +225,3 @@ class Events:
             self.tracker.checkpoint(TRAIN, **pointer)
         elif what == "resumed":
             self.tracker.tags(TRAIN, {"sparkring.resumed_from_step": data["step"]})
-
-
-@contextmanager
-def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
-    """SIGUSR1 asks the ranks for a checkpoint. Ctrl-C and SIGTERM ask for a last one; a second of them, or `grace_s`
-    passing, kills the ranks.
-
-    Leaves as KeyboardInterrupt or SystemExit(143) once the ranks are gone, so callers see what happened.
-    """
-    if threading.current_thread() is not threading.main_thread():  # a notebook's worker thread: signals are not ours
-        yield
-        return
-    received: list[int] = []
-    timer: threading.Timer | None = None
-
-    def on_signal(number: int, _: Any) -> None:
-        nonlocal timer
-        received.append(number)
-        if len(received) > 1:
-            control.cancel()
-            return
-        log.warning("%s: stopping after a last checkpoint, %.0f s at most", signal.Signals(number).name, grace_s)
-        control.stop()
-        timer = threading.Timer(grace_s, control.cancel)
-        timer.daemon = True
-        timer.start()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: control.checkpoint())
-    try:
-        yield
-    except Cancelled:
-        if not received:
-            raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if timer is not None:
-            timer.cancel()
-    if received:
-        raise KeyboardInterrupt if received[0] == signal.SIGINT else SystemExit(128 + signal.SIGTERM)

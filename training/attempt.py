@@ -7,6 +7,7 @@ import logging
 import math
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,12 +15,15 @@ from typing import Any, Protocol
 from training.channel import Message
 from training.failure import Cancelled, Failure, RankState, WorkerFailed, first_failure
 from training.job import JobResult
+from training.results import unpack
 from training.watch import Progress, StragglerWatch, hanging, name_culprit, waiting_for_work
 
 log = logging.getLogger(__name__)
 OnEvent = Callable[[dict[str, Any]], None]
 SETTLE_S = 0.5  # after a first failure: time for the one that caused it to be heard
 END_S = 10.0  # for killed ranks to be gone
+NO_ANSWER_S = 5.0  # without a word of an agent told to kill its rank: then it is lost, and likely the cause
+HELD_LINES = 100  # of each rank's output after a failure
 DUMP_S = 4.0  # for the stacks of all ranks to arrive
 
 
@@ -29,6 +33,7 @@ class Limits:
 
     start_s: float = 120.0  # for all ranks to be started
     hang_s: float | None = None  # without progress of a rank that reports its steps; None: never a hang
+    by_output: bool = False  # a line of output of any rank is progress of all: for scripts, which report no steps
 
 
 class Agents(Protocol):
@@ -37,7 +42,7 @@ class Agents(Protocol):
     def tell(self, agent: str, kind: str) -> None: ...
     def next_message(self, timeout_s: float) -> tuple[str, Message | None] | None: ...
     def note(self, agent: str, message: Message | None) -> None: ...
-    def is_lost(self, agent: str) -> bool: ...
+    def is_lost(self, agent: str, limit_s: float | None = None) -> bool: ...
     def is_connected(self, agent: str) -> bool: ...
     def left_at(self, agent: str) -> float: ...
     def why_over(self) -> str | None: ...
@@ -113,6 +118,7 @@ class Attempt:
         self._began, self._limits, self._deadline = began, limits, time.monotonic() + limits.start_s
         self._slow = StragglerWatch(len(states))
         self._stacks: dict[int, str] = {}
+        self._held: dict[int, deque[str]] = {}  # output since the first failure, mostly of its victims
         self._dump_until: float | None = None
         self._next_look, self._seen_waiting = 0.0, dict[int, float]()
         self._result = JobResult([None] * len(states), len(states), attempt)
@@ -132,9 +138,11 @@ class Attempt:
         if self._failures:
             first = first_failure(self._failures)
             self._emit("failure", first.to_json())
+            for rank, lines in self._held.items():
+                self._emit("log" if rank == first.rank else "late_log", {"rank": rank, "lines": list(lines)})
             stacks = self._stacks if first.cause == "hang" else None
             raise WorkerFailed(first, [f for f in self._failures if f is not first], stacks)
-        self._result.results = [state.result for state in self._states]
+        self._result.results = [unpack(state.result) for state in self._states]
         self._result.timings = self._slow.figure()
         self._result.run_s = time.monotonic() - self._began
         return self._result
@@ -172,7 +180,7 @@ class Attempt:
             told = any(failure.rank == state.rank for failure in self._failures)
             if told and gone:
                 state.ended = True
-            elif not told and (over or self._crew.is_lost(state.agent)):
+            elif not told and (over or self._crew.is_lost(state.agent, NO_ANSWER_S if self._killed else None)):
                 words = f"was lost with its agent: {over}" if over else "was lost: nothing is heard of its agent"
                 failure = Failure(state.rank, state.host, "lost", words, step=state.step, phase=state.phase)
                 # Where the agent is still there its rank is yet to be ended.
@@ -218,7 +226,7 @@ class Attempt:
                 self._result.start_s = time.monotonic() - self._began
                 self._emit("started", {"world": len(self._states), "start_s": self._result.start_s})
         elif kind == "result":
-            state.has_result, state.result = True, message["value"]
+            state.has_result, state.result = True, message
         elif kind == "error":
             state.error = message
             self._first_failed = self._first_failed or time.monotonic()
@@ -236,6 +244,12 @@ class Attempt:
                 state.step, state.phase, state.progressed = message["step"], phase, time.monotonic()
         if kind == "stacks":
             self._stacks[state.rank] = message["text"]
+        if kind == "log" and self._limits.by_output:
+            for each in self._states:
+                each.step, each.progressed = each.step or 0, time.monotonic()
+        if kind == "log" and self._first_failed is not None:
+            self._held.setdefault(state.rank, deque(maxlen=HELD_LINES)).extend(message["lines"])
+            return
         if kind == "metrics":
             if state.rank == 0:
                 self._result.metrics.append({"step": message["step"], "values": message["values"]})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable
@@ -60,6 +61,13 @@ class Crew:
     def seats(self) -> list[Seat]:
         """Of agents that can be given a rank now."""
         return [seat for agent, seat in self._seats.items() if agent not in self._lost]
+
+    @property
+    def lost_hosts(self) -> frozenset[str]:
+        """Addresses and names of hosts whose agents have all fallen silent."""
+        answering = {seat.address for seat in self.seats}
+        lost = [seat for agent, seat in self._seats.items() if agent in self._lost and seat.address not in answering]
+        return frozenset(name for seat in lost for name in (seat.address, self._hostnames[seat.agent]))
 
     @property
     def refused(self) -> int:
@@ -173,7 +181,7 @@ class Crew:
     def _start(self, job: dict[str, Any], place: Place, seat: Seat, seats: list[Seat], attempt: int) -> None:
         devices = visible_devices(seat, seats, job["visible_devices"])
         env = rank_environment(place, seat, seats[0], attempt, job["collective_timeout_s"], self._run_id, devices)
-        part = {key: job[key] for key in ("entry", "payload", "args")}
+        part = {key: job[key] for key in ("entry", "payload", "results")}
         document = {**part, "place": place.to_json(), "attempt": attempt, "env": {**env, **job["env"]}}
         self._hub.send(seat.agent, {"kind": "start", "attempt": attempt, "document": document})
 
@@ -191,9 +199,9 @@ class Crew:
         """Monotonic time at which the agent's connection ended; infinite while it stands."""
         return self._hub.left_at(agent)
 
-    def is_lost(self, agent: str) -> bool:
-        """An agent not heard of for longer than the silence allowed; it is not used again."""
-        if self._hub.silent_s(agent) > self._silence_timeout_s:
+    def is_lost(self, agent: str, limit_s: float | None = None) -> bool:
+        """An agent not heard of for longer than the silence allowed, or `limit_s`; it is not used again."""
+        if self._hub.silent_s(agent) > min(self._silence_timeout_s, limit_s or math.inf):
             self._lost.add(agent)
         return agent in self._lost
 

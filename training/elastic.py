@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from training.worker_env import check_world
 
 PLANNED = ("grow", "decommission")  # ends we asked for ourselves; they are nobody's failure
 # Errors that a programme makes every time: not worth a second launch when they come before the first step.
@@ -17,6 +20,7 @@ DETERMINISTIC = (
     "TypeError",
     "KeyError",
 )
+MOST_DOUBLINGS = 7  # of the cool-down: an hour at its default
 Action = Literal["retry", "shrink", "grow", "stop"]
 
 
@@ -26,13 +30,18 @@ class Policy:
 
     world: int
     min_world: int | None = None  # None: never on fewer than world
-    max_attempts: int = 3  # launches in all that may fail, planned ends not counted
+    max_attempts: int = 3  # failures in a row, without a new checkpoint between them
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
+    cool_down_s: float = (
+        60.0  # before the world grows again after a host was lost; doubled each time it is the same one
+    )
     multiple_of: int = 1  # worlds must be a multiple: pipeline stages times tensor ranks
     fits: Callable[[int], bool] = lambda world: True  # whether the layout can be put on a multiple that is no `world`
 
     def __post_init__(self) -> None:
+        check_world(self.world, "launch.world")
+        check_world(1 if self.min_world is None else self.min_world, "launch.min_world")
         if self.min_world is not None and self.min_world > self.world:
             raise ValueError(f"launch.min_world = {self.min_world}: must not be above launch.world = {self.world}")
         if self.world % self.multiple_of:
@@ -51,6 +60,8 @@ class Ended:
     error_type: str = ""
     message: str = ""
     is_value_error: bool = False
+    lost_hosts: frozenset[str] = frozenset()  # addresses and names of hosts that fell silent
+    at: float = 0.0  # monotonic time of the end
 
     @property
     def signature(self) -> tuple[str, str, str, int | None]:
@@ -94,8 +105,8 @@ def reason_to_stop(history: Sequence[Ended], policy: Policy) -> str | None:
     if len(failures) >= 2 and is_users(failures[-2], last):
         what, attempts = last.error_type or last.cause, f"{failures[-2].attempt} and {last.attempt}"
         return f"the user's error: the same {what} at step {last.step} in attempts {attempts}"
-    if len(failures) >= policy.max_attempts:
-        return f"launch.max_attempts = {policy.max_attempts} have failed"
+    if in_a_row(history) >= policy.max_attempts:
+        return f"launch.max_attempts = {policy.max_attempts} have failed in a row without a new checkpoint"
     return None
 
 
@@ -119,15 +130,26 @@ def best_world(slots: int, policy: Policy) -> int:
     return next((world for world in worlds if world == policy.world or policy.fits(world)), 0)
 
 
-def backoff(history: Sequence[Ended], policy: Policy) -> float:
-    """Seconds to wait: doubled with every failure since training last got further than a checkpoint."""
-    in_a_row = 0
+def in_a_row(history: Sequence[Ended]) -> int:
+    """Failures since training last got further than a checkpoint. A planned end is none."""
     furthest = history[-1].from_step
-    for ended in reversed(history):
-        if ended.cause in PLANNED or ended.from_step < furthest:
-            break
-        in_a_row += 1
-    return min(policy.max_backoff_s, policy.backoff_s * 2 ** max(0, in_a_row - 1))
+    return sum(ended.cause not in PLANNED and ended.from_step >= furthest for ended in history)
+
+
+def backoff(history: Sequence[Ended], policy: Policy) -> float:
+    """Seconds to wait: doubled with every failure in a row."""
+    return min(policy.max_backoff_s, policy.backoff_s * 2 ** max(0, in_a_row(history) - 1))
+
+
+def cool_until(history: Sequence[Ended], policy: Policy) -> float:
+    """Monotonic time before which the world does not grow: what has come back may be the host that was lost."""
+    losses = Counter[str]()
+    until = 0.0
+    for ended in history:
+        losses.update(ended.lost_hosts)
+        times = max((losses[host] for host in ended.lost_hosts), default=0)
+        until = max(until, ended.at + policy.cool_down_s * 2 ** (min(times, MOST_DOUBLINGS) - 1) if times else 0.0)
+    return until
 
 
 def should_grow(world: int, slots: int, policy: Policy) -> bool:

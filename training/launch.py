@@ -14,6 +14,7 @@ from training.attempt import Control, Limits, OnEvent
 from training.crew import Crew, log_event
 from training.job import JobResult, JobSpec
 from training.tls import Certificate
+from training.worker_env import check_world
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,7 @@ def local_crew(
     tls: Certificate | None = None,
 ) -> Iterator[Crew]:
     """`world` agents on loopback, for as many attempts as one likes; their helpers stay warm between them."""
-    if world < 1:
-        raise ValueError(f"world = {world}: at least one rank")
+    check_world(world)
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)), **os.environ}
     with Crew("127.0.0.1", run_id=run_id, tls=tls) as crew:
         options = AgentOptions(crew.endpoint, environment, preload, lines_per_s=lines_per_s)

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import pickle
 import runpy
@@ -17,15 +16,19 @@ import tempfile
 import threading
 import time
 import traceback
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from training.channel import Plain, ProtocolError
 from training.processes import STACKS_SIGNAL
+from training.results import pack
 
 MAX_TRACEBACK_CHARS = 20_000
 TICK_S = 1.0
+FILES = "SPARKRING_FILES"  # variable: the folder of the files that Spark has shipped to this host
 
 
 class WorkerContext:
@@ -44,6 +47,7 @@ class WorkerContext:
         self._channel = channel
         self._requests: set[str] = set()
         self._step, self._ticked = 0, -TICK_S
+        self.told_to_stop = False  # whether a script has heard from `progress` that the driver wants the end
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         self.send({"kind": "metrics", "step": int(step), "values": {k: float(v) for k, v in values.items()}})
@@ -84,15 +88,30 @@ class WorkerContext:
             self._channel.send(message)
 
 
+_running: WorkerContext | None = None  # of this process; a plain script has no other way to it
+
+
+def progress(step: int, phase: str = "step") -> bool:
+    """For a plain script: `step` is reached. True once the driver wants the end, after a checkpoint; on one rank
+    sooner than on another, so ranks must agree on it. Does nothing, and returns False, outside of a launch."""
+    if _running is None:
+        return False
+    _running.heartbeat(step, phase)
+    _running.told_to_stop |= _running.should_stop()
+    return _running.told_to_stop
+
+
 def run_rank(document: dict[str, Any], channel: socket.socket, stacks_fd: int, store_fd: int) -> int:
     """The exit code of this process: 0, the entry's sys.exit code, or 1 after an exception that has been reported."""
+    global _running
     os.environ.clear()
     os.environ.update(document["env"])
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True, chain=False)
     plain = Plain(channel)
-    context = WorkerContext(document, plain)
+    _running = context = WorkerContext(document, plain)
     threading.Thread(target=_listen, args=(plain, context), name="sparkring-requests", daemon=True).start()
     store = None
     try:
@@ -100,7 +119,7 @@ def run_rank(document: dict[str, Any], channel: socket.socket, stacks_fd: int, s
         context.send({"kind": "running", "time": time.time()})
         code, result = call_entry(document, context)
         if code == 0:
-            context.send({"kind": "result", "value": _checked(result, document["entry"]["name"])})
+            context.send({"kind": "result", **pack(result, document["entry"]["name"], document["results"])})
             # What interpreters do at their end; after an error the collectives are abandoned instead.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
@@ -141,19 +160,24 @@ def call_entry(document: dict[str, Any], context: WorkerContext) -> tuple[int, A
     entry = document["entry"]
     try:
         if entry["form"] == "script":
-            _run_script(entry, document["args"])
-            return 0, None
-        return 0, load_entry(entry)(context)
+            _run_script(entry)
+            return 0, {"stopped": True} if context.told_to_stop else None
+        function, args, kwargs = load_call(entry)
+        return 0, function(context, *args, **kwargs)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF, None
         raise RuntimeError(f"sys.exit({end.code!r})") from end
 
 
-def load_entry(entry: dict[str, str]) -> Callable[[WorkerContext], Any]:
-    """The callable behind "module:function" or a pickle from our driver (its frame was authenticated)."""
-    if entry["form"] == "function":
-        return pickle.loads(base64.b64decode(entry["pickle"]))
+def load_call(entry: dict[str, str]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The function and what follows its context, from a pickle of our driver's (its frame was authenticated)."""
+    function, args, kwargs = pickle.loads(base64.b64decode(entry["call"]))
+    return function or load_function(entry), args, kwargs
+
+
+def load_function(entry: dict[str, str]) -> Callable[..., Any]:
+    """The callable behind "module:function"."""
     module, _, name = entry["name"].partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -169,25 +193,33 @@ def load_entry(entry: dict[str, str]) -> Callable[[WorkerContext], Any]:
         raise AttributeError(f"entry = {entry['name']!r}: module {module!r} has no {name!r}") from None
 
 
-def _run_script(entry: dict[str, str], args: list[str]) -> None:
-    """As `python script args...` would; from the driver's copy of the source where this host has none, or another."""
-    path = Path(entry["name"])
-    if not path.is_file() or path.read_text() != entry["source"]:
-        path = Path(tempfile.mkdtemp(prefix="sparkring-script-")) / path.name
-        path.write_text(entry["source"])
-    sys.argv = [str(path), *args]
-    sys.path.insert(0, str(path.parent))
-    runpy.run_path(str(path), run_name="__main__")
+def _run_script(entry: dict[str, Any]) -> None:
+    """As `python script args...` would in its folder; in a copy of both where this host does not have the same."""
+    script, archive = Path(entry["name"]), entry["archive"] and Path(os.environ[FILES], entry["archive"])
+    folder = Path(entry["folder"] or script.parent)
+    with tempfile.TemporaryDirectory(prefix="sparkring-script-") as copy:
+        if archive and not has_files_of(folder, archive):
+            with zipfile.ZipFile(archive) as files:
+                files.extractall(copy)
+            print(f"{folder} is not the driver's here: running in a copy of it, removed at the end", flush=True)
+            script, folder = Path(copy, script.relative_to(folder)), Path(copy)
+        if not script.is_file() or script.read_text() != entry["source"]:
+            script = Path(copy, script.name)
+            script.write_text(entry["source"])
+        if entry["folder"]:
+            os.chdir(folder)
+        sys.argv = [str(script), *entry["args"]]
+        sys.path.insert(0, str(script.parent))
+        runpy.run_path(str(script), run_name="__main__")
 
 
-def _checked(result: Any, name: str) -> Any:
-    try:
-        return json.loads(json.dumps(result))
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name} returned a {type(result).__name__} that is not JSON ({error}); "
-            "return numbers, strings, lists and dicts, and write the rest to the run's storage"
-        ) from None
+def has_files_of(folder: Path, archive: Path) -> bool:
+    """Whether every file of the archive is in the folder with the same bytes."""
+    with zipfile.ZipFile(archive) as files:
+        return all(
+            (folder / file.filename).is_file() and zlib.crc32((folder / file.filename).read_bytes()) == file.CRC
+            for file in files.infolist()
+        )
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

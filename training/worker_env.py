@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 
@@ -41,6 +42,11 @@ class Place:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
+
+
+def check_world(world: int, name: str = "world") -> None:
+    if not isinstance(world, int) or world < 1:
+        raise ValueError(f"{name} = {world}: a whole number of ranks, at least 1")
 
 
 def assign_places(hosts: list[str]) -> list[Place]:
@@ -89,11 +95,15 @@ def rank_environment(
     run_id: str,
     devices: tuple[str, ...],
 ) -> dict[str, str]:
-    """The standard variables: anything that runs under torchrun or horovodrun runs under these."""
+    """The standard variables: anything that runs under torchrun or horovodrun runs under these.
+
+    `torch.cuda.set_device(LOCAL_RANK)` is right whatever is visible: where a rank sees its own GPUs only, LOCAL_RANK is
+    0, as under `torchrun --virtual-local-rank`.
+    """
     numbers: dict[str, Any] = {
         "RANK": place.rank,
         "WORLD_SIZE": place.world_size,
-        "LOCAL_RANK": place.local_rank,
+        "LOCAL_RANK": 0 if devices and devices == seat.gpus else place.local_rank,
         "LOCAL_WORLD_SIZE": place.local_size,
         "GROUP_RANK": place.node_rank,
         "GROUP_WORLD_SIZE": place.node_count,
@@ -106,6 +116,7 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": attempt - 1,
+        "TORCHELASTIC_MAX_RESTARTS": max(0, attempt - 1),  # whoever plans more attempts says so in the job's env
         "GLOO_SOCKET_IFNAME": seat.interface,
         "NCCL_SOCKET_IFNAME": f"={seat.interface}",
         "TP_SOCKET_IFNAME": seat.interface,
@@ -130,7 +141,9 @@ def rank_environment(
 
 
 def visible_devices(seat: Seat, neighbours: list[Seat], which: str) -> tuple[str, ...]:
-    """GPU addresses a rank may see: its own, or all ranks' of its host in local-rank order."""
+    """GPU addresses a rank may see: its own, or all of its host's ranks': the first of each in local-rank order, then
+    what further ones they have."""
     if which == "own":
         return seat.gpus
-    return tuple(gpu for other in neighbours if other.host == seat.host for gpu in other.gpus)
+    beside = [other.gpus for other in neighbours if other.host == seat.host]
+    return tuple(gpu for each in zip_longest(*beside) for gpu in each if gpu is not None)

@@ -42,7 +42,20 @@ class Workplace:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         log = (self.folder / "started.log").open("w")
-        return subprocess.Popen(self.command(*words), cwd=self.folder, env=self.env, stdout=log, stderr=log, text=True)
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.env,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+    def newest_checkpoint(self) -> int:
+        """Step of the newest committed checkpoint of the newest run."""
+        folders = (self.folder / "data/runs/weather" / self.record()["folder"]).glob("checkpoints/step-*/COMMIT.json")
+        return max(int(path.parent.name.removeprefix("step-")) for path in folders)
 
     def mlflow(self) -> MlflowClient:
         return MlflowClient(f"sqlite:///{self.folder}/data/mlflow/mlflow.db")
@@ -187,7 +200,7 @@ def begin_training(workplace: Workplace) -> subprocess.Popen[str]:
 def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
-    """SIGKILL, another job, the same command again, SIGTERM."""
+    """SIGKILL, another job, the same command again, SIGTERM to the process group, as `timeout` and systemd send it."""
     assert finished.returncode == 0
     process = begin_training(workplace)
     process.kill()
@@ -202,8 +215,9 @@ def test_a_killed_job_is_closed_by_the_next_and_continued_by_the_same_command(
     continued = workplace.record()
     assert [continued[k] for k in ("folder", "mlflow_run_id")] == [killed[k] for k in ("folder", "mlflow_run_id")]
     family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(timeout=120) == 143
+    assert workplace.newest_checkpoint() % 50, "stopped without a checkpoint of its last step"
     assert workplace.record()["status"] == "interrupted"
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive, "ranks or the JVM outlived the job"
@@ -224,7 +238,7 @@ def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in
     log = workplace.folder / "started.log"
     process = workplace.start(*words)
     wait_for(lambda: "training from step" in log.read_text(), process, "trained", log)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=120) == 130, log.read_text()[-3000:]
     stopped = workplace.record()
     assert (stopped["status"], stopped["attempts"]) == ("interrupted", 1)

@@ -275,6 +275,7 @@ class Scripted:
     def __init__(self, finished: list[bool], control: Control, during: Any = lambda attempt: None):
         self.finished, self.control, self.during = finished, control, during
         self.seats, self.asked = [None, None], list[list[str]]()
+        self.lost_hosts = frozenset[str]()
 
     def why_over(self) -> None: ...
 

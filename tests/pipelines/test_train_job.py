@@ -12,7 +12,8 @@ import pytest
 
 from conf.load import load_config
 from pipelines.progress import Progress
-from pipelines.train_job import Events, busy_by_rank, obeying_signals, once_s, per_step_s, policy
+from pipelines.signals import obeying_signals
+from pipelines.train_job import Events, busy_by_rank, once_s, per_step_s, policy
 from training.attempt import Control
 from training.elastic import best_world
 from training.failure import Cancelled
@@ -99,6 +100,7 @@ def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
         {"kind": "started", "attempt": 2, "world": 2, "start_s": 0.5},
         {"kind": "recovered", "attempt": 2, "recover_s": 1.5},
         {"kind": "straggler", "attempt": 2, "rank": 1, "host": "h7 (10.0.0.7)", "step": 20, "busy_s": 2.0},
+        {"kind": "late_log", "attempt": 1, "rank": 1, "lines": ["Traceback ...", "  ..."]},
         {"kind": "stacks", "attempt": 2, "rank": 0, "text": "File ..."},
     ):
         events.on_event(event)
@@ -111,7 +113,10 @@ def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
         "sparkring.straggler": "rank 1 on h7 (10.0.0.7)",
     }
     assert events.failed_attempts[0]["recover_s"] == 1.5
-    assert events.stacks == {"attempt-2-rank-0.txt": "File ..."}
+    assert events.texts == {
+        ("stacks", "attempt-2-rank-0.txt"): "File ...",
+        ("late_output", "attempt-1-rank-1.txt"): "Traceback ...\n  ...\n",
+    }
 
 
 def test_the_figure_shows_the_slowest_ranks() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.elastic import Ended, Policy, backoff, best_world, decide, should_grow, steps_lost
+from training.elastic import Ended, Policy, backoff, best_world, cool_until, decide, should_grow, steps_lost
 
 FIXED = Policy(world=3)
 ELASTIC = Policy(world=3, min_world=1, max_attempts=5)
@@ -79,6 +79,26 @@ def test_the_wait_doubles_until_training_gets_further(starts: list[int], expecte
     assert backoff(history, Policy(3, max_attempts=99)) == expected
 
 
+def test_failures_with_a_checkpoint_between_them_do_not_use_up_the_attempts() -> None:
+    apart = [ended(n, "signal", 10 * n + 5, start=10 * n) for n in range(20)]
+    assert decide(apart, 3, FIXED).action == "retry"
+    in_a_row = [*apart, *(ended(n, "signal", 199, start=190) for n in (20, 21))]
+    assert decide(in_a_row, 3, FIXED).action == "stop"
+    planned_between = [*apart, ended(20, "grow", 199, start=190), ended(21, "signal", 199, start=190)]
+    assert decide(planned_between, 3, FIXED).action == "retry"
+
+
+def test_the_world_does_not_grow_before_a_lost_host_has_cooled_down() -> None:
+    def lost(at: float, *hosts: str) -> Ended:
+        return ended(1, "lost", 5, lost_hosts=frozenset(hosts), at=at)
+
+    assert cool_until([ended(1, "signal", 5, at=100.0)], ELASTIC) == 0.0
+    assert cool_until([lost(100.0, "a")], ELASTIC) == 160.0
+    assert cool_until([lost(100.0, "a"), lost(200.0, "b")], ELASTIC) == 260.0
+    assert cool_until([lost(100.0, "a"), lost(200.0, "a"), ended(3, "signal", 5, at=300.0)], ELASTIC) == 320.0
+    assert cool_until([lost(100.0, "a")] * 99, ELASTIC) == 100.0 + 60.0 * 2**6
+
+
 def test_a_planned_end_does_not_wait() -> None:
     assert decide([ended(1, "grow", 5, world=2)], 3, ELASTIC).wait_s == 0
 
@@ -93,6 +113,12 @@ def test_a_world_is_within_its_bounds(slots: int, world: int, least: int, multip
     if slots >= world:
         assert found == world
     assert should_grow(0, slots, policy) == (found > 0)
+
+
+@pytest.mark.parametrize("key", ["world", "min_world"])
+def test_a_world_below_one_is_refused_by_its_key(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"launch\.{key} = 0: a whole number of ranks, at least 1"):
+        Policy(**({"world": 2} | {key: 0}))
 
 
 def test_min_world_above_world_is_refused_by_its_key() -> None:

@@ -90,6 +90,23 @@ def test_the_payload_the_place_and_the_environment_reach_every_rank() -> None:
     assert result.results == [{**expected, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(2)]
 
 
+def test_arguments_go_and_tensors_come_back() -> None:
+    import torch
+
+    def entry(ctx: Any, x: Any, *, factor: float) -> dict[str, Any]:
+        return {"rank": ctx.rank, "scaled": x * factor}
+
+    job = JobSpec(entry, args=(torch.ones(2),), kwargs={"factor": 3.0}, preload=BARE)
+    for rank, result in enumerate(run_local(job, 2, quiet).results):
+        assert result["rank"] == rank and result["scaled"].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("world", [0, -1, 1.5])
+def test_a_world_that_is_no_number_of_ranks(world: Any) -> None:
+    with pytest.raises(ValueError, match=f"world = {world}: a whole number of ranks, at least 1"):
+        run_local(JobSpec(print, preload=BARE), world, quiet)
+
+
 def test_an_entry_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "named_entry.py").write_text("def main(ctx):\n    return [ctx.rank, ctx.attempt]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -213,7 +230,7 @@ def test_a_result_that_is_not_json_names_the_function() -> None:
     def entry(ctx: Any) -> object:
         return {"model": object()}
 
-    assert "entry returned a dict that is not JSON" in fails(entry, world=1).failure.message
+    assert "entry returned a dict that cannot come back" in fails(entry, world=1).failure.message
 
 
 def test_an_unpicklable_function_names_what() -> None:

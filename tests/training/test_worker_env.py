@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from training.agent import choose_interface
 from training.owner import ask_kernel, owner_in_table, owner_of_connection
+from training.rank import run_rank
 from training.rendezvous import Store
 from training.worker_env import Seat, assign_places, choose_seats, rank_environment, visible_devices
 
@@ -58,14 +61,40 @@ def test_a_smaller_world_sits_on_as_few_hosts_as_it_can() -> None:
 
 def test_one_visible_device_per_rank_or_the_hosts_in_order_for_scripts() -> None:
     seats = [seat(0, "x", ("3",)), seat(1, "x", ("1",)), seat(2, "y", ("0",))]
+    place = assign_places(["x", "x", "y"])[1]
     assert visible_devices(seats[1], seats, "own") == ("1",)
     assert visible_devices(seats[1], seats, "host") == ("3", "1")
-    env = rank_environment(assign_places(["x", "x", "y"])[1], seats[1], seats[0], 2, 30.4, "run", ("1",))
+    env = rank_environment(place, seats[1], seats[0], 2, 30.4, "run", ("1",))
     assert env["CUDA_VISIBLE_DEVICES"] == "1"
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.0", "4000")
     assert (env["TORCHELASTIC_RESTART_COUNT"], env["HOROVOD_GLOO_TIMEOUT_SECONDS"]) == ("1", "30")
     assert (env["HOROVOD_CROSS_RANK"], env["HOROVOD_CROSS_SIZE"], env["GROUP_RANK"]) == ("0", "1", "0")
     assert all(isinstance(v, str) for v in env.values())
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+@pytest.mark.parametrize("which", ["own", "host"])
+def test_set_device_by_local_rank_is_right_whatever_is_visible(which: str, each: int) -> None:
+    """The first of the GPUs that Spark has given to a rank is the one at index LOCAL_RANK of those it sees."""
+    seats = [seat(i, "xxy"[i], tuple(f"{i}{k}" for k in range(each))) for i in range(3)]
+    for mine, place in zip(seats, assign_places([s.host for s in seats]), strict=True):
+        seen = visible_devices(mine, seats, which)
+        env = rank_environment(place, mine, seats[0], 1, 30.0, "run", seen)
+        assert env["CUDA_VISIBLE_DEVICES"].split(",")[int(env["LOCAL_RANK"])] == mine.gpus[0]
+        assert env["HOROVOD_LOCAL_RANK"] == str(place.local_rank)
+
+
+def test_every_variable_that_torchrun_sets_is_set() -> None:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    source = inspect.getsource(LocalElasticAgent._start_workers) + inspect.getsource(
+        LocalElasticAgent._set_local_rank_env
+    )
+    wanted = set(re.findall(r'"([A-Z][A-Z_]+)"', source)) - {"OMP_NUM_THREADS"}  # it passes that on, as we do
+    assert {"LOCAL_RANK", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME"} <= wanted
+    env = rank_environment(assign_places(["x"])[0], seat(0, "x"), seat(0, "x"), 1, 30.0, "run", ())
+    by_rank = inspect.getsource(run_rank)  # what an administrator may have set otherwise
+    assert not {name for name in wanted - env.keys() - {"CUDA_VISIBLE_DEVICES"} if f'"{name}"' not in by_rank}
 
 
 def test_the_store_bounds_what_it_keeps() -> None:

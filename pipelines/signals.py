@@ -1,0 +1,56 @@
+"""What signals ask of a job whose ranks run."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from training.attempt import Control
+from training.failure import Cancelled
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
+    """SIGUSR1 asks the ranks for a checkpoint. Ctrl-C and SIGTERM ask for a last one; a second of them, or `grace_s`
+    passing, kills the ranks.
+
+    Leaves as KeyboardInterrupt or SystemExit(143) once the ranks are gone, so callers see what happened.
+    """
+    if threading.current_thread() is not threading.main_thread():  # a notebook's worker thread: signals are not ours
+        yield
+        return
+    received: list[int] = []
+    timer: threading.Timer | None = None
+
+    def on_signal(number: int, _: Any) -> None:
+        nonlocal timer
+        received.append(number)
+        if len(received) > 1:
+            control.cancel()
+            return
+        log.warning("%s: stopping after a last checkpoint, %.0f s at most", signal.Signals(number).name, grace_s)
+        control.stop()
+        timer = threading.Timer(grace_s, control.cancel)
+        timer.daemon = True
+        timer.start()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: control.checkpoint())
+    try:
+        yield
+    except Cancelled:
+        if not received:
+            raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if timer is not None:
+            timer.cancel()
+    if received:
+        raise KeyboardInterrupt if received[0] == signal.SIGINT else SystemExit(128 + signal.SIGTERM)

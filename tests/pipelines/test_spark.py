@@ -1,0 +1,52 @@
+"""The session of a job under signals to its whole process group, as `timeout`, systemd and batch systems send them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+pytestmark = pytest.mark.spark
+SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
+JOB = """
+import signal, sys, time
+from conf.schema import SparkConfig
+from conf.schema_launch import LaunchConfig
+from pipelines.spark import spark_session
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+with spark_session("held", SparkConfig(), LaunchConfig()) as spark:
+    rdd = spark.sparkContext.parallelize(range(4), 2)
+    print("COUNTED", rdd.count(), flush=True)
+    while not told:
+        time.sleep(0.05)
+    time.sleep(3)  # the last checkpoint; a JVM left alone is gone after one second
+    print("COUNTED AGAIN", rdd.map(lambda x: x + 1).sum(), flush=True)
+    sys.exit(143)
+"""
+
+
+@pytest.mark.parametrize("command", [[sys.executable], [SUBMIT, "--master", "local[2]"]], ids=["sparkring", "submit"])
+def test_a_jvm_told_to_end_waits_for_the_job_to_have_ended(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
+    process = subprocess.Popen(
+        [*command, "job.py"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        assert any(line.startswith("COUNTED 4") for line in output)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert any(line.startswith("COUNTED AGAIN 10") for line in output)
+        assert process.wait(timeout=60) == 143
