@@ -22,7 +22,7 @@ from conf.rules import dataset_problems, metric_problems
 from conf.schema import RunConfig
 from conf.storage import Storage
 from pipelines import etl_job, evaluate, report_job, serving, train_job
-from pipelines.barrier import check_slots
+from pipelines.barrier import check_slots, stage_options
 from pipelines.etl_job import Dataset
 from pipelines.evaluate import Evaluation
 from pipelines.exits import Exit
