@@ -146,12 +146,12 @@ def _count(text: str) -> int:
 def _launch(arguments: argparse.Namespace) -> int:
     from conf.schema import SparkConfig
     from conf.schema_launch import LaunchConfig
-    from pipelines.launch import launch
+    from pipelines.launch import NAME, launch
     from pipelines.spark import submitted
 
     elsewhere = arguments.master or submitted()
     if arguments.world is None and elsewhere:
-        raise ConfigError("sparkring launch", ["--world: say how many ranks; a cluster's slots come one by one"])
+        raise ConfigError(NAME, ["--world: say how many ranks; a cluster's slots come one by one"])
     settings = dict(word.partition("=")[::2] for word in arguments.conf)
     limits = LaunchConfig(
         world=arguments.world or len(os.sched_getaffinity(0)),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conf.load import ConfigError
 from conf.schema import SparkConfig
 from conf.schema_launch import LaunchConfig
 from pipelines.barrier import in_process, stage_options
@@ -23,6 +24,7 @@ from training.job import JobResult, JobSpec
 
 log = logging.getLogger(__name__)
 MAX_FOLDER_BYTES = 64 << 20
+NAME = "sparkring launch"
 ARCHIVE = "sparkring-folder.zip"
 
 
@@ -41,7 +43,10 @@ def launch(
     """
     folder, control = Path.cwd(), Control()
     job = JobSpec(script, args=tuple(words), folder=str(folder))
-    job.to_json()  # what is wrong with it is said before a session is made
+    try:
+        job.to_json()
+    except (ValueError, OSError) as error:
+        raise ConfigError(NAME, [str(error)]) from error
     policy = Policy(launch.world, launch.min_world, launch.max_attempts, launch.backoff_s, launch.max_backoff_s)
     with (
         tempfile.TemporaryDirectory(prefix="sparkring-folder-") as place,
@@ -81,19 +86,22 @@ def show(event: dict[str, Any]) -> None:
 def pack_folder(folder: Path, script: str, files: Sequence[str], place: Path) -> Path:
     """A .zip in `place` of a folder's files, without hidden ones and caches, and of `files`.
 
-    ValueError where the script is not in the folder; where it is more than MAX_FOLDER_BYTES, with the largest files.
+    ConfigError where the script is not in the folder; where it is more than MAX_FOLDER_BYTES, with the largest files.
     """
     if folder not in Path(script).resolve().parents:
-        raise ValueError(f"{script}: not below the working directory {folder}, which is what travels to other hosts")
+        raise ConfigError(
+            NAME, [f"{script}: not below the working directory {folder}, which is what travels to other hosts"]
+        )
     found = dict.fromkeys([*_files_of(folder), *(path for name in files for path in _chosen(folder, name))])
     sizes = {path: path.stat().st_size for path in found}
     if (total := sum(sizes.values())) > MAX_FOLDER_BYTES:
         largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
         named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] >> 20} MiB)" for path in largest)
-        raise ValueError(
-            f"{folder}: {total >> 20} MiB in {len(sizes)} files, and at most {MAX_FOLDER_BYTES >> 20} MiB travel to "
-            f"other hosts; the largest are {named}. Start from a smaller folder, and read data from storage"
+        words = (
+            f"{total >> 20} MiB in {len(sizes)} files, and at most {MAX_FOLDER_BYTES >> 20} MiB travel to other hosts"
         )
+        advice = "start from a smaller folder, and read data from storage"
+        raise ConfigError(NAME, [f"{folder}: {words}; the largest are {named}: {advice}"])
     with zipfile.ZipFile(place / ARCHIVE, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in found:
             archive.write(path, path.relative_to(folder))
@@ -112,5 +120,5 @@ def _files_of(folder: Path) -> Iterator[Path]:
 def _chosen(folder: Path, name: str) -> list[Path]:
     path = (folder / name).resolve()
     if folder.resolve() not in path.parents or not path.exists():
-        raise ValueError(f"--files {name}: no file or folder below the working directory {folder}")
+        raise ConfigError(NAME, [f"--files {name}: no file or folder below the working directory {folder}"])
     return list(_files_of(path)) if path.is_dir() else [path]

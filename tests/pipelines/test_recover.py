@@ -20,7 +20,7 @@ from pipelines.recover import Platform, Recovery, local_platform, spark_platform
 from training.attempt import Control, Limits
 from training.crew import Crew
 from training.elastic import Decision, Policy
-from training.failure import Cancelled, LaunchError, WorkerFailed
+from training.failure import Cancelled, Failure, LaunchError, WorkerFailed
 from training.job import JobResult, JobSpec
 from training.launch import local_crew
 
@@ -310,6 +310,57 @@ def test_an_end_that_nobody_asked_for_is_no_result(tmp_path: Path) -> None:
     stopped = Control()
     crew = Scripted([False], stopped, lambda attempt: stopped.stop())
     assert crew.recovery(tmp_path, Policy(2)).run().result == {"finished": False}
+
+
+def test_a_beginning_on_fewer_ranks_than_asked_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Scripted([True], Control()).recovery(tmp_path, Policy(4, min_world=1)).run().world == 2
+    assert "launch.world = 4: there is room for fewer, so training begins on 2" in caplog.messages
+
+
+class Vanishing(Scripted):
+    """Its first attempt ends by a host that fell silent; Spark counts that host's slot until it is told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__([False, True], Control())
+        self.room, self.opened, self.given_up = 2, list[int](), list[frozenset[str]]()
+
+    def run(self, job: Any, world: int, on_event: Any, attempt: int, control: Control, limits: Any) -> JobResult:
+        on_event({"kind": "heartbeat", "step": attempt, "attempt": attempt})
+        if attempt == 1:
+            time.sleep(0.3)
+            self.lost_hosts = frozenset({"10.0.0.2"})
+            raise WorkerFailed(Failure(1, "h2 (10.0.0.2)", "lost", "was lost: nothing is heard of its agent", step=1))
+        self.lost_hosts = frozenset()
+        on_event({"kind": "event", "event": "checkpoint", "attempt": attempt})
+        return super().run(job, world, on_event, attempt, control, limits)
+
+    def open_crew(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[Any]:
+        self.opened.append(world)
+        return nullcontext(self)
+
+    def give_up(self, hosts: frozenset[str]) -> None:
+        self.given_up.append(hosts)
+        self.room -= len(hosts)
+
+
+def test_a_host_that_fell_silent_costs_one_attempt_and_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark went on counting its slot: an attempt was made on it that took 120 s to fail. When it is back, the world
+    does not grow before it has cooled down."""
+    cluster, events = Vanishing(), list[dict[str, Any]]()
+    platform = Platform(lambda: cluster.room, cluster.open_crew, give_up=cluster.give_up)
+    job = recovery(tmp_path, [], Policy(2, min_world=1, backoff_s=0.0), platform, events)
+    job._slots_wait_s = 60.0
+    began = time.monotonic()
+    job._on_event = lambda event: (events.append(event), setattr(cluster, "room", 2) if "event" in event else None)
+    assert job.run().world == 1
+    assert time.monotonic() - began < 10
+    assert (cluster.opened, cluster.given_up) == ([2, 1], [frozenset({"10.0.0.2"})])
+    assert ends(events) == [(1, "lost", "shrink")]
+    assert not [words for words in caplog.messages if "grow" in words]
+    (recovered,) = [e["recover_s"] for e in events if e["kind"] == "recovered"]
+    assert 0.3 <= recovered < 10, "counted from the last step before the failure"
 
 
 @pytest.mark.spark

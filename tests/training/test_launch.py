@@ -8,18 +8,22 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from pipelines.launch import pack_folder
 from training.agent import Agent, AgentOptions
+from training.attempt import Limits
 from training.crew import Control
 from training.failure import Cancelled, WorkerFailed
 from training.job import JobSpec
 from training.launch import local_crew, run_local
 from training.link import Endpoint
+from training.rank import FILES
 
 pytestmark = pytest.mark.ranks
 BARE: tuple[str, ...] = ()  # nothing preloaded: a rank starts in no time
@@ -210,6 +214,63 @@ def test_every_end_is_named_and_the_others_are_ended_within_seconds(how: Any, wo
     error = fails(entry)
     assert (error.rank, error.failure.words) == (1, words)
     assert time.monotonic() - began < 20
+
+
+def test_the_output_of_victims_after_a_failure_is_apart_and_the_culprits_comes_after_its_name() -> None:
+    def entry(ctx: Any) -> None:
+        print("before", flush=True)
+        if ctx.rank == 0:
+            raise RuntimeError("Connection closed by peer")
+        time.sleep(0.3)
+        print("the cause", flush=True)
+        os._exit(3)
+
+    events: list[dict[str, Any]] = []
+    assert fails(entry, on_event=events.append).rank == 1
+    named = next(i for i, event in enumerate(events) if event["kind"] == "failure")
+    lines = [(e["rank"], line, i > named) for i, e in enumerate(events) if e["kind"] == "log" for line in e["lines"]]
+    assert sorted(lines) == [(0, "before", False), (1, "before", False), (1, "the cause", True)]
+    (late,) = [e for e in events[named:] if e["kind"] == "late_log"]
+    assert late["rank"] == 0 and late["lines"][0].startswith("Traceback")
+
+
+FOLDER_SCRIPT = """
+import os, sys
+from training import progress
+from helpers.mine import value
+assert progress(1) is False
+print(value, open("words.txt").read(), sys.argv[1:], os.path.exists("helpers/mine.py"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the driver's folder", "a copy of it"])
+def test_a_script_begins_in_the_drivers_folder_or_in_a_copy_of_it(tmp_path: Path, same: bool) -> None:
+    folder, place = tmp_path / "folder", tmp_path / "shipped"
+    for path, text in {"train.py": FOLDER_SCRIPT, "helpers/mine.py": "value = 'mine'", "words.txt": "words"}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    place.mkdir()
+    archive = pack_folder(folder, str(folder / "train.py"), [], place)
+    if not same:
+        (folder / "helpers/mine.py").write_text("value = 'of another version'")
+    lines: list[str] = []
+    job = JobSpec(str(folder / "train.py"), args=("-x",), folder=str(folder), archive=archive.name, preload=BARE)
+    job = replace(job, env={FILES: str(place), "PYTHONDONTWRITEBYTECODE": "1"})
+    steps = []
+    run_local(job, 1, lambda e: lines.extend(e.get("lines", ())) if e["kind"] == "log" else steps.append(e.get("step")))
+    assert lines[-1] == "mine words ['-x'] True"
+    assert any("running in a copy" in line for line in lines) != same
+    assert 1 in steps, "progress is a heartbeat"
+
+
+def test_a_script_that_says_nothing_any_more_hangs_and_one_that_prints_does_not(tmp_path: Path) -> None:
+    script = tmp_path / "quiet.py"
+    script.write_text("import time\nfor _ in range(8): print('.', flush=True); time.sleep(0.5)\ntime.sleep(60)\n")
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed) as caught:
+        run_local(JobSpec(str(script), preload=BARE), 2, quiet, limits=Limits(hang_s=3.0, by_output=True))
+    assert caught.value.failure.cause == "hang"
+    assert time.monotonic() - began > 4.0 + 2.5
 
 
 def test_an_exception_that_cannot_be_pickled_or_printed() -> None:
