@@ -119,7 +119,7 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     test = parts.open_reader(config.train.test_split, False) if config.train.test_split is not None else None
     settings = loop_settings(config)
     steps = total_steps(settings, reader.steps_per_epoch)
-    sample = next(iter(valid.batches(0)), None) if config.parallel.balance == "measured" else None
+    sample = next(iter(valid.batches(0)), None) if strategy.wants_sample else None
     ctx.heartbeat(0, "prepare")
     strategy.prepare(model, parts.task, optimizer_factory(config), sample)
     checkpoints = open_checkpoints(parts)

@@ -56,6 +56,7 @@ class Strategy(ABC):
     data_rank: int  # which part of each global batch this rank reads ...
     data_size: int  # ... of how many
     speaks_for_data_rank: bool  # of the ranks that read the same rows, this is the one that reports them
+    wants_sample: bool  # what `prepare` does with a sample it would leave undone without one
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
 
     @property
@@ -69,7 +70,8 @@ class Strategy(ABC):
     ) -> None:
         """Place, wrap and shard `model`; every rank ends with the same parameters (rank 0's).
 
-        `sample`: a batch of this data rank's, for what is timed before it is placed (parallel.balance=measured).
+        `sample`: a batch of this data rank's where `wants_sample`, to time blocks and to compare the cut model with the
+        whole one on. ValueError where they compute different outputs.
         """
 
     @abstractmethod

@@ -50,6 +50,7 @@ class MeshStrategy(Strategy):
         self.engine = axis.engine
         self.data_rank, self.data_size = at.dp, mesh.dp
         self.is_output_rank = at.pp == mesh.pp - 1
+        self.wants_sample = mesh.pp * mesh.cp > 1
         self.speaks = self.is_output_rank and at.tp == 0
         self.speaks_for_data_rank = self.speaks and at.cp == 0
         self.norm_is_local = mesh.pp == mesh.tp == 1 and (settings.zero == 0 or mesh.world == 1)
@@ -72,8 +73,7 @@ class MeshStrategy(Strategy):
         check_trainable(model)
         self.plain_keys = list(model.state_dict(keep_vars=True))
         self.aliases = names.tied_names(model)
-        columns = to_device(sample.columns, self.device) if sample is not None else None
-        self.module = self.layout.place(model.to(self.device), task, columns)
+        self.module = self.layout.place(model.to(self.device), task, sample)
         self.pipeline = self.layout.pipeline
         self.runnable = self.axis.wrap(self.module, list(self.pipeline.stages.values()) if self.pipeline else None)
         self.named = list(self.axis.parameters(self.module))
@@ -82,6 +82,7 @@ class MeshStrategy(Strategy):
         # a stage may be frozen as a whole: optimizers take no empty list
         trained = [(names.plain_name(name), p) for name, p in self.named] or [("", nn.Parameter(torch.zeros(0)))]
         self.optimizer = make_optimizer(trained)
+        self.layout.compare(self.module, task, sample, self.evaluate)
         self.meter, self.activations = WireMeter(self.layout.groups()), ActivationMeter()
         self.compiled = any(module._compiled_call_impl is not None for module in self.module.modules())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from training.data.batch import Columns
+from training.data.batch import Batch, Columns
 from training.models.plan import ShardingPlan, expand, plan_of
+from training.parallel.batching import to_device
 from training.parallel.blocks import checkpoint_blocks
-from training.parallel.context import apply_context, gather_sequence
+from training.parallel.context import AllToAllCore, apply_context, gather_sequence
 from training.parallel.ddp import broadcast_model
 from training.parallel.pipeline import (
     Pipeline,
@@ -25,13 +27,16 @@ from training.parallel.pipeline import (
     graft,
     measured_costs,
 )
+from training.parallel.precision import DTYPES
 from training.parallel.reduce import local_tensor, settle_partial
+from training.parallel.same import chain_problem, close, few_rows
 from training.parallel.schedules import schedule_table
 from training.parallel.settings import ParallelSettings
 from training.parallel.state import plain_name
 from training.parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
 from training.world import Mesh
 
+log = logging.getLogger(__name__)
 SliceSequence = Callable[[Columns, int, int], Columns]
 
 
@@ -43,7 +48,8 @@ class Layout:
     def __init__(self, settings: ParallelSettings, rank: int) -> None:
         self.settings, self.rank = settings, rank
 
-    def place(self, model: nn.Module, task: Any, sample: Columns | None) -> nn.Module:
+    def place(self, model: nn.Module, task: Any, sample: Batch | None) -> nn.Module:
+        """Cut `model`. `sample`: rows of this data rank, to time and compare on."""
         if self.settings.activation_checkpointing:
             checkpoint_blocks(model)
         return model
@@ -61,6 +67,10 @@ class Layout:
 
     def settle(self, model: nn.Module) -> None:
         """After the batch axes: gradients as their parameters are cut, tied weights' gradients summed over stages."""
+        return None
+
+    def compare(self, model: nn.Module, task: Any, sample: Batch | None, evaluate: Callable[[Batch], Any]) -> None:
+        """ValueError where the placed model computes something else than the whole one (collective)."""
         return None
 
     def groups(self) -> dict[str, str]:
@@ -93,10 +103,14 @@ class MeshLayout(Layout):
         self.at = mesh.coordinates(rank)
         self.ties: list[tuple[str, dist.ProcessGroup]] = []
         self.uncounted: set[str] = set()
+        self.uncut = False  # sequences are whole, to compare with
 
-    def place(self, model: nn.Module, task: Any, sample: Columns | None) -> nn.Module:
+    def place(self, model: nn.Module, task: Any, sample: Batch | None) -> nn.Module:
         plan = plan_of(model)
         check_heads(model, plan, self.mesh)
+        names = chain_names(model, plan) if self.mesh.pp > 1 else []
+        if names and (rows := self._rows_to_compare(task, sample)) is not None:
+            self._agree(lambda: chain_problem(model, names, task.inputs(rows.columns)[0]))
         broadcast_model(model, None)
         if self.mesh.cp > 1:
             self.slice_sequence: SliceSequence = sequence_slicer(task)
@@ -106,17 +120,34 @@ class MeshLayout(Layout):
             apply_tensor(model, needed(plan, model, "tp"), self.device_mesh["tp"], sequence)
         if self.mesh.pp == 1:
             return super().place(model, task, sample)
-        names = chain_names(model, plan)
         return self._cut(model, names, self._costs(model, names, task, sample))
 
-    def _costs(self, model: nn.Module, names: list[str], task: Any, sample: Columns | None) -> list[float]:
+    def _rows_to_compare(self, task: Any, sample: Batch | None) -> Batch | None:
+        """Rank 0's, on every rank (on the CPU); None where it has none."""
+        rows: list[Any] = [None]
+        if self.rank == 0 and sample is not None and sample.rows:
+            rows = [few_rows(sample, task, self.mesh.cp * self.mesh.tp)]
+        dist.broadcast_object_list(rows, src=0)
+        if rows[0] is None:
+            log.warning("there is no row to compare the cut model with the whole one on")
+        return rows[0]
+
+    def _agree(self, problem_of: Callable[[], str | None]) -> None:
+        """ValueError on every rank where rank 0 finds a problem."""
+        problem = [problem_of() if self.rank == 0 else None]
+        dist.broadcast_object_list(problem, src=0)
+        if problem[0]:
+            raise ValueError(problem[0])
+
+    def _costs(self, model: nn.Module, names: list[str], task: Any, sample: Batch | None) -> list[float]:
         """Per module of the chain; measured ones are rank 0's on every rank."""
         if self.settings.balance == "estimated":
             return estimated_costs(model, names)
         if sample is None:
             raise ValueError("parallel.balance=measured: there is no batch to time the blocks on")
         with self.scope():
-            seconds = torch.tensor(measured_costs(model, names, task.inputs(self.columns(sample))[0]))
+            columns = self.columns(to_device(sample.columns, self.device))
+            seconds = torch.tensor(measured_costs(model, names, task.inputs(columns)[0]))
         dist.broadcast(seconds, src=0)
         return [float(each) for each in seconds]
 
@@ -174,13 +205,17 @@ class MeshLayout(Layout):
         return mine if mine is not None else dist.group.WORLD  # type: ignore[return-value]
 
     def columns(self, columns: Columns) -> Columns:
-        return self.slice_sequence(columns, self.at.cp, self.mesh.cp) if self.mesh.cp > 1 else columns
+        if self.mesh.cp == 1 or self.uncut:
+            return columns
+        return self.slice_sequence(columns, self.at.cp, self.mesh.cp)
 
     def whole_outputs(self, outputs: Any) -> Any:
         if outputs is None:
             return None
         outputs = gathered(outputs)
-        return gather_sequence(outputs, self.device_mesh["cp"].get_group()) if self.mesh.cp > 1 else outputs
+        if self.mesh.cp == 1 or self.uncut:
+            return outputs
+        return gather_sequence(outputs, self.device_mesh["cp"].get_group())
 
     def loss_scope(self) -> AbstractContextManager[object]:
         return vocabulary_parallel_loss() if self.mesh.tp > 1 else nullcontext()
@@ -192,6 +227,28 @@ class MeshLayout(Layout):
         parameters = {plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
         for name, group in self.ties:
             sum_tied(parameters[name], group)
+
+    def compare(self, model: nn.Module, task: Any, sample: Batch | None, evaluate: Callable[[Batch], Any]) -> None:
+        """Stretches of sequences against whole sequences, on the ranks that see outputs."""
+        if self.mesh.cp == 1 or (rows := self._rows_to_compare(task, sample)) is None:
+            return
+        cores = [module for module in model.modules() if isinstance(module, AllToAllCore)]
+        stretches = evaluate(rows)
+        self.uncut = True
+        for core in cores:
+            core.uncut = True
+        whole = evaluate(rows)
+        self.uncut = False
+        for core in cores:
+            core.uncut = False
+        same = torch.tensor(float(whole is None or close(stretches, whole, DTYPES.get(self.settings.precision))))
+        dist.all_reduce(same, op=dist.ReduceOp.MIN)
+        if not same:
+            raise ValueError(
+                f"parallel.cp = {self.mesh.cp}: on a stretch of each sequence the model computes something else than "
+                f"on whole sequences, so it would train another model: what it does outside of its attention cores may "
+                f"not depend on a token's position or neighbors (learned positions restart at 0 in every stretch)"
+            )
 
     def groups(self) -> dict[str, str]:
         found = {str(group.group_name): "pp tied weights" for _, group in self.ties}
