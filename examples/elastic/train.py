@@ -12,7 +12,7 @@ from pipelines.recover import run_with_recovery
 from training.elastic import Policy
 from training.job import JobSpec
 
-STEPS = 200
+STEPS = 2000
 
 
 def train(ctx, folder, lr=0.05):
@@ -40,7 +40,7 @@ def train(ctx, folder, lr=0.05):
         step += 1
         stop = torch.tensor(float(ctx.should_stop()))  # heard of at another moment by each rank: agree on it
         dist.all_reduce(stop)
-        if step % 20 == 0 or stop:
+        if step % 100 == 0 or stop:
             if ctx.rank == 0:
                 torch.save({"model": model.module.state_dict(), "step": step}, f"{path}.new")
                 os.replace(f"{path}.new", path)
@@ -52,12 +52,21 @@ def train(ctx, folder, lr=0.05):
     return {"finished": step >= STEPS, "loss": loss.item(), "weight": model.module.weight.detach()}
 
 
+def saved_step(folder):
+    """Step of the last checkpoint: what failures are counted by, as those before it are made good."""
+    import torch
+
+    path = f"{folder}/checkpoint.pt"
+    return torch.load(path, weights_only=True)["step"] if os.path.exists(path) else None
+
+
 def main(folder, master="local[4]"):
     spark = SparkSession.builder.master(master).getOrCreate()
     result = run_with_recovery(
         spark,
         lambda attempt, world: JobSpec(train, args=(folder,), kwargs={"lr": 0.1}),
         Policy(world=4, min_world=2, max_attempts=3),
+        latest_step=lambda: saved_step(folder),
         is_finished=lambda result: result.result["finished"],
     )
     print(f"loss {result.result['loss']:.2e} on {result.world} ranks, weight {result.result['weight'].tolist()}")

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyspark
@@ -42,7 +43,15 @@ def sh(*command: str) -> None:
 class Cluster:
     """Namespaces <prefix>0 (master and driver) and <prefix>1..n (workers with one core each)."""
 
-    def __init__(self, folder: Path, workers: int = 3, prefix: str = "sr", subnet: str = "10.77.0"):
+    def __init__(
+        self,
+        folder: Path,
+        workers: int = 3,
+        prefix: str = "sr",
+        subnet: str = "10.77.0",
+        worker_timeout_s: int = 15,  # Spark's own: 60
+    ):
+        self.worker_timeout_s = worker_timeout_s
         self.folder, self.workers, self.prefix, self.subnet = folder, workers, f"{prefix}{os.getpid() % 10000}x", subnet
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.bridge = f"{self.prefix}b"
@@ -97,8 +106,9 @@ class Cluster:
     def environment(self, node: int) -> dict[str, str]:
         own = {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": self.address(node), "PYSPARK_PYTHON": sys.executable}
         own |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_DIRS": str(self.folder / f"local{node}")}
-        own |= {"PYTHONPATH": str(ROOT), "SPARK_WORKER_OPTS": "-Dspark.worker.timeout=15"}
-        own |= {"SPARK_MASTER_OPTS": "-Dspark.worker.timeout=15 -Dspark.deploy.maxExecutorRetries=-1"}
+        timeout = f"-Dspark.worker.timeout={self.worker_timeout_s}"
+        own |= {"PYTHONPATH": str(ROOT), "SPARK_WORKER_OPTS": timeout}
+        own |= {"SPARK_MASTER_OPTS": f"{timeout} -Dspark.deploy.maxExecutorRetries=-1"}
         return {**os.environ, **own}
 
     def _await(self, name: str, words: str, timeout_s: float = 120.0) -> None:
@@ -108,13 +118,13 @@ class Cluster:
                 raise RuntimeError(f"{name} did not say {words!r}:\n{log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.1)
 
-    def driver(self, script: str, *args: str, log: Path) -> subprocess.Popen[bytes]:
+    def driver(self, script: str, *args: str, log: Path, **variables: str) -> subprocess.Popen[bytes]:
         """A driver program in the master's namespace, its output into `log`."""
         command = ["ip", "netns", "exec", self.namespace(0), sys.executable, script, *args]
         with open(log, "ab") as output:
             return subprocess.Popen(
                 command,
-                env=self.environment(0),
+                env=self.environment(0) | variables,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
@@ -195,8 +205,8 @@ class Cluster:
 
 
 @contextmanager
-def running(folder: Path, workers: int = 3) -> Iterator[Cluster]:
-    cluster = Cluster(folder, workers)
+def running(folder: Path, workers: int = 3, **options: Any) -> Iterator[Cluster]:
+    cluster = Cluster(folder, workers, **options)
     try:
         cluster.start()
         yield cluster

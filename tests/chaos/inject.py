@@ -32,6 +32,7 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
     ranks: dict[int, list[int]] = field(default_factory=dict)  # attempt -> process ids
     commands: int = 0
+    variables: dict[str, str] = field(default_factory=dict)  # of the driver's environment
     _offset: int = 0
 
     @property
@@ -46,7 +47,7 @@ class Run:
     def start(self) -> None:
         self.commands += 1
         args = [self.cluster.master_url, self.folder, self.steps, self.world, self.commands * 10_000]
-        self.driver = self.cluster.driver(str(Path(victim.__file__)), *map(str, args), log=self.log)
+        self.driver = self.cluster.driver(str(Path(victim.__file__)), *map(str, args), log=self.log, **self.variables)
 
     def read(self) -> None:
         """Take in what has been said since the last call."""

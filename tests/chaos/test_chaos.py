@@ -57,6 +57,32 @@ def test_every_fault_once_in_one_run_and_nothing_lost(cluster: Any, tmp_path: Pa
     assert {"signal", "hang", "lost", "disk", "decommission"} <= causes
 
 
+@pytest.mark.slow
+def test_a_host_that_vanishes_costs_one_attempt_under_the_default_timeouts(tmp_path: Path) -> None:
+    """Spark's and ours. It cost two attempts and 200 s: Spark counts the slots of such a host for one minute or two."""
+    (tmp_path / "cluster").mkdir()
+    with clusters.running(tmp_path / "cluster", subnet="10.78.0", prefix="sv", worker_timeout_s=60) as cluster:
+        variables = {"VICTIM_DEFAULT_TIMEOUTS": "1", "VICTIM_SLEEP_S": "0.2"}
+        run = inject.Run(cluster, tmp_path, 500, 3, variables=variables)
+        run.start()
+        try:
+            run.await_step(25)
+            node = inject.busy_node(run, random.Random(0))
+            cluster.link(node, up=False)
+            (ended,) = [run.await_event(lambda e: e["kind"] == "attempt_ended")]
+            recovered = run.await_event(lambda e: e["kind"] == "recovered")
+            print(f"named after {ended['at'] - recovered['at'] + recovered['recover_s']:.1f} s: {ended['words']}")
+            print(f"training stood still for {recovered['recover_s']:.1f} s")
+            assert (ended["cause"], ended["decision"], ended["next_world"]) == ("lost", "shrink", 2)
+            assert cluster.address(node) in ended["words"]
+            assert recovered["attempt"] == 2 and recovered["recover_s"] < 60
+            run.end()
+        finally:
+            run.kill()
+    assert [e["attempt"] for e in run.events if e["kind"] == "attempt_ended"] == [1]
+    checks.verdict(run, checks.undisturbed_run(500, 3))
+
+
 def test_a_port_left_open_is_noticed(cluster: Any, tmp_path: Path) -> None:
     """The check itself: a stranger that listens in a worker's namespace is something left behind."""
     listen = "import socket, time; s = socket.create_server(('0.0.0.0', 0)); print(flush=True); time.sleep(60)"

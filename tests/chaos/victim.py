@@ -92,13 +92,14 @@ def main() -> None:
         "spark.driver.bindAddress": host,
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
-        "spark.network.timeout": "20s",
-        "spark.network.timeoutInterval": "5s",
-        "spark.executor.heartbeatInterval": "2s",
         "spark.driver.memory": "512m",
         "spark.excludeOnFailure.enabled": "false",
         "spark.decommission.enabled": "true",
     }
+    own_timeouts = "VICTIM_DEFAULT_TIMEOUTS" not in os.environ
+    if own_timeouts:  # a soak has little time
+        settings |= {"spark.network.timeout": "20s", "spark.network.timeoutInterval": "5s"}
+        settings |= {"spark.executor.heartbeatInterval": "2s"}
     builder = SparkSession.builder.master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -118,12 +119,12 @@ def main() -> None:
     result = run_with_recovery(
         spark,
         lambda attempt, size: job,
-        Policy(world, min_world=1, max_attempts=1000, backoff_s=0.2, max_backoff_s=2.0),
+        Policy(world, 1, 1000, 0.2, 2.0, cool_down_s=5.0 if own_timeouts else 60.0),
         on_event,
         latest_step=latest_step,
         is_finished=lambda r: r.result["finished"],
         limits=Limits(90, 4.0),
-        options=StageOptions(silence_timeout_s=6.0, patience_s=6.0),
+        options=StageOptions(silence_timeout_s=6.0, patience_s=6.0) if own_timeouts else StageOptions(),
         first_attempt=first_attempt,
     )
     say("result", {**result.result, "world": result.world})

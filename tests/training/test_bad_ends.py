@@ -49,13 +49,20 @@ def test_the_kernels_kill_for_memory_is_named() -> None:
     assert "out of memory" in caught.value.failure.words
 
 
+def said(rank: int, line: str) -> tuple[str, dict[str, Any]]:
+    return f"agent-{rank}", {"kind": "log", "rank": rank, "lines": [line], "attempt": 1}
+
+
 class VanishedHost:
     """Two agents as the driver sees them: rank 0's ring breaks at once, of rank 1's nothing has been heard for 6 s."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, dict[str, Any]]] = [
             *((f"agent-{rank}", {"kind": "running", "attempt": 1}) for rank in (0, 1)),
+            said(0, "before"),
             ("agent-0", {"kind": "error", "type": "RuntimeError", "message": GLOO, "traceback": "", "attempt": 1}),
+            *(said(0, f"line {n} of a traceback") for n in range(500)),
+            said(1, "the cause's last words"),
         ]
 
     def tell(self, agent: str, kind: str) -> None:
@@ -78,13 +85,18 @@ class VanishedHost:
 
 
 def test_the_host_that_does_not_answer_is_the_cause_and_not_the_rank_whose_ring_broke() -> None:
-    """It was named 14 s after its victims, or not at all."""
+    """It was named 14 s and ninety lines after its victims, or not at all."""
+    events = list[dict[str, Any]]()
     states = [RankState(rank, f"agent-{rank}", f"h{rank}") for rank in (0, 1)]
     began = time.monotonic()
     with pytest.raises(WorkerFailed) as caught:
-        Attempt(VanishedHost(), states, 1, lambda event: None, Control(), began, Limits()).follow()
+        Attempt(VanishedHost(), states, 1, events.append, Control(), began, Limits()).follow()
     assert (caught.value.rank, caught.value.failure.cause) == (1, "lost")
     assert time.monotonic() - began < 5
+    told = [
+        (e["kind"], e.get("rank"), len(e.get("lines", ()))) for e in events if e["kind"] not in ("started", "ended")
+    ]
+    assert told == [("log", 0, 1), ("failure", 1, 0), ("late_log", 0, 100), ("log", 1, 1)]
 
 
 def test_words_for_wait_statuses() -> None:

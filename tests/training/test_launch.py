@@ -216,24 +216,6 @@ def test_every_end_is_named_and_the_others_are_ended_within_seconds(how: Any, wo
     assert time.monotonic() - began < 20
 
 
-def test_the_output_of_victims_after_a_failure_is_apart_and_the_culprits_comes_after_its_name() -> None:
-    def entry(ctx: Any) -> None:
-        print("before", flush=True)
-        if ctx.rank == 0:
-            raise RuntimeError("Connection closed by peer")
-        time.sleep(0.3)
-        print("the cause", flush=True)
-        os._exit(3)
-
-    events: list[dict[str, Any]] = []
-    assert fails(entry, on_event=events.append).rank == 1
-    named = next(i for i, event in enumerate(events) if event["kind"] == "failure")
-    lines = [(e["rank"], line, i > named) for i, e in enumerate(events) if e["kind"] == "log" for line in e["lines"]]
-    assert sorted(lines) == [(0, "before", False), (1, "before", False), (1, "the cause", True)]
-    (late,) = [e for e in events[named:] if e["kind"] == "late_log"]
-    assert late["rank"] == 0 and late["lines"][0].startswith("Traceback")
-
-
 FOLDER_SCRIPT = """
 import os, sys
 from training import progress

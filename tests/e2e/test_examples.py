@@ -1,0 +1,43 @@
+"""The examples that are programs, run as their first lines say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.spark
+def test_the_elastic_example_goes_on_from_its_checkpoint_after_a_rank_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples/elastic/train.py"), str(tmp_path), "local[4]"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=log, stderr=log
+        )
+    try:
+        while not (tmp_path / "checkpoint.pt").exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.05)
+        helpers = [p for p in psutil.Process(process.pid).children(recursive=True) if is_helper(p)]
+        helpers[-1].children()[0].kill()
+        assert process.wait(timeout=200) == 0, (tmp_path / "log").read_text()[-3000:]
+    finally:
+        process.kill()
+        process.wait()
+    said = (tmp_path / "log").read_text()
+    assert "killed by SIGKILL" in said and "from the checkpoint of step" in said, said[-3000:]
+    assert "on 4 ranks, weight [[" in said
+
+
+def is_helper(process: psutil.Process) -> bool:
+    try:
+        return any("training.zygote" in word for word in process.cmdline()) and bool(process.children())
+    except psutil.NoSuchProcess:
+        return False
