@@ -23,6 +23,7 @@ from training.job import JobSpec
 
 NCCL_LOG = "/tmp/sparkring-nccl-%p.log"  # NCCL puts the process id there
 PINGS = 50
+TIMEOUT_S = 60.0  # of one collective
 SHARES = (1 << 20, 16 << 20)  # bytes; the second gives the bandwidth
 
 
@@ -68,7 +69,7 @@ def netcheck(
 ) -> NetReport:
     """Measure between all ranks of a barrier stage of `world` slots. Raises what a launch raises."""
     env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
-    job = JobSpec("pipelines.netcheck:measure", preload=("torch",), env=env, collective_timeout_s=60.0)
+    job = JobSpec("pipelines.netcheck:measure", preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S)
     return summarise(run_barrier(spark, job, world, on_event, options=options or StageOptions()).results)
 
 
@@ -108,13 +109,18 @@ def measure(ctx: Any) -> dict[str, Any]:
     """On every rank: pairs, then the ring. NCCL between GPUs, else Gloo over TCP."""
     import os
     import socket
+    from datetime import timedelta
 
     import torch
     import torch.distributed as dist
 
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", 0) if cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if cuda else "gloo")
+    from training.parallel.compose import start_process_group
+    from training.parallel.settings import Place
+    from training.worker import pick_device
+
+    device = pick_device("auto", ctx.local_rank)
+    place = Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size)
+    start_process_group(place, device, timedelta(seconds=TIMEOUT_S))
     pairs = []
     for number, matches in enumerate(rounds(ctx.world_size)):
         ctx.heartbeat(number, "pairs")
@@ -134,7 +140,7 @@ def measure(ctx: Any) -> dict[str, Any]:
     dist.destroy_process_group()
     log = Path(NCCL_LOG.replace("%p", str(os.getpid())))
     transport = f"Gloo, TCP on {os.environ.get('GLOO_SOCKET_IFNAME', 'the default interface')}"
-    if cuda:
+    if device.type == "cuda":
         transport = nccl_transport(log.read_text(errors="replace") if log.exists() else "")
     log.unlink(missing_ok=True)
     ring = ring_bandwidth(ctx.world_size, size, seconds)

@@ -46,9 +46,7 @@ def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifes
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """The module as it was trained, never compiled: where it serves there may be no compiler, nor time for one."""
-    model = build_model(
-        config.model_copy(update={"train": config.train.model_copy(update={"compile": False})}), manifest
-    )
+    model = build_model(config, manifest)
     model.load_state_dict(weights)
     return model.eval()
 

@@ -121,7 +121,7 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     steps = total_steps(settings, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if strategy.wants_sample else None
     ctx.heartbeat(0, "prepare")
-    strategy.prepare(model, parts.task, optimizer_factory(config), sample)
+    strategy.prepare(model, parts.task, optimizer_factory(config), sample, config.train.compile)
     checkpoints = open_checkpoints(parts)
     audit = open_audit(parts, reader)
     facts = {
@@ -300,10 +300,7 @@ def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
         raise ValueError(
             f"model.args = {config.model.args}: {config.model.factory} does not take them: {error}"
         ) from error
-    model = model.to(getattr(torch, config.train.dtype))
-    if config.train.compile:
-        model.compile()
-    return model
+    return model.to(getattr(torch, config.train.dtype))
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:

@@ -37,11 +37,9 @@ def test_float64_and_float32_equal_the_cpu() -> None:
 def run(precision: str, compiled: bool, steps: int = 30, poison: int | None = None) -> tuple[list[float], list[bool]]:
     torch.manual_seed(0)
     model = GPT(vocab=64, width=64, layers=2, heads=4)
-    if compiled:
-        model.compile()
     device = torch.device("cuda")
     strategy = build_strategy(ParallelSettings(precision=precision), Place(), device, clip_norm=1.0)  # type: ignore[arg-type]
-    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named))
+    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named), compiled=compiled)
     tokens = torch.randint(0, 64, (16, 33), device=device)
     losses, skipped = [], []
     for step in range(steps):

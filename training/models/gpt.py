@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from conf.manifest import DatasetManifest
 from training.data.batch import Columns
+from training.loss import token_cross_entropy
 from training.models.plan import ShardingPlan
 
 Tensor = torch.Tensor
@@ -178,9 +179,7 @@ class LanguageModelTask:
 
     def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
         target_BT = columns["tokens"][:, 1:].long()
-        return functional.cross_entropy(
-            outputs.transpose(1, 2), target_BT, reduction="none", ignore_index=self.pad_id
-        ).mean(1)
+        return token_cross_entropy(outputs, target_BT, self.pad_id).mean(1)
 
     def metric_names(self) -> tuple[str, ...]:
         return ("token_accuracy", "bits_per_token")

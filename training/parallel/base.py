@@ -66,12 +66,18 @@ class Strategy(ABC):
 
     @abstractmethod
     def prepare(
-        self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory, sample: Batch | None = None
+        self,
+        model: nn.Module,
+        task: Task,
+        make_optimizer: OptimizerFactory,
+        sample: Batch | None = None,
+        compiled: bool = False,
     ) -> None:
         """Place, wrap and shard `model`; every rank ends with the same parameters (rank 0's).
 
         `sample`: a batch of this data rank's where `wants_sample`, to time blocks and to compare the cut model with the
         whole one on. ValueError where they compute different outputs.
+        `compiled`: torch.compile each block as it is placed on this rank.
         """
 
     @abstractmethod

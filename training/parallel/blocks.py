@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 
 
 def repeated_blocks(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
@@ -28,6 +29,17 @@ def repeated_blocks(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
 def _worth_a_unit(module: nn.Module) -> bool:
     """Has modules of its own and parameters; single layers stay with what is around them."""
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """torch.compile the forward of each block, or of the whole model where it has none.
+
+    The forward alone, so that the hooks by which ZeRO gathers and frees a block's weights run outside of the compiled
+    code; and block by block, so that equal blocks are compiled once and there is code between two to gather in.
+    """
+    for module in [block for _, _, block in repeated_blocks(model)] or [model]:
+        inner = module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
+        inner.forward = torch.compile(inner.forward)
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from conf.capabilities import strategy_problems
 from training.parallel.axis import DataAxis, NoAxis
+from training.parallel.backend import GPU_BACKENDS, device_backend
 from training.parallel.core import MeshStrategy
 from training.parallel.ddp import TorchRing, host_groups
 from training.parallel.layout import Layout, MeshLayout
@@ -59,9 +60,14 @@ def start_process_group(place: Place, device: torch.device, timeout: timedelta) 
     """The torch process group every multi-rank run has: control values and checkpoints use it under Horovod too."""
     if dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    gpu = device.type == "cuda"
     dist.init_process_group(
-        backend, init_method="env://", rank=place.rank, world_size=place.world_size, timeout=timeout
+        GPU_BACKENDS if gpu else "gloo",
+        init_method="env://",
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+        device_id=device if gpu else None,  # else NCCL guesses this rank's GPU from its rank
     )
 
 
@@ -123,8 +129,9 @@ def batch_axis(
             if settings.zero
             else HorovodRing(size, settings.bucket_bytes)
         )
+    name = f"torch-{device_backend(device)}"
     if size == 1:
-        return NoAxis(f"torch-{dist.get_backend()}")
+        return NoAxis(name)
     batch = batch_mesh(axes, mesh)
     if settings.zero:
         whole = axes["replicate", "shard"]._flatten("batch") if batch.ndim == 2 else batch
@@ -141,4 +148,4 @@ def batch_axis(
     hosts: Transport | None = None
     if mesh.pp * mesh.tp * mesh.cp == 1 and device.type == "cpu":
         hosts = host_groups(place.rank, place.world_size, place.local_rank, place.local_size)
-    return TorchRing(size, batch.get_group(), settings.bucket_bytes, overlap=mesh.pp == 1, transport=hosts)
+    return TorchRing(size, batch.get_group(), settings.bucket_bytes, mesh.pp == 1, name, transport=hosts)

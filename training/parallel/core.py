@@ -18,8 +18,10 @@ from torch import nn
 from training.data.batch import Batch, Columns
 from training.parallel import state as names
 from training.parallel.axis import DataAxis
+from training.parallel.backend import abort_process_groups
 from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
 from training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
+from training.parallel.blocks import compile_blocks
 from training.parallel.layout import Layout
 from training.parallel.measure import ActivationMeter, WireMeter, combined, held_bytes
 from training.parallel.norm import clip_factor, scale_gradients, square_sum
@@ -67,14 +69,22 @@ class MeshStrategy(Strategy):
     # --- prepare -------------------------------------------------------------------------------------------------
 
     def prepare(
-        self, model: nn.Module, task: Task, make_optimizer: OptimizerFactory, sample: Batch | None = None
+        self,
+        model: nn.Module,
+        task: Task,
+        make_optimizer: OptimizerFactory,
+        sample: Batch | None = None,
+        compiled: bool = False,
     ) -> None:
-        self.task = task
+        self.task, self.compiled = task, compiled
         check_trainable(model)
         self.plain_keys = list(model.state_dict(keep_vars=True))
         self.aliases = names.tied_names(model)
         self.module = self.layout.place(model.to(self.device), task, sample)
         self.pipeline = self.layout.pipeline
+        if compiled:  # what each rank runs, as it is placed: a compiled model could not be cut any more
+            for stage in self.pipeline.stages.values() if self.pipeline else [self.module]:
+                compile_blocks(stage)
         self.runnable = self.axis.wrap(self.module, list(self.pipeline.stages.values()) if self.pipeline else None)
         self.named = list(self.axis.parameters(self.module))
         self.unreached = {names.plain_name(name) for name, _ in self.named}
@@ -84,7 +94,6 @@ class MeshStrategy(Strategy):
         self.optimizer = make_optimizer(trained)
         self.layout.compare(self.module, task, sample, self.evaluate)
         self.meter, self.activations = WireMeter(self.layout.groups()), ActivationMeter()
-        self.compiled = any(module._compiled_call_impl is not None for module in self.module.modules())
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -208,9 +217,9 @@ class MeshStrategy(Strategy):
         """Global norm of the combined (still loss-scaled) gradients, the same float on every rank."""
         mine = [p.grad for name, p in self.named if p.grad is not None and self.layout.counted(names.plain_name(name))]
         if self.norm_is_local:
-            return float(square_sum(mine, holders=1).sqrt())
-        total = square_sum(mine, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
-        dist.all_reduce(total)
+            return float(square_sum(mine, self.device, holders=1).sqrt())
+        total = square_sum(mine, self.device, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
+        dist.all_reduce(total)  # on the device: over NCCL where there is one, with no copy to the host before it
         return float(total.sqrt())
 
     def _first_bad_rank(self) -> int | None:
@@ -298,7 +307,7 @@ class MeshStrategy(Strategy):
         if not dist.is_initialized():
             return
         if failed:
-            _abort_process_groups()
+            abort_process_groups()
         else:
             dist.destroy_process_group()
 
@@ -313,9 +322,3 @@ def check_trainable(model: nn.Module) -> None:
             f"{sparse[0]!r} is {type(model.get_submodule(sparse[0])).__name__}(sparse=True): its gradient is a sparse "
             f"tensor, which no strategy sums and clips; make it with sparse=False"
         )
-
-
-def _abort_process_groups() -> None:
-    """NCCL is aborted; Gloo has no abort that returns while a peer is dead, so its groups end with the process."""
-    if dist.get_backend() == "nccl":
-        dist.distributed_c10d._abort_process_group()

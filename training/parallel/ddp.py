@@ -101,12 +101,13 @@ class TorchRing(DataAxis):
         group: dist.ProcessGroup | None,
         bucket_bytes: int,
         overlap: bool,
+        engine: str,
         transport: Transport | None = None,
     ) -> None:
         """`overlap` sends buckets while backward runs; not under a pipeline, where no hook knows the last backward."""
         self.size, self.group, self.bucket_bytes, self.overlap = size, group, bucket_bytes, overlap
         self.transport = transport or GroupTransport(group)
-        self.engine = f"torch-{dist.get_backend()}"
+        self.engine = engine
 
     def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
         broadcast_model(model, self.group)

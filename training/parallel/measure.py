@@ -22,6 +22,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from training.parallel.backend import device_backend
 from training.parallel.reduce import local_tensor
 
 
@@ -74,7 +75,7 @@ class WireMeter(TorchDispatchMode):
         group = process_group(arguments)
         tensors = flat_list(arguments[1 if call in SECOND else 0])
         share = SENT[call](group.size())
-        if "reduce_scatter" in call and dist.get_backend(group) == "gloo":
+        if "reduce_scatter" in call and device_backend(tensors[0].device, group) == "gloo":
             share *= 2
         axis = self.groups.get(group.group_name, "dp x cp")
         if call == "send":

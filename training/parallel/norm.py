@@ -24,16 +24,17 @@ def pieces(tensor: torch.Tensor) -> int:
     return math.prod(sizes)
 
 
-def square_sum(gradients: Sequence[torch.Tensor], holders: int) -> torch.Tensor:
-    """This rank's share of the squared norm, float64 0-dim on the CPU; `holders` ranks hold the whole set together."""
-    total = torch.zeros((), dtype=torch.float64)
+def square_sum(gradients: Sequence[torch.Tensor], device: torch.device, holders: int) -> torch.Tensor:
+    """This rank's share of the squared norm, float64 0-dim on `device`, without waiting for it; `holders` ranks hold
+    the whole set together."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
     by_pieces: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
         by_pieces.setdefault(pieces(gradient), []).append(local_tensor(gradient))
     for count, tensors in by_pieces.items():
         dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
         norms = torch.stack(torch._foreach_norm(tensors, 2, dtype))
-        total += norms.double().square().sum().cpu() * (count / holders)
+        total += norms.double().square().sum().to(device) * (count / holders)
     return total
 
 

@@ -34,6 +34,7 @@ from torch.distributed.fsdp import (
 )
 
 from training.parallel.axis import DataAxis
+from training.parallel.backend import device_backend
 from training.parallel.blocks import repeated_blocks
 from training.parallel.ddp import GroupTransport, broadcast_model, broadcast_tensors
 from training.parallel.precision import DTYPES
@@ -120,10 +121,14 @@ class Zero(DataAxis):
         self.split_backward = split_backward
         self.level, self.mesh, self.group, self.size = level, mesh, group, mesh.size()
         self.bucket_bytes, self.device = bucket_bytes, device
-        self.engine = f"torch-{dist.get_backend()}"
+        self.engine = f"torch-{device_backend(device)}"
         self.offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
         dtype = DTYPES.get(precision)
-        self.precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        self.precision = MixedPrecisionPolicy(
+            param_dtype=dtype,
+            reduce_dtype=torch.float32 if dtype else None,
+            cast_forward_inputs=False,  # autocast casts what each operation takes, as under every other strategy
+        )
         self.roots: list[FSDPModule] = []
         self.whole: GradientReducer | None = None  # of the parameters that are not sharded
         self.reached: set[Any] = set()
@@ -160,7 +165,7 @@ class Zero(DataAxis):
         sharded.set_reduce_scatter_unused_params(True)  # else each rank would reduce what its own rows have reached
         for group in fully_shard.state(sharded)._fsdp_param_groups:  # type: ignore[attr-defined]
             group.post_backward = partial(self._post_backward, group, group.post_backward)
-        if dist.get_backend(self.mesh.get_group(self.mesh.ndim - 1)) == "gloo":
+        if device_backend(self.device, self.mesh.get_group(self.mesh.ndim - 1)) == "gloo":
             sharded.set_custom_reduce_scatter(AllToAllReduceScatter(self.waiting))  # type: ignore[arg-type]
             sharded.set_custom_all_gather(TimedAllGather(self.waiting))  # type: ignore[arg-type]
         return sharded

@@ -1,0 +1,67 @@
+"""Cross entropy over a vocabulary with a bounded peak of memory.
+
+torch's own casts all logits to float32 and keeps their log-softmax for backward: two float32 copies of (N, V) beside
+the logits, where the logits of a language model are the largest tensor of the step. Here only the logits, which the
+head has made anyway, and one float32 number per target are kept; backward recomputes the softmax by chunks of targets
+(the idea of https://arxiv.org/abs/2410.10989, section 3.2, without its fusion with the head).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+Tensor = torch.Tensor
+CHUNK_ELEMENTS = 1 << 22  # of the logits worked on at a time: 16 MiB in float32
+
+
+def token_cross_entropy(logits: Tensor, target: Tensor, ignored: int) -> Tensor:
+    """-log softmax(logits)[target] per target, 0 where the target is `ignored`.
+
+    logits (..., V), target (...) int64 -> (...), float32 (float64 for float64 logits). Logits cut over the vocabulary
+    (a DTensor under torch's `loss_parallel`) go through torch's own cross entropy.
+    """
+    flat_NV, target_N = logits.flatten(0, -2), target.flatten()
+    if isinstance(flat_NV, DTensor):
+        loss_N = functional.cross_entropy(flat_NV, target_N, reduction="none", ignore_index=ignored)
+    else:
+        loss_N = _ChunkedCrossEntropy.apply(flat_NV, target_N, ignored)
+    return loss_N.unflatten(0, target.shape)
+
+
+def _chunks(logits_NV: Tensor) -> Iterator[slice]:
+    rows = max(1, CHUNK_ELEMENTS // logits_NV.shape[1])
+    return (slice(start, start + rows) for start in range(0, len(logits_NV), rows))
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """loss_n = logsumexp(logits_n) - logits_n[target_n]; d loss / d logits = softmax(logits) - onehot(target)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor, ignored: int) -> Tensor:
+        dtype = torch.float64 if logits_NV.dtype == torch.float64 else torch.float32
+        kept_N = target_N != ignored
+        index_N = target_N.where(kept_N, torch.zeros_like(target_N))
+        norm_N = torch.empty(len(target_N), dtype=dtype, device=logits_NV.device)
+        loss_N = torch.empty_like(norm_N)
+        for rows in _chunks(logits_NV):
+            chunk_CV = logits_NV[rows].to(dtype)
+            torch.logsumexp(chunk_CV, dim=1, out=norm_N[rows])
+            loss_N[rows] = norm_N[rows] - chunk_CV.gather(1, index_N[rows, None]).squeeze(1)
+        ctx.save_for_backward(logits_NV, index_N, kept_N, norm_N)
+        return loss_N.masked_fill_(~kept_N, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None]:
+        logits_NV, index_N, kept_N, norm_N = ctx.saved_tensors
+        weight_N = grad_N.to(norm_N.dtype) * kept_N
+        gradient_NV = torch.empty_like(logits_NV)
+        for rows in _chunks(logits_NV):
+            chunk_CV = (logits_NV[rows].to(norm_N.dtype) - norm_N[rows, None]).exp_()
+            chunk_CV.scatter_add_(1, index_N[rows, None], chunk_CV.new_full((len(chunk_CV), 1), -1.0))
+            gradient_NV[rows] = chunk_CV.mul_(weight_N[rows, None])
+        return gradient_NV, None, None
