@@ -33,6 +33,9 @@ from conf.stored import (
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_manifest.json"
+ROW_NUMBER = "sparkring_row"
+"""int64 column of every shard, beside the manifest's: the row's place in its split, from 0 in stored order. It is
+decoded with the values, so it says which rows those are; audits and evaluation read it. Under 0.1 byte a row."""
 
 Layout = Literal["scalar", "vector", "ragged", "nested", "binary"]
 Dtype = Literal["bool", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "binary"]

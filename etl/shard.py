@@ -11,6 +11,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate, pairwise
 from operator import or_
 from typing import Any
 
@@ -112,7 +113,8 @@ def write_shards(
         .drop(ORDER)
     )
     paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in shards.shards)
-    task = WriteTask(worker_uri(storage), paths, tuple(columns), shards.row_group, compression)
+    first_rows = tuple(s.first for s in shards.shards)
+    task = WriteTask(worker_uri(storage), paths, first_rows, tuple(columns), shards.row_group, compression)
     records = arranged.mapInArrow(lambda batches: write_shard(task, batches), result_schema()).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
@@ -137,7 +139,7 @@ def write_shards(
                 row_groups=groups,
             )
         )
-    _verify_footers(storage, files, shards.row_group)
+    _verify_footers(storage, files, shards)
     return files
 
 
@@ -206,14 +208,19 @@ def _ranked(rows: DataFrame, split_at: list[int]) -> DataFrame:
     return rows.where(~tied).withColumn(RANK, F.lit(0)).unionByName(rows.where(tied).withColumn(RANK, place))
 
 
-def _verify_footers(storage: Storage, files: list[DataFile], row_group: int) -> None:
-    """Read every footer back: its rows and row groups must be the planned ones."""
+def _verify_footers(storage: Storage, files: list[DataFile], shards: Plan) -> None:
+    """Read every footer back: its rows, row groups and row numbers must be the planned ones."""
     with ThreadPoolExecutor(16) as pool:
         footers = list(pool.map(lambda f: pq.read_metadata(storage.path(f.path), filesystem=storage.fs), files))
-    for file, footer in zip(files, footers, strict=True):
-        groups = tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-        exact = all(g == row_group for g in groups[:-1])
+    for file, footer, shard in zip(files, footers, shards.shards, strict=True):
+        found = [footer.row_group(i) for i in range(footer.num_row_groups)]
+        groups = tuple(group.num_rows for group in found)
+        exact = all(g == shards.row_group for g in groups[:-1])
         if footer.num_rows != file.rows or groups != file.row_groups or not exact:
             raise EtlError(
                 f"{file.path}: its footer has row groups {groups}, {file.rows} rows were written in {file.row_groups}"
             )
+        numbered = [group.column(group.num_columns - 1).statistics for group in found]
+        starts = list(accumulate(groups, initial=shard.first))
+        if [(s.min, s.max + 1) for s in numbered] != list(pairwise(starts)):
+            raise EtlError(f"{file.path}: its row groups are not numbered from {shard.first} on in steps of {groups}")

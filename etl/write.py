@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.manifest import Column
+from conf.manifest import ROW_NUMBER, Column
 from conf.storage import Storage, open_storage
 from etl.columns import arrow_field
 
@@ -28,10 +28,12 @@ class BadRows(ValueError):
 
 @dataclass(frozen=True)
 class WriteTask:
-    """All a worker needs. `paths` are relative to `root_uri`, one per shard number."""
+    """All a worker needs. `paths` are relative to `root_uri`; they and `first_rows`, the ROW_NUMBER of each file's
+    first row, are one per shard number."""
 
     root_uri: str
     paths: tuple[str, ...]
+    first_rows: tuple[int, ...]
     columns: tuple[Column, ...]
     row_group: int
     compression: str
@@ -52,7 +54,7 @@ def write_shard(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[
     shard = first.column(SHARD)[0].as_py()
     record: dict[str, Any] = {"shard": shard, "problem": None}
     try:
-        record |= _write(task, task.paths[shard], _tables(task, shard, first, batches))
+        record |= _write(task, shard, _tables(task, shard, first, batches))
     except BadRows as error:
         record |= {"rows": 0, "bytes": 0, "sha256": "", "row_groups": [], "problem": str(error)}
         for _ in batches:  # Spark waits until its side of the pipe has been read
@@ -174,10 +176,11 @@ class _HashingSink(io.RawIOBase):
         return self._hasher.hexdigest()
 
 
-def _write(task: WriteTask, path: str, tables: Iterator[pa.Table]) -> dict[str, Any]:
-    schema = pa.schema([arrow_field(column) for column in task.columns])
+def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str, Any]:
+    row_number = pa.field(ROW_NUMBER, pa.int64(), nullable=False)
+    schema = pa.schema([*(arrow_field(column) for column in task.columns), row_number])
     groups: list[int] = []
-    with open_storage(task.root_uri).create(path) as under:
+    with open_storage(task.root_uri).create(task.paths[shard]) as under:
         sink = _HashingSink(under)
         # Dictionary pages help codes and repeated values; floats, tokens and images only pay for them, twice.
         coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout == "scalar"]
@@ -186,11 +189,14 @@ def _write(task: WriteTask, path: str, tables: Iterator[pa.Table]) -> dict[str, 
             schema,
             compression=task.compression,
             use_dictionary=coded,
+            column_encoding={ROW_NUMBER: "DELTA_BINARY_PACKED"},
             store_schema=False,
             write_page_checksum=True,
         ) as writer:
             for table in tables:
-                writer.write_table(table, row_group_size=task.row_group)
+                first = task.first_rows[shard] + sum(groups)
+                numbers = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
+                writer.write_table(table.append_column(row_number, numbers), row_group_size=task.row_group)
                 groups.append(table.num_rows)
     return {"rows": sum(groups), "bytes": sink.bytes, "sha256": sink.sha256, "row_groups": groups}
 

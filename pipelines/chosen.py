@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.manifest import DataFile
+from conf.manifest import ROW_NUMBER, DataFile
 from conf.schema_data import DataConfig
 from conf.storage import Storage
 from pipelines.etl_job import Dataset
@@ -19,11 +21,20 @@ from training.data.source import Keep
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rows of `files` for which the readers' own filter holds (None: all), in stored order."""
+    """The rows of `files` for which the readers' own filter holds (None: all), in stored order. `first_rows`: the
+    ROW_NUMBER of each file's first row."""
 
     folder: Storage
     files: tuple[DataFile, ...]
+    first_rows: tuple[int, ...]
     keep: Keep | None
+
+    def row_numbers(self) -> np.ndarray:
+        """ROW_NUMBER of every row, ascending. Only a filter makes it read the files."""
+        if self.keep is not None:
+            return self.column(ROW_NUMBER).to_numpy()
+        ranges = [np.arange(a, a + file.rows) for a, file in zip(self.first_rows, self.files, strict=True)]
+        return np.concatenate([np.zeros(0, np.int64), *ranges])
 
     def column(self, name: str) -> pa.ChunkedArray:
         """The column's stored values."""
@@ -54,8 +65,11 @@ class Chosen:
 
 def chosen_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> Chosen:
     """What readers of the split serve; `left_out`: the files that the ranks have found damaged."""
-    files = tuple(file for file in dataset.manifest.files_of(split) if file.path not in left_out)
-    return Chosen(dataset.folder, files, make_keep(dataset.manifest, data.filters) if data.filters else None)
+    files = dataset.manifest.files_of(split)
+    firsts = accumulate((file.rows for file in files), initial=0)
+    read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
+    keep = make_keep(dataset.manifest, data.filters) if data.filters else None
+    return Chosen(dataset.folder, tuple(f for f, _ in read), tuple(first for _, first in read), keep)
 
 
 def spark_path(folder: Storage) -> str:

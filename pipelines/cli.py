@@ -241,10 +241,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from training.data.audit import audit_run
+    from pipelines.audit import audit_run
 
     try:
-        report = audit_run(f"{arguments.run_folder.rstrip('/')}/audit")
+        report = audit_run(arguments.run_folder)
     except (ValueError, OSError) as error:  # no such folder, no records in it, or a file that is none
         print(f"sparkring: {error}", file=sys.stderr)
         return Exit.DATA

@@ -64,7 +64,7 @@ def evaluate(spark: SparkSession, config: RunConfig, dataset: Dataset, run: Stor
     if not trained.predictions:
         return Evaluation(scores)
     test = tested_rows(config, dataset, trained.summary)
-    labels, predictions = read_predictions(run, trained.predictions, scored_count(config, dataset, trained.summary))
+    labels, predictions = read_predictions(run, trained.predictions, test)
     missing: dict[str, str] = {}
     if config.model.task == "binary":
         scores[MODEL] |= binary_scores(labels, predictions)
@@ -82,12 +82,6 @@ def tested_rows(config: RunConfig, dataset: Dataset, summary: dict[str, Any]) ->
     """The rows of the test split that the ranks have scored."""
     assert config.train.test_split is not None
     return chosen_rows(dataset, config.train.test_split, config.data, summary.get("test_left_out", []))
-
-
-def scored_count(config: RunConfig, dataset: Dataset, summary: dict[str, Any]) -> int:
-    """How many they are by the ranks' own count; older runs read whole splits, and do not say."""
-    assert config.train.test_split is not None
-    return int(summary.get("test_rows", dataset.manifest.splits[config.train.test_split].rows))
 
 
 def lost_to(
@@ -127,7 +121,7 @@ def share_groups(config: RunConfig, dataset: Dataset, test: Chosen) -> dict[str,
     return {name: group_values(test.column(name), dataset.manifest, name) for name in config.report.share_by}
 
 
-def read_predictions(run: Storage, files: list[str], rows: int) -> tuple[np.ndarray, np.ndarray]:
+def read_predictions(run: Storage, files: list[str], test: Chosen) -> tuple[np.ndarray, np.ndarray]:
     """(labels, predictions) in the dataset's order. StoredError for files that are damaged; RuntimeError unless every
     test row was scored exactly once."""
     try:
@@ -135,9 +129,9 @@ def read_predictions(run: Storage, files: list[str], rows: int) -> tuple[np.ndar
         table = pa.concat_tables(tables)
     except (pa.ArrowException, OSError) as error:
         raise StoredError(f"{run.uri}: its predictions {files} cannot be read ({error}); train again") from error
-    ids = table["id"].to_numpy()
-    if len(ids) != rows or not np.array_equal(np.sort(ids), np.arange(rows)):
-        raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {rows} test rows")
+    ids, rows = table["id"].to_numpy(), test.row_numbers()
+    if not np.array_equal(np.sort(ids), rows):
+        raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {len(rows)} test rows")
     order = np.argsort(ids)
     predictions: Any = table["prediction"].combine_chunks()
     values = (

@@ -12,7 +12,9 @@ from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import open_storage
 from pipelines import etl_job
+from training.data.batch import SAMPLE
 from training.data.columns import is_fixed
+from training.models.dropout import draws_masks
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.settings import ParallelSettings
@@ -77,27 +79,32 @@ def plan_of(config: RunConfig, manifest: DatasetManifest | None) -> Plan:
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
     settings = ParallelSettings(**config.parallel.model_dump())
     mesh = resolve_mesh(config.launch.world, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
+    model = meta_model(config, manifest)
     return make_plan(
-        meta_model(config, manifest),
+        model,
         settings,
         mesh,
         choose_engine(settings, mesh),
-        inputs=one_row(config, manifest),
+        inputs=one_row(config, manifest, draws_masks(model)),
         global_batch=config.train.global_batch,
         optimizer=config.optim.name,
         element_bytes=8 if config.train.dtype == "float64" else 4,
     )
 
 
-def one_row(config: RunConfig, manifest: DatasetManifest | None) -> tuple[Any, ...] | Untraceable:
+def one_row(
+    config: RunConfig, manifest: DatasetManifest | None, samples: bool = False
+) -> tuple[Any, ...] | Untraceable:
     """The model's positional inputs for one row, on the meta device; or why no row can be made up."""
     if config.model.task == "language_model":
         length = manifest.column("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
         return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
     assert manifest is not None
-    columns = pick_columns(manifest, config.model.inputs, config.model.label)
-    rows = {}
+    columns = pick_columns(manifest, config.model.inputs, config.model.label, samples)
+    rows = {SAMPLE: torch.zeros(1, dtype=torch.int64, device="meta")}
     for name in columns.read:
+        if name in rows:
+            continue
         column = manifest.column(name)
         if not is_fixed(column):
             return Untraceable(f"column {name!r} is {column.layout}: only its values say how large a row is")

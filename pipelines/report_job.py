@@ -16,7 +16,7 @@ from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from conf.stored import OPEN, Count, RelativePath, parse, read
 from pipelines.etl_job import Dataset
-from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, scored_count, share_groups, tested_rows
+from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, share_groups, tested_rows
 from pipelines.report import HeldOut, ReportInputs, build_report, publish
 from pipelines.runs import Runs
 from pipelines.train_job import Trained
@@ -124,9 +124,9 @@ def redraw(resolved: Resolved) -> str:
     missing = summary["missing"]
     evaluation = Evaluation(summary["scores"], sample=summary["sample"], missing=missing)
     if config.train.test_split is not None and summary["predictions"]:
-        rows = scored_count(config, dataset, summary["train"])
-        labels, predictions = read_predictions(folder, summary["predictions"], rows)
-        groups = share_groups(config, dataset, tested_rows(config, dataset, summary["train"]))
+        test = tested_rows(config, dataset, summary["train"])
+        labels, predictions = read_predictions(folder, summary["predictions"], test)
+        groups = share_groups(config, dataset, test)
         evaluation = Evaluation(summary["scores"], labels, predictions, groups, missing=missing)
     trained = Trained(
         summary["train"],

@@ -29,11 +29,12 @@ from training.checkpoint import Checkpointer, CheckpointInfo
 from training.checkpoint_peers import Peers, solo, torch_peers
 from training.checkpoint_policy import Retention
 from training.data.audit import AuditLog
-from training.data.batch import Batch, Reader
+from training.data.batch import SAMPLE, Batch, Reader
 from training.data.build import make_reader
 from training.data.resume import explain_difference
 from training.data.select import AllGather, Tick, alone
 from training.loop import LoopRecord, LoopSettings, TrainerState, evaluate_split, fit, total_steps
+from training.models.dropout import draws_masks
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
@@ -78,11 +79,11 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
     set_threads(config.train.threads_per_rank, ctx.local_size)
     seed_everything(config.train.seed)
 
-    columns = pick_columns(manifest, config.model.inputs, config.model.label)
+    model = build_model(config, manifest)
+    columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model))
     task = build_task(
         config.model.task, columns.features, columns.label, config.model.inputs, manifest.text.get("pad_id", -100)
     )
-    model = build_model(config, manifest)
     ctx.heartbeat(0, "ring")
     timeout = timedelta(seconds=config.launch.collective_timeout_s)
     strategy = build_strategy(
@@ -96,7 +97,8 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
     readers: list[Reader] = []
     try:
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
-        seed_everything(config.train.seed, strategy.data_rank)  # dropout differs between data ranks, weights do not
+        # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
+        seed_everything(config.train.seed, strategy.data_rank)
         open_reader = reader_opener(
             config, folder, manifest, columns, strategy, device, ctx.world_size, readers, ctx.tick
         )
@@ -228,7 +230,6 @@ def score_test_split(parts: Parts, test: Reader | None, step: int) -> dict[str, 
     on_batch = predictions.add if predictions else None
     said: dict[str, Any] = {
         "test": evaluate_split(strategy, test, task, on_batch, lambda n: ctx.heartbeat(step, f"test batch {n}")),
-        "test_rows": test.order_state()["rows"],
         "test_left_out": left_out(test),
     }
     if predictions is not None:
@@ -267,8 +268,11 @@ def seed_everything(seed: int, stream: int = 0) -> None:
     torch.manual_seed(mixed)
 
 
-def pick_columns(manifest: DatasetManifest, inputs: list[str] | None, label: str | None) -> Columns:
-    """Columns by role, or as the recipe names them; ValueError names the key and the columns there are."""
+def pick_columns(
+    manifest: DatasetManifest, inputs: list[str] | None, label: str | None, samples: bool = False
+) -> Columns:
+    """Columns by role, or as the recipe names them; ValueError names the key and the columns there are. `samples`: the
+    rows' numbers too, for a model that takes all columns as one dict."""
     names = {column.name for column in manifest.columns}
     masks = {column.mask: column.name for column in manifest.columns if column.mask is not None}
     for key, given, known in (("model.inputs", inputs or [], names | set(masks)), ("model.label", [label], names)):
@@ -276,6 +280,7 @@ def pick_columns(manifest: DatasetManifest, inputs: list[str] | None, label: str
             raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(known)}")
     stored = [column for column in manifest.columns if column.role == "feature"]
     features = inputs or [*(c.name for c in stored), *(c.mask for c in stored if c.mask is not None)]
+    features = [*features, *([SAMPLE] if samples and inputs is None else [])]
     labels = [label] if label else [c.name for c in manifest.columns if c.role == "label"]
     if len(labels) > 1:
         raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
@@ -390,15 +395,13 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
     strategy = parts.strategy
     if not parts.config.data.audit or not strategy.speaks_for_data_rank:
         return None
-    plan = reader.plan  # type: ignore[attr-defined]  # audit is refused for readers that have none (conf/rules.py)
     return AuditLog(
         parts.run.at("audit"),
         parts.ctx.attempt,
         strategy.data_rank,
         strategy.data_size,
+        parts.ctx.payload["dataset"],
         reader.order_state(),
-        plan.rows,
-        plan.epoch_samples,
     )
 
 

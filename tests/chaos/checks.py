@@ -5,10 +5,12 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import victim
 
-from training.data.audit import audit_run
+from conf.storage import open_storage
+from training.data.audit import Expected, check_run, read_run
 from training.job import JobSpec
 from training.launch import run_local
 
@@ -67,7 +69,10 @@ def compare_weights(run: Run, undisturbed: Weights) -> str:
 
 def compare_rows(run: Run, at_least: int) -> int:
     """Rows consumed so far, each once, by the audit's own records; AssertionError where that is not so."""
-    report = audit_run(str(run.folder / "audit"))
+    ids = np.arange(run.steps * victim.ROWS)
+    done = max((e["data"]["step"] for e in run.events if e.get("event") == "checkpoint"), default=0)
+    expected = Expected(done, run.steps, victim.ROWS, ids, lambda epoch: ids, {})
+    report = check_run(read_run(open_storage(str(run.folder / "audit"))), expected)
     rows = sum(epoch.rows for epoch in report.epochs)
     assert not report.problems and rows >= at_least, f"{rows} rows, {at_least} at least; {report.problems}"
     return rows

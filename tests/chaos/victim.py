@@ -41,7 +41,7 @@ def train(ctx: Any) -> dict[str, Any]:
         ctx.event("checkpoint", {"step": info.step, "w": said[info.step]})
 
     checkpoints = Checkpointer(folder.at("checkpoints"), torch_peers(timedelta(seconds=60)), on_commit=announce)
-    audit = AuditLog(folder.at("audit"), ctx.attempt, ctx.rank, ctx.world_size, {}, steps * ROWS, steps * ROWS)
+    audit = AuditLog(folder.at("audit"), ctx.attempt, ctx.rank, ctx.world_size, "", {})
     state = {"w": torch.zeros(4, dtype=torch.float64)}
     latest = checkpoints.latest()
     begin = checkpoints.load(latest, state).trainer["step"] if latest else 0

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from conf.schema import RunConfig
 from conf.schema_data import DataConfig
 from conf.storage import open_storage
@@ -37,7 +37,9 @@ def write_table(folder: Path, columns: tuple[Column, ...], make: Callable[[int],
         for part in range(2):
             path = folder / f"data/{split}-{part}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table(make(10 * number + part)).slice(0, rows // 2), path, write_page_checksum=True)
+            numbers = pa.array(range(part * rows // 2, (part + 1) * rows // 2), pa.int64())
+            stored = pa.table(make(10 * number + part)).slice(0, rows // 2).append_column(ROW_NUMBER, numbers)
+            pq.write_table(stored, path, write_page_checksum=True)
             data = path.read_bytes()
             found = hashlib.sha256(data).hexdigest()
             files.append(
@@ -106,9 +108,9 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     )
     reader = make_reader(config.data, dataset.folder, dataset.manifest, "test", ["month", "late"], 16, evaluation=True)
     batches = [(batch, batch.row_weights() > 0) for batch in reader.batches(0)]
-    said = {"test_left_out": left_out(reader), "test_rows": reader.order_state()["rows"], "train_left_out": []}
+    said = {"test_left_out": left_out(reader), "train_left_out": []}
     reader.close()
-    assert said["test_left_out"] == ["data/test-0.parquet"] and 0 < said["test_rows"] < 25
+    assert said["test_left_out"] == ["data/test-0.parquet"]
     scored = {
         "id": np.concatenate([b.ids[real].numpy() for b, real in batches]),
         "label": np.concatenate([b.columns["late"][real].numpy() for b, real in batches]),
@@ -127,8 +129,11 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     assert test.frame(spark, ["late"]).count() == len(kept)
     share = np.mean(train.column("late").to_pylist())
     assert found.scores[MAJORITY] == pytest.approx(constant_scores(float(share), float(kept["late"].mean())))
-    with pytest.raises(RuntimeError, match="for 120 test rows"):
-        evaluate(spark, config, dataset, run, replace(trained, summary={"test": {}, "train_left_out": []}))
+    unfiltered = config.model_copy(update={"data": config.data.model_copy(update={"filters": []})})
+    for left_out_files, rows in ((said["test_left_out"], 60), ([], 120)):
+        trained = replace(trained, summary={"test": {}, "train_left_out": [], "test_left_out": left_out_files})
+        with pytest.raises(RuntimeError, match=f"for {rows} test rows"):
+            evaluate(spark, unfiltered, dataset, run, trained)
 
 
 def test_a_baseline_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

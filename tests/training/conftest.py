@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.manifest import MANIFEST_NAME, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.manifest import MANIFEST_NAME, ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 
 MakeDataset = Callable[..., DatasetManifest]
 
@@ -26,15 +26,20 @@ def write_dataset(
     **write: Any,
 ) -> DatasetManifest:
     """Files of row groups of these sizes; `make`: global row numbers (n,) -> columns (default: id, x)."""
-    make = make or (lambda ids: {"id": ids, "x": ids.astype(np.float32)})
+    values = make or (lambda ids: {"id": ids, "x": ids.astype(np.float32)})
     files, at = [], 0
+
+    def stored(first: int, rows: int, schema: pa.Schema | None = None) -> pa.Table:
+        ids = np.arange(first, first + rows)
+        return pa.table(values(ids) | {ROW_NUMBER: ids}, schema=schema)
+
     for number, sizes in enumerate(groups):
         path = folder / "data-test" / f"{split}-{number:05d}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        schema = pa.table(make(np.arange(at, at + 1))).schema
+        schema = stored(at, 1).schema
         with pq.ParquetWriter(path, schema, write_page_checksum=True, **write) as writer:
             for size in sizes:
-                writer.write_table(pa.table(make(np.arange(at, at + size)), schema=schema), row_group_size=max(1, size))
+                writer.write_table(stored(at, size, schema), row_group_size=max(1, size))
                 at += size
         files.append(listed(folder, path, split, tuple(sizes)))
     manifest = DatasetManifest(

@@ -1,5 +1,9 @@
 """Proof that an epoch was every row exactly once: each rank records the ids it consumed, a pure check adds them up.
 
+The ids are the row numbers stored in the shards, decoded with the values, so a reader that decodes one row group twice
+and another never records just that. What the run must have consumed is `Expected`: known from its checkpoint and its
+dataset's manifest, never from the records.
+
 Records lie in `<folder>/attempt-00001/rank-00000-000000.ids`: one JSON line saying who wrote it, per step five int64
 (epoch, step, cursor, real rows of the global batch, n) and n int64 ids. A file appears whole or not at all; the loop
 flushes before a checkpoint is committed, so that no step a checkpoint vouches for is missing, and steps recorded after
@@ -9,35 +13,66 @@ it are recorded again by the attempt that resumes from it.
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from conf.storage import Storage, open_storage
+from conf.manifest import DatasetManifest, digest
+from conf.storage import Storage
+from conf.stored import Count, Stored, parse
 from training.data.batch import Batch
-from training.data.order import Ints
+from training.data.order import ORDER_VERSION, Ints, OrderSettings, Tail, epoch_ids, make_plan
 from training.data.resume import explain_difference
 
-FORMAT = 1
+FORMAT = 2
 SHOWN = 5
+NUMBERS = 5  # before a step's ids
+
+
+class AuditHeader(Stored):
+    """Who wrote a file of records, of which dataset (URI), read in which order."""
+
+    format: Literal[2]
+    attempt: Count
+    rank: Count
+    size: Annotated[int, Field(ge=1)]
+    dataset: str
+    order_state: dict[str, Any]
+
+
+class OrderState(Stored):
+    """`ParquetReader.order_state`, as a checkpoint holds it."""
+
+    order_version: int
+    fingerprint: str
+    split: str
+    rows: Count
+    row_groups: str
+    global_batch: Count
+    lanes: Count
+    window_row_groups: Count
+    seed: Count
+    tail: Tail
+    shuffle: bool
+    filters: list[Any]
+    quarantined: list[str]
 
 
 class AuditLog:
-    """One rank's record of one attempt. `rows` of the split, `epoch_samples` of them consumed per epoch."""
+    """One rank's record of one attempt over the dataset at a URI."""
 
     def __init__(
-        self, storage: Storage, attempt: int, rank: int, size: int, order_state: Mapping[str, Any],
-        rows: int, epoch_samples: int, flush_steps: int = 200,
+        self, storage: Storage, attempt: int, rank: int, size: int, dataset: str, order_state: Mapping[str, Any],
+        flush_steps: int = 200,
     ) -> None:  # fmt: skip
         self._storage, self._flush_steps = storage, flush_steps
         self._stem = f"attempt-{attempt:05d}/rank-{rank:05d}"
-        self._header = {
-            "format": FORMAT, "attempt": attempt, "rank": rank, "size": size, "rows": rows,
-            "epoch_samples": epoch_samples, "order_state": dict(order_state),
-        }  # fmt: skip
+        self._header = AuditHeader(
+            format=FORMAT, attempt=attempt, rank=rank, size=size, dataset=dataset, order_state=dict(order_state)
+        )
         self._parts: list[Ints] = []
         self._segment = 0
 
@@ -55,7 +90,7 @@ class AuditLog:
         """Make what was recorded durable; call it before a checkpoint is committed, and at the end."""
         if not self._parts:
             return
-        data = json.dumps(self._header).encode() + b"\n" + np.concatenate(self._parts).tobytes()
+        data = self._header.model_dump_json().encode() + b"\n" + np.concatenate(self._parts).tobytes()
         self._storage.put_atomic(f"{self._stem}-{self._segment:06d}.ids", data)
         self._segment += 1
         self._parts = []
@@ -76,6 +111,56 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What a run must have consumed. `steps`: global batches its newest checkpoint vouches for; `ids`: every row there
+    is to consume, ascending; `epoch_ids(epoch)`: the rows of an epoch in the order they must come, batch after batch of
+    `global_batch`; an epoch is `steps_per_epoch` of them."""
+
+    steps: int
+    steps_per_epoch: int
+    global_batch: int
+    ids: Ints
+    epoch_ids: Callable[[int], Ints]
+    order_state: Mapping[str, Any]
+
+    @property
+    def epoch_rows(self) -> int:
+        return min(len(self.ids), self.steps_per_epoch * self.global_batch)
+
+    def due_steps(self, epoch: int) -> int:
+        """Steps of the epoch that the run must have recorded."""
+        return max(0, min(self.steps_per_epoch, self.steps - epoch * self.steps_per_epoch))
+
+
+def expected_rows(state: Mapping[str, Any], steps: int, manifest: DatasetManifest, kept: Ints) -> Expected:
+    """What a run of `steps` steps had to consume. `kept`: the row numbers that quarantine and filters leave, ascending.
+
+    Raises ValueError where the dataset does not hold what the order was made of.
+    """
+    order = OrderState.model_validate(state)
+    if order.order_version != ORDER_VERSION:
+        raise ValueError(
+            f"the run's rows were ordered by version {order.order_version}, this sparkring's is {ORDER_VERSION}"
+        )
+    counts, first = list[int](), 0
+    for file in manifest.files_of(order.split):
+        edges = list(itertools.accumulate(file.row_groups, initial=first))
+        first = edges[-1]
+        if file.path not in order.quarantined:
+            counts += np.diff(np.searchsorted(kept, edges)).tolist()
+    settings = OrderSettings(order.lanes, order.window_row_groups, order.seed, order.tail, order.shuffle)
+    plan = make_plan(counts, order.global_batch, settings)
+    if (found := digest(np.diff(plan.group_start).tolist())) != order.row_groups or plan.rows != order.rows:
+        raise ValueError(
+            f"the run read {order.rows} rows in row groups {order.row_groups[:12]}..., dataset {manifest.name!r} has "
+            f"{plan.rows} in {found[:12]}...: one of the two was changed"
+        )
+    return Expected(
+        steps, plan.steps_per_epoch, plan.global_batch, kept, lambda epoch: kept[epoch_ids(plan, epoch)], state
+    )
+
+
+@dataclass(frozen=True)
 class EpochReport:
     epoch: int
     steps: int
@@ -83,12 +168,13 @@ class EpochReport:
     attempts: tuple[int, ...]
     worlds: tuple[int, ...]
     complete: bool
-    exact: bool  # complete, and every row it had to consume exactly once
+    exact: bool  # complete, and every row it had to consume exactly once, in the order's batches
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """`ok`: at least one epoch is complete, every complete one is exact, and nothing contradicts anything."""
+    """`ok`: at least one epoch is complete, every step the checkpoint vouches for is recorded and is the order's, and
+    nothing contradicts anything."""
 
     epochs: tuple[EpochReport, ...]
     problems: tuple[str, ...]
@@ -110,81 +196,86 @@ class AuditReport:
         return [*out, *(f"problem: {p}" for p in self.problems)]
 
 
-def audit_run(folder: str) -> AuditReport:
-    """Read `<folder>` (the audit folder of a run, any storage URI) and check it. ValueError where there is none."""
-    storage = open_storage(folder)
-    records: list[StepRecord] = []
-    headers: list[dict[str, Any]] = []
-    for path in storage.list_files():
-        if path.endswith(".ids"):
-            header, found = read_records(storage.read_bytes(path), path)
-            headers.append(header)
-            records += found
-    if not headers:
-        raise ValueError(f"{folder}: no audit records; train with data.audit: true")
-    problems = []
-    for header in headers[1:]:
-        for line in explain_difference(headers[0]["order_state"], header["order_state"]):
-            problems.append(f"attempt {header['attempt']}, rank {header['rank']} read in another order: {line}")
-    return check_records(records, headers[0]["rows"], headers[0]["epoch_samples"], sorted(set(problems)))
+def read_run(storage: Storage) -> list[tuple[AuditHeader, list[StepRecord]]]:
+    """Every file of an audit folder. ValueError where there is none, or names the first that is not whole."""
+    paths = [path for path in storage.list_files() if path.endswith(".ids")]
+    if not paths:
+        raise ValueError(f"{storage.uri}: no audit records; train with data.audit: true")
+    return [read_records(storage.read_bytes(path), f"{storage.uri}/{path}") for path in paths]
 
 
-def read_records(data: bytes, path: str) -> tuple[dict[str, Any], list[StepRecord]]:
-    """One file's header and records; ValueError for a newer format."""
+def read_records(data: bytes, path: str) -> tuple[AuditHeader, list[StepRecord]]:
+    """One file's header and records; ValueError naming `path` for another format, or records that are cut or changed.
+    Takes memory and time in proportion to `data`, whatever is in it."""
     line, _, body = data.partition(b"\n")
-    header = json.loads(line)
-    if header["format"] > FORMAT:
-        raise ValueError(f"{path}: audit format {header['format']} is newer than {FORMAT}; upgrade sparkring")
-    numbers, at, records = np.frombuffer(body, np.int64), 0, []
+    header = parse(AuditHeader, line, f"{path}, first line")
+    if len(body) % 8:
+        raise ValueError(f"{path}: {len(body)} bytes of records, not a multiple of 8: the file was cut or changed")
+    numbers, at, records = np.frombuffer(body, np.int64), 0, list[StepRecord]()
     while at < len(numbers):
-        epoch, step, cursor, global_rows, count = numbers[at : at + 5].tolist()
-        ids = numbers[at + 5 : at + 5 + count]
-        records.append(
-            StepRecord(header["attempt"], header["rank"], header["size"], epoch, step, cursor, global_rows, ids)
-        )
-        at += 5 + count
+        epoch, step, cursor, global_rows, count = [*numbers[at : at + NUMBERS].tolist(), *[-1] * NUMBERS][:NUMBERS]
+        end = at + NUMBERS + count
+        if min(epoch, step, cursor, global_rows, count) < 0 or end > len(numbers):
+            raise ValueError(f"{path}: record {len(records)}, of {count} ids, is cut or changed")
+        ids = numbers[at + NUMBERS : end]
+        records.append(StepRecord(header.attempt, header.rank, header.size, epoch, step, cursor, global_rows, ids))
+        at = end
     return header, records
 
 
-def check_records(
-    records: Iterable[StepRecord], rows: int, epoch_samples: int, problems: Sequence[str] = ()
-) -> AuditReport:
+def check_run(files: Sequence[tuple[AuditHeader, list[StepRecord]]], expected: Expected) -> AuditReport:
+    """`check_records`, and every file was written by a reader of the expected order."""
+    problems = {
+        f"attempt {header.attempt}, rank {header.rank} read in another order: {line}"
+        for header, _ in files
+        for line in explain_difference(expected.order_state, header.order_state)
+    }
+    return check_records((r for _, records in files for r in records), expected, sorted(problems))
+
+
+def check_records(records: Iterable[StepRecord], expected: Expected, problems: Sequence[str] = ()) -> AuditReport:
     """The proof. For each step the last attempt that all its ranks recorded counts; attempts that replayed a step must
-    have seen the same rows; the steps of an epoch must consume `epoch_samples` different rows of 0..rows - 1."""
-    said = list(problems)
-    steps: dict[tuple[int, int], dict[int, list[StepRecord]]] = {}
+    have seen the same rows; each step's rows are those the order gives it; an epoch's rows are different ones of
+    `expected.ids`; and no step that the checkpoint vouches for is missing."""
+    found = list(problems)
+    epochs: dict[int, dict[int, dict[int, list[StepRecord]]]] = {}
     for record in records:
-        steps.setdefault((record.epoch, record.step), {}).setdefault(record.attempt, []).append(record)
-    counted = {key: _agreed(key, attempts, said) for key, attempts in sorted(steps.items())}
-    epochs = []
-    for epoch in sorted({e for e, _ in counted}):
-        parts = {step: found for (e, step), found in counted.items() if e == epoch and found}
-        epochs.append(_epoch(epoch, parts, rows, epoch_samples, said))
-    for earlier, later in itertools.pairwise(epochs):
-        if not earlier.complete:
-            said.append(
-                f"epoch {later.epoch} was begun, but epoch {earlier.epoch} has {earlier.rows} of {epoch_samples} rows"
-            )
-    return AuditReport(tuple(epochs), tuple(said), epoch_samples)
+        step = epochs.setdefault(record.epoch, {}).setdefault(record.step, {})
+        step.setdefault(record.attempt, []).append(record)
+    found += _missing("epochs not recorded", epochs, -(-expected.steps // expected.steps_per_epoch))
+    reports = []
+    for epoch, steps in sorted(epochs.items()):
+        wrong: list[str] = []
+        counted = {step: _agreed(f"epoch {epoch}, step {step}", steps[step], wrong) for step in sorted(steps)}
+        counted = {step: parts for step, parts in counted.items() if parts}
+        later = expected.steps_per_epoch if epoch < max(epochs) else max(counted, default=-1) + 1
+        due = min(expected.steps_per_epoch, max(expected.due_steps(epoch), later))
+        wrong += _epoch_problems(epoch, counted, expected, due)
+        reports.append(_report(epoch, counted, expected, exact=not wrong))
+        found += wrong
+    return AuditReport(tuple(reports), tuple(found), expected.epoch_rows)
 
 
-def _agreed(key: tuple[int, int], attempts: dict[int, list[StepRecord]], said: list[str]) -> list[StepRecord]:
+def _agreed(name: str, attempts: dict[int, list[StepRecord]], problems: list[str]) -> list[StepRecord]:
     """The records that count for a step; empty where no attempt's ranks all recorded it."""
-    name = f"epoch {key[0]}, step {key[1]}"
     chosen: list[StepRecord] = []
     for attempt, found in sorted(attempts.items()):
         ranks = [r.rank for r in found]
         if len(set(ranks)) != len(ranks):
-            said.append(f"{name}: a rank of attempt {attempt} recorded it twice")
+            problems.append(f"{name}: a rank of attempt {attempt} recorded it twice")
+        if len({r.size for r in found}) > 1 or max(ranks) >= found[0].size:
+            problems.append(f"{name}: attempt {attempt} has records of ranks {sorted(ranks)} of worlds that differ")
         if len(set(ranks)) < found[0].size:
             continue  # the attempt ended here
         if chosen and not np.array_equal(_ids(chosen), _ids(found)):
-            said.append(f"{name}: attempt {attempt} consumed other rows than attempt {chosen[0].attempt}")
+            problems.append(f"{name}: attempt {attempt} consumed other rows than attempt {chosen[0].attempt}")
         chosen = found
     if chosen and len({(r.cursor, r.global_rows) for r in chosen}) > 1:
-        said.append(f"{name}: ranks disagree on cursor or rows of the global batch")
+        problems.append(f"{name}: ranks disagree on cursor or rows of the global batch")
     if chosen and len(_ids(chosen)) != chosen[0].global_rows:
-        said.append(f"{name}: ranks consumed {len(_ids(chosen))} rows, the global batch has {chosen[0].global_rows}")
+        problems.append(
+            f"{name}: ranks consumed {len(_ids(chosen))} rows, the global batch has {chosen[0].global_rows}"
+        )
     return chosen
 
 
@@ -192,26 +283,37 @@ def _ids(records: Sequence[StepRecord]) -> Ints:
     return np.sort(np.concatenate([r.ids for r in records]))
 
 
-def _epoch(
-    epoch: int, parts: dict[int, list[StepRecord]], rows: int, epoch_samples: int, said: list[str]
-) -> EpochReport:
-    ids = np.sort(np.concatenate([_ids(found) for found in parts.values()])) if parts else np.zeros(0, np.int64)
-    repeated = np.unique(ids[1:][ids[1:] == ids[:-1]])
-    outside = ids[(ids < 0) | (ids >= rows)]
-    gaps = sorted(set(range(max(parts, default=-1) + 1)) - set(parts))
-    for what, found in (
-        ("rows consumed more than once", repeated),
-        ("rows that do not exist", outside),
-        ("steps missing", gaps),
+def _epoch_problems(epoch: int, counted: Mapping[int, list[StepRecord]], expected: Expected, due: int) -> Iterator[str]:
+    """What is wrong with the steps of an epoch that have records that count, of `due` that it must have."""
+    rows = {step: _ids(parts) for step, parts in counted.items()}
+    ids = np.sort(np.concatenate([*rows.values(), np.zeros(0, np.int64)]))
+    order, batch, last = expected.epoch_ids(epoch), expected.global_batch, expected.epoch_rows
+    moved = [
+        step
+        for step, found in rows.items()
+        if not np.array_equal(found, np.sort(order[min(step * batch, last) : min((step + 1) * batch, last)]))
+    ]
+    for what, wrong in (
+        ("rows consumed more than once", np.unique(ids[1:][ids[1:] == ids[:-1]])),
+        ("rows that do not exist", ids[~np.isin(ids, expected.ids)]),
+        ("steps whose rows are not those the order gives them", moved),
     ):
-        if len(found):
-            said.append(f"epoch {epoch}: {len(found)} {what}, such as {[int(i) for i in found[:SHOWN]]}")
-    complete = len(ids) >= epoch_samples
-    exact = len(ids) == epoch_samples and not (len(repeated) or len(outside) or gaps)
-    if len(ids) > epoch_samples:
-        said.append(f"epoch {epoch}: {len(ids)} rows consumed, an epoch has {epoch_samples}")
-    used = [r for found in parts.values() for r in found]
+        if len(wrong):
+            yield f"epoch {epoch}: {len(wrong)} {what}, such as {[int(i) for i in wrong[:SHOWN]]}"
+    yield from _missing(f"epoch {epoch}: steps missing", counted, due)
+
+
+def _missing(what: str, found: Collection[int], due: int) -> Iterator[str]:
+    """A line where not all of 0..due - 1 are among `found`; takes no longer for a larger `due`."""
+    if (count := due - sum(number < due for number in found)) > 0:
+        shown = itertools.islice((number for number in range(due) if number not in found), SHOWN)
+        yield f"{what}: {count} of {due}, such as {list(shown)}"
+
+
+def _report(epoch: int, counted: Mapping[int, list[StepRecord]], expected: Expected, exact: bool) -> EpochReport:
+    used = [record for parts in counted.values() for record in parts]
+    complete = len(counted) >= expected.steps_per_epoch
     return EpochReport(
-        epoch, len(parts), len(ids), tuple(sorted({r.attempt for r in used})), tuple(sorted({r.size for r in used})),
-        complete, exact,
+        epoch, len(counted), sum(len(r.ids) for r in used), tuple(sorted({r.attempt for r in used})),
+        tuple(sorted({r.size for r in used})), complete, complete and exact,
     )  # fmt: skip

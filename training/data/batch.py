@@ -8,6 +8,10 @@ from typing import Any, Protocol
 
 import torch
 
+SAMPLE = "sparkring_sample"
+"""Column (B,) int64 a reader makes where it is among the wanted: the row's number in the run, which no other has and
+which is the same on any world. Padding is numbered too."""
+
 Columns = dict[str, Any]
 """Column name -> tensor (B, ...), `Ragged`, or a list of B decoded values for binary columns."""
 
@@ -34,7 +38,7 @@ class Batch:
     global_rows: int
     cursor: int  # samples the optimizer has consumed, over all ranks and epochs, once this batch has been
     weight: torch.Tensor | None = None  # (B,) float32: 0 on padding rows; None = all ones
-    ids: torch.Tensor | None = None  # (B,) int64 global row index, in audit mode
+    ids: torch.Tensor | None = None  # (B,) int64 stored row numbers, decoded with the values, in audit mode
 
     def row_weights(self, device: torch.device | None = None) -> torch.Tensor:
         if self.weight is not None:

@@ -10,10 +10,10 @@ import torch
 from conf.manifest import DatasetManifest, read_manifest
 from conf.schema_data import CacheConfig, DataConfig, MixConfig
 from conf.storage import Storage, open_storage
-from training.data.batch import Reader
+from training.data.batch import SAMPLE, Reader
 from training.data.cache import CachedFiles, DecodedGroups, DiskCache
 from training.data.mix import MixedReader, make_mix
-from training.data.reader import ParquetReader, ReaderSettings
+from training.data.reader import ParquetReader, ReaderSettings, read_columns
 from training.data.select import (
     AllGather,
     Condition,
@@ -102,7 +102,8 @@ def _one(config: DataConfig, wanted: Wanted, settings: ReaderSettings, seat: Sea
     decoded = None
     if config.cache.decoded is not None:
         cache = DiskCache(config.cache.decoded, config.cache.decoded_max_bytes, [f.sha256 for f in manifest.files])
-        decoded = DecodedGroups(cache, wanted.columns or [c.name for c in manifest.columns], conditions)
+        names = [column.name for column in read_columns(manifest, wanted.columns, settings.audit)]
+        decoded = DecodedGroups(cache, names, conditions)
     return ParquetReader(
         storage, manifest, wanted.split, wanted.columns, wanted.global_batch, seat.rank, seat.size, settings,
         seat.device, opener, decoded, chosen, seat.tick,
@@ -118,7 +119,7 @@ def _petastorm(config: DataConfig, wanted: Wanted, seat: Seat) -> Reader:
     known = {c.name: c for c in manifest.columns}
     return PetastormReader(
         urls_of(wanted.storage, manifest, wanted.split) if how.url is None else how.url,
-        [known[name] for name in names if name in known] if own or set(names) <= set(known) else names,
+        [known.get(name, name) for name in names] if own or set(names) <= set(known) | {SAMPLE} else names,
         wanted.global_batch,
         seat.rank,
         seat.size,

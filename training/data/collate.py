@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conf.manifest import Column
+from conf.manifest import ROW_NUMBER, Column
 from training.data.batch import Batch, Columns, Ragged
 from training.data.columns import Rows
 from training.data.decode import Decoder, decode_into, decode_rows, find_decoder
-from training.data.pool import ID_COLUMN
 from training.data.spare import Spare
 
 DECODE_ROWS = 32  # binary rows decoded by one task
@@ -103,5 +102,5 @@ def _byte_strings(rows: Rows) -> list[bytes]:
 
 
 def batch_of(columns: Columns, rows: int, global_rows: int, cursor: int) -> Batch:
-    ids = columns.pop(ID_COLUMN, None)
+    ids = columns.pop(ROW_NUMBER, None)
     return Batch(columns, rows, global_rows, cursor, ids=ids)

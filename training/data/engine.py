@@ -103,9 +103,11 @@ class Engine:
         return dealt_before(self._plan, self._slots, end) - dealt_before(self._plan, self._slots, begin)
 
     def samples(self, begin: int, end: int) -> Ints:
-        """Their numbers, in the order they are dealt: what tells padding from rows."""
-        every = np.arange(begin, end, dtype=np.int64)
-        return every[np.isin(every % self._plan.lanes, self._slots)]
+        """Their numbers in the epoch, in the order they are dealt."""
+        lanes = self._plan.lanes
+        table = np.arange(begin // lanes, -(-end // lanes), dtype=np.int64)[:, None] * lanes + self._slots
+        skip = dealt_before(self._plan, self._slots, begin) - begin // lanes * len(self._slots)
+        return table.reshape(-1)[skip : skip + self.count(begin, end)]
 
     def done(self, end: int) -> None:
         """Rows before sample `end` will not be asked for again: give their slots back and decode ahead."""

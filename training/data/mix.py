@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from training.data.batch import Batch, Meter, Ragged
+from training.data.batch import SAMPLE, Batch, Meter, Ragged
 from training.data.order import Ints, epochs_of
 from training.data.reader import ParquetReader, Span
 from training.data.transfer import to_device
@@ -105,14 +105,13 @@ class MixedReader:
     each in its own order; a dataset whose pass ends inside a batch begins the next one there.
 
     With first_exhausted and all_exhausted every epoch of the mix begins new passes; with forever they go on across.
-    Ids, in audit mode, count through the parts: part d's rows come after all of part d - 1's.
+    Its batches carry no row numbers: a mix repeats rows by design, so nothing is audited.
     """
 
     def __init__(self, parts: Sequence[ParquetReader], plan: MixPlan, device: torch.device | None = None) -> None:
         self._parts, self.plan, self._device = tuple(parts), plan, device
         self.meter = Meter()
         self.steps_per_epoch = plan.steps_per_epoch
-        self._offsets = np.concatenate(([0], np.cumsum(plan.rows)))[:-1].tolist()
 
     def order_state(self) -> dict[str, Any]:
         return {
@@ -184,7 +183,10 @@ class MixedReader:
         return -(-total // self.plan.rows[number])
 
     def _renumbered(self, batch: Batch, number: int) -> Batch:
-        return batch if batch.ids is None else replace(batch, ids=batch.ids + self._offsets[number])
+        """No two datasets' samples have one number."""
+        if SAMPLE in batch.columns:
+            batch.columns[SAMPLE] = batch.columns[SAMPLE] * len(self._parts) + number
+        return batch
 
     def _collect(self) -> None:
         for part in self._parts:
@@ -197,8 +199,7 @@ class MixedReader:
 
 def _joined(pieces: Sequence[Batch], global_rows: int, cursor: int) -> Batch:
     columns = {name: _concatenate([p.columns[name] for p in pieces]) for name in pieces[0].columns}
-    ids = None if pieces[0].ids is None else torch.cat([p.ids for p in pieces if p.ids is not None])
-    return Batch(columns, sum(p.rows for p in pieces), global_rows, cursor, ids=ids)
+    return Batch(columns, sum(p.rows for p in pieces), global_rows, cursor)
 
 
 def _concatenate(values: Sequence[Any]) -> Any:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from conf.manifest import Column, DatasetManifest
 from conf.storage import Storage
 from training.data import petastorm_compat
-from training.data.batch import Batch, Meter, Ragged
+from training.data.batch import SAMPLE, Batch, Meter, Ragged
 from training.data.columns import DataError, numpy_dtype
 from training.data.order import epochs_of
 from training.data.transfer import to_device
@@ -54,7 +54,7 @@ class PetastormReader:
     def __init__(
         self,
         urls: str | Sequence[str],
-        columns: Sequence[Column] | Sequence[str] | None,
+        columns: Sequence[Column | str] | Sequence[str] | None,
         global_batch: int,
         data_rank: int = 0,
         data_size: int = 1,
@@ -65,7 +65,9 @@ class PetastormReader:
         self.settings = settings or PetastormSettings()
         self.meter = Meter()
         self._urls = urls if isinstance(urls, str) else list(urls)
-        self._names = None if columns is None else [c if isinstance(c, str) else c.name for c in columns]
+        names = None if columns is None else [c if isinstance(c, str) else c.name for c in columns]
+        self._names = None if names is None else [name for name in names if name != SAMPLE]
+        self._numbers_samples = SAMPLE in (names or ())
         self._declared = {c.name: c for c in columns or () if isinstance(c, Column)}
         self._rank, self._size, self._device, self._fingerprint = data_rank, data_size, device, fingerprint
         self._global_batch = global_batch
@@ -134,6 +136,9 @@ class PetastormReader:
         masks = [c.mask for c in self._declared.values() if c.mask is not None]
         made |= {mask: torch.ones(rows, dtype=torch.bool) for mask in masks}  # nulls are refused: none is there
         cursor = (epoch * self.steps_per_epoch + step + 1) * self._global_batch
+        if self._numbers_samples:
+            first = cursor - self._global_batch + self._global_batch * self._rank // self._size
+            made[SAMPLE] = torch.arange(first, first + rows)
         return Batch(made, rows, self._global_batch, cursor)
 
     def _tensor(self, name: str, values: Array | list[Any]) -> torch.Tensor | Ragged | list[Any]:

@@ -21,7 +21,6 @@ from training.data.columns import (
 from training.data.spare import Spare
 
 Array = NDArray[Any]
-ID_COLUMN = "__id"
 
 
 class Pool:
@@ -32,7 +31,7 @@ class Pool:
     different slots; everything else belongs to one thread.
     """
 
-    def __init__(self, columns: Sequence[Column], slots: int, slot_rows: int, ids: bool) -> None:
+    def __init__(self, columns: Sequence[Column], slots: int, slot_rows: int) -> None:
         # An odd number of cache lines: a gather reads all slots at once, and powers of two apart they share cache sets.
         self.slot_rows = slot_rows = (-(-slot_rows // 16) | 1) * 16
         self._columns = columns
@@ -41,7 +40,6 @@ class Pool:
         rows = slots * slot_rows
         self._fixed = {c.name: np.empty((rows, *c.shape), numpy_dtype(c)) for c in columns if is_fixed(c)}
         self._valid = {c.name: np.empty(rows, np.bool_) for c in columns if c.nulls == "mask"}
-        self._ids = np.empty(rows, np.int64) if ids else None
         self._order: list[NDArray[np.int64] | None] = [None] * slots
         self._variable: dict[str, list[Rows | None]] = {c.name: [None] * slots for c in columns if not is_fixed(c)}
 
@@ -67,15 +65,13 @@ class Pool:
         for held in (self._fixed, self._valid):
             for name, array in held.items():
                 held[name] = np.concatenate([array, np.empty_like(array)])
-        if self._ids is not None:
-            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
         for rows in self._variable.values():
             rows.extend([None] * self._slots)
         self._order.extend([None] * self._slots)
         self._free.extend(range(2 * self._slots - 1, self._slots - 1, -1))
         self._slots *= 2
 
-    def put(self, slot: int, table: pa.Table, order: NDArray[np.int64], first_id: int) -> None:
+    def put(self, slot: int, table: pa.Table, order: NDArray[np.int64]) -> None:
         """Write a decoded row group into its slot so that row i there is row order[i] (n,) of the table.
 
         The permutation happens here, while the row group is in the cache and in the decoding thread: rows served one
@@ -93,8 +89,6 @@ class Pool:
             if column.nulls == "mask":
                 self._valid[column.name][place] = True if present is None else present[order]
         self._order[slot] = order
-        if self._ids is not None:
-            self._ids[place] = order + first_id
 
     def gather(self, positions: NDArray[np.int64], spare: Spare) -> dict[str, Array | Rows]:
         """The rows at `positions` (n,), in that order, of every column: arrays (n, ...) or `Rows`, in spare memory."""
@@ -107,8 +101,6 @@ class Pool:
                 out[name] = self._gather_rows(name, positions, spare)
             if column.mask is not None:
                 out[column.mask] = _taken(self._valid[name], positions, column.mask, spare)
-        if self._ids is not None:
-            out[ID_COLUMN] = _taken(self._ids, positions, ID_COLUMN, spare)
         return out
 
     def _gather_rows(self, name: str, positions: NDArray[np.int64], spare: Spare) -> Rows:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from conf.manifest import Column, DataFile, DatasetManifest, digest
+from conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
 from conf.storage import Storage
-from training.data.batch import Batch, Meter
+from training.data.batch import SAMPLE, Batch, Meter
 from training.data.collate import Collator, batch_of
 from training.data.columns import DataError, is_fixed, row_bytes
 from training.data.engine import Engine, Timing, chunk_ends
@@ -98,8 +98,8 @@ class ParquetReader:
         self.meter = Meter()
         self._storage, self._manifest, self._split, self._device = storage, manifest, split, device
         self._tick = tick
-        names = [c.name for c in manifest.columns] if columns is None else list(columns)
-        self._columns = tuple(manifest.column(name) for name in names)
+        self._columns = read_columns(manifest, columns, self.settings.audit)
+        self._numbers_samples = SAMPLE in (columns or ())
         self.selection = selection or everything(manifest.files_of(split))
         self._files = self.selection.files
         self.plan = make_plan(self.selection.group_rows, global_batch, self.settings.order)
@@ -277,7 +277,7 @@ class ParquetReader:
     def _engine(self, epoch: int, edges: Ints) -> Engine:
         if self._pool is None:
             slot_rows = int(np.diff(self.plan.group_start).max())
-            self._pool = Pool(self._columns, self._slots, slot_rows, self.settings.audit)
+            self._pool = Pool(self._columns, self._slots, slot_rows)
         return Engine(
             self.plan, epoch, int(edges[0]), int(edges[-1]), self._lanes, self._pool, self._load, self._executor,
             self._ahead,
@@ -292,7 +292,7 @@ class ParquetReader:
             order = group_order(self.plan, epoch, group, self._lanes)
             if len(order) != table.num_rows:
                 raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {len(order)}")
-            self._pool.put(slot, table, order, int(self.plan.group_start[group]))
+            self._pool.put(slot, table, order)
         except ValueError as error:
             raise type(error)(f"{self._source.describe(index)}: {error}") from error
         return {"read": read_s, "decode": decode_s, "shuffle": time.perf_counter() - began}
@@ -309,6 +309,11 @@ class ParquetReader:
         weight = _weights(engine, plan, edges) if edges[-1] > plan.rows else None
         sizes = [engine.count(a, b) for a, b in itertools.pairwise(edges)]
         parts = self._collator.split(gathered, sizes, self._executor, self._spare)
+        if self._numbers_samples:
+            before = epoch * plan.global_batch * -(-plan.rows // plan.global_batch)
+            numbers = torch.from_numpy(engine.samples(edges[0], edges[-1]) + before)
+            for part, own in zip(parts, numbers.split(sizes), strict=True):
+                part[SAMPLE] = own
         batches = [
             batch_of(part, rows, min(end, plan.rows) - begin, epoch * plan.epoch_samples + min(end, plan.rows))
             for (begin, end), part, rows in zip(itertools.pairwise(edges), parts, sizes, strict=True)
@@ -320,6 +325,12 @@ class ParquetReader:
         chunk = _Chunk(batches, timing, engine.decoded)
         engine.timing, engine.decoded = {}, 0
         return chunk
+
+
+def read_columns(manifest: DatasetManifest, names: Sequence[str] | None, audit: bool) -> tuple[Column, ...]:
+    """What is decoded: the named columns (None: all), and in audit mode the row numbers."""
+    named = manifest.columns if names is None else tuple(manifest.column(name) for name in names if name != SAMPLE)
+    return (*named, Column(name=ROW_NUMBER, dtype="int64")) if audit else named
 
 
 def with_next(spans: Iterable[Span]) -> Iterator[tuple[Span, Span | None]]:

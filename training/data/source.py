@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.manifest import Column, DataFile
+from conf.manifest import ROW_NUMBER, Column, DataFile
 from conf.storage import Storage
 from training.data.columns import DataError, Unreachable, check_type
 
@@ -164,6 +164,11 @@ class FileSource:
         schema = parquet.schema_arrow
         for column in self._columns:
             index = schema.get_field_index(column.name)
+            if index < 0 and column.name == ROW_NUMBER:
+                raise DataError(
+                    f"{file.path}: its rows carry no numbers (column {ROW_NUMBER!r}), which evaluation and data.audit "
+                    "read; the dataset is of an older sparkring: rebuild it"
+                )
             if index < 0:
                 raise DataError(
                     f"{file.path}: no column {column.name!r}; the manifest declares it, the file has {schema.names}"

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from conf.manifest import DatasetManifest
+from training.data.batch import SAMPLE
+from training.models.dropout import Dropout
 
 
 def embedding_width(cardinality: int, most: int = 32) -> int:
@@ -36,10 +38,10 @@ class ResidualBlock(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
-    def forward(self, x_BH: torch.Tensor) -> torch.Tensor:
-        y_BH: torch.Tensor = self.down(self.dropout(torch.relu(self.up(self.norm(x_BH)))))
+    def forward(self, x_BH: torch.Tensor, sample_B: torch.Tensor | None) -> torch.Tensor:
+        y_BH: torch.Tensor = self.down(self.dropout(torch.relu(self.up(self.norm(x_BH))), sample_B))
         return x_BH + y_BH
 
 
@@ -136,6 +138,6 @@ class Tabular(nn.Module):
             parts.append(numbers_BN[:, self.deep_positions])
         x_BH = self.input(torch.cat(parts, dim=1))
         for block in self.blocks:
-            x_BH = block(x_BH)
+            x_BH = block(x_BH, columns.get(SAMPLE))
         out: torch.Tensor = self.head(self.norm(x_BH)) + torch.stack(wide).sum(dim=0)
         return out.squeeze(1) if self.outputs == 1 else out

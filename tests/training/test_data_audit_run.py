@@ -1,0 +1,118 @@
+"""`sparkring audit` on a run's folder: records, checkpoint and dataset must agree, whichever of them was changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conf.manifest import DatasetManifest
+from conf.schema_data import DataConfig
+from conf.storage import open_storage
+from pipelines.audit import audit_run
+from pipelines.cli import main
+from pipelines.exits import Exit
+from training.checkpoint import Checkpointer
+from training.checkpoint_peers import solo
+from training.data.audit import AuditLog
+from training.data.build import make_reader
+from training.loop import TrainerState
+
+
+@pytest.fixture
+def dataset(make_dataset: Callable[..., DatasetManifest], tmp_path: Path) -> tuple[Path, DatasetManifest]:
+    return tmp_path / "dataset", make_dataset(tmp_path / "dataset", [[25, 25], [50]])
+
+
+def trained(dataset: tuple[Path, DatasetManifest], run: Path, steps: int, **data: Any) -> Path:
+    """A run without a model that has made `steps` steps and committed a checkpoint of them; of two ranks, but where
+    they would have to ask each other."""
+    folder, manifest = dataset
+    size = 1 if data.keys() & {"filters", "on_corrupt"} else 2
+    config = DataConfig.model_validate({"lanes": 4, "tail": "pad", "audit": True} | data)
+    for rank in range(size):
+        reader = make_reader(config, open_storage(str(folder)), manifest, "train", ["x"], 8, rank, size)
+        order = reader.order_state()
+        log = AuditLog(open_storage(str(run)).at("audit"), 1, rank, size, str(folder), order)
+        for step, batch in enumerate(reader.batches(0, 0, steps)):
+            log.record(*divmod(step, reader.steps_per_epoch), batch)
+        log.flush()
+        reader.close()
+    state = {"state": TrainerState(step=steps).to_json(), "dataset": manifest.fingerprint, "order": order}
+    checkpoints = Checkpointer(open_storage(str(run)).at("checkpoints"), solo())
+    checkpoints.save(steps, {"w": torch.zeros(1)}, state | {"config_digest": ""})
+    checkpoints.close()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        ({}, 100),
+        ({"tail": "drop"}, 96),
+        ({"shuffle": False}, 100),
+        ({"filters": [["id", ">=", 30], ["id", "<", 75]]}, 45),
+        ({"filters": [["id", "in", [3, 50, 51, 52, 53, 54, 55, 56, 99]]]}, 9),
+        ({"cache": "both"}, 100),
+    ],
+)
+def test_a_run_is_proven_row_by_row(
+    dataset: tuple[Path, DatasetManifest], tmp_path: Path, data: dict[str, Any], rows: int
+) -> None:
+    if data.get("cache"):
+        data = {"cache": {"files": str(tmp_path / "files"), "decoded": str(tmp_path / "decoded")}}
+    report = audit_run(str(trained(dataset, tmp_path / "run", 30, **data)))
+    assert report.ok and report.epochs[0].rows == report.expected_rows == rows, report.lines()
+
+
+def test_a_quarantined_file_is_no_missing_row(dataset: tuple[Path, DatasetManifest], tmp_path: Path) -> None:
+    folder, manifest = dataset
+    path = folder / manifest.files[0].path
+    path.write_bytes(path.read_bytes()[:-9] + b"spoilt" + path.read_bytes()[-3:])
+    report = audit_run(str(trained(dataset, tmp_path / "run", 7, on_corrupt="quarantine")))
+    assert report.ok and report.epochs[0].rows == 50, report.lines()
+
+
+def test_records_that_are_gone_or_cut_are_found(
+    dataset: tuple[Path, DatasetManifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(dataset, tmp_path / "run", 39)  # three epochs
+    assert main(["audit", str(run)]) == Exit.OK and "every row exactly once" in capsys.readouterr().out
+    one, other = sorted((run / "audit").rglob("*.ids"))
+    data = one.read_bytes()
+    one.unlink()
+    assert main(["audit", str(run)]) == Exit.DATA and "steps missing: 13 of 13" in capsys.readouterr().out
+    one.write_bytes(data[:-11])
+    assert main(["audit", str(run)]) == Exit.DATA
+    told = capsys.readouterr().err
+    assert one.name in told and "cut or changed" in told and "Traceback" not in told and len(told.splitlines()) == 1
+    one.write_bytes(data)
+    other.unlink()
+    one.unlink()
+    assert main(["audit", str(run)]) == Exit.DATA and "no audit records" in capsys.readouterr().err
+
+
+def test_what_says_how_far_the_run_came_must_be_there_and_agree(
+    dataset: tuple[Path, DatasetManifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, manifest = dataset
+    run = trained(dataset, tmp_path / "run", 13)
+    (folder / "_manifest.json").write_text(manifest.model_copy(update={"fingerprint": "b" * 64}).to_json())
+    assert main(["audit", str(run)]) == Exit.DATA and "not the dataset of" in capsys.readouterr().err
+    fewer = manifest.model_copy(
+        update={
+            "files": manifest.files[:1],
+            "splits": {"train": manifest.splits["train"].model_copy(update={"rows": 50, "files": 1})},
+            "accounting": manifest.accounting.model_copy(update={"rows_in": 50, "rows_out": 50}),
+        }
+    )
+    (folder / "_manifest.json").write_text(fewer.to_json())
+    assert main(["audit", str(run)]) == Exit.DATA and "the run read 100 rows" in capsys.readouterr().err
+    (folder / "_manifest.json").unlink()
+    assert main(["audit", str(run)]) == Exit.DATA and "not a dataset" in capsys.readouterr().err
+    shutil.rmtree(run / "checkpoints")
+    assert main(["audit", str(run)]) == Exit.DATA and "no committed checkpoint" in capsys.readouterr().err
