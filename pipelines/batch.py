@@ -6,6 +6,7 @@ the exit code of the signal; the same command goes on from there, in the same ML
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import tempfile
@@ -257,20 +258,27 @@ def publish_model(
 ) -> None:
     """The final model with its signature, features and scores, registered under `alias` where one is given."""
     tracking, summary = config.tracking, trained.summary
+    weights = folder.read_bytes(summary["weights"])
+    sha256 = hashlib.sha256(weights).hexdigest()
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "model"
-        serving.write_model_folder(target, config, manifest, folder.read_bytes(summary["weights"]))
+        serving.write_model_folder(target, config, manifest, weights)
         tracker.model(
             evaluate.EVALUATE,
             target,
             "pipelines.serving",
             f"{config.name}-model",
             summary.get("exported_step", summary["steps"]),
+            sha256,
             inputs=serving.signature_inputs(manifest),
             outputs=serving.signature_outputs(config.model.task),
             registered_model=tracking.registered_model or config.name,
             alias=alias,
-            tags={"sparkring.fingerprint": manifest.fingerprint, "sparkring.engine": summary["engine"]},
+            tags={
+                "sparkring.fingerprint": manifest.fingerprint,
+                "sparkring.engine": summary["engine"],
+                "sparkring.weights_sha256": sha256,
+            },
             params=evaluation.flat(),
         )
 

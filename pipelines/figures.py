@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from training.metrics import Bin, Confusion, Group, average_precision, precision_recall, roc_auc, roc_curve
 
@@ -26,6 +27,7 @@ STYLE: Any = {
     "font.size": 9,
     "svg.fonttype": "none",
     "svg.hashsalt": "sparkring",  # the same numbers give the same bytes
+    "text.parse_math": False,  # `$x$` is a value of somebody's column, not mathematics
     "axes.edgecolor": "#b4bcc8",
     "axes.labelcolor": MUTED,
     "xtick.color": MUTED,
@@ -36,29 +38,30 @@ History = Mapping[str, Sequence[tuple[int, float]]]
 
 def to_svg(figure: Figure) -> str:
     """The `<svg>` element alone, to stand in a page."""
-    buffer = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
+    text = _saved(figure, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
     return text[text.index("<svg") :]
 
 
 def to_png(figure: Figure) -> bytes:
+    return _saved(figure, format="png", dpi=160, facecolor="white")
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
     buffer = io.BytesIO()
+    for text in figure.findobj(Text):  # those made while it is drawn follow STYLE
+        text.set_parse_math(False)
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=160, facecolor="white")
+        figure.savefig(buffer, **how)
     return buffer.getvalue()
 
 
-def curves(history: History, ylabel: str, log_scale: bool = False) -> Figure:
+def curves(history: History, ylabel: str) -> Figure:
     """One line per name over steps; few points are marked too."""
     figure, axes = _new(ylabel=ylabel, xlabel="step")
     for colour, (name, points) in zip(_cycle(len(history)), history.items(), strict=True):
         steps, values = _thin(*np.array(points, dtype=float).reshape(-1, 2).T)
         few = len(steps) <= 30
         axes.plot(steps, values, color=colour, label=name, marker="o" if few else None, markersize=3.5, linewidth=1.6)
-    if log_scale:
-        axes.set_yscale("log")
     if len(history) > 1:
         axes.legend(frameon=False)
     return figure
@@ -101,11 +104,12 @@ def shares(groups: Sequence[Group], column: str) -> Figure:
     """Bars: observed positive share per value; dots: mean prediction. The most frequent values where there are many."""
     common = sorted(groups, key=lambda g: -g.rows)[:MOST_BARS]
     shown = [group for group in groups if group in common]
-    figure, axes = _new(column, "positive share", width=9.4, height=2.9)
+    figure, axes = _new(_printable(column), "positive share", width=9.4, height=2.9)
     places = np.arange(len(shown))
     axes.bar(places, [g.observed for g in shown], color="#bcd0f2", width=0.72, label="observed")
     axes.scatter(places, [g.predicted for g in shown], color=COLOURS[1], s=20, zorder=3, label="predicted")
-    axes.set_xticks(places, [g.value[:14] for g in shown], rotation=0 if len(shown) <= 26 else 90, fontsize=8)
+    names = [_printable(group.value[:14]) for group in shown]
+    axes.set_xticks(places, names, rotation=0 if len(shown) <= 26 else 90, fontsize=8)
     axes.set_xlim(-0.6, len(shown) - 0.4)
     axes.set_ylim(0, 1.18 * max([g.observed for g in shown] + [g.predicted for g in shown] + [0.01]))
     axes.legend(frameon=False, ncols=2, loc="upper right")
@@ -137,6 +141,11 @@ def _new(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.3) -> t
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     return figure, axes
+
+
+def _printable(text: str) -> str:
+    """What a font and XML can hold of a value of somebody's column."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _unit_square(figure: Figure, axes: Axes) -> Figure:

@@ -97,7 +97,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
     template = environment.from_string(resources.files("pipelines").joinpath("report.html").read_text())
     shown = draw(inputs) if drawn is None else drawn
     scores = inputs.scores()
-    return template.render(
+    page = template.render(
         i=inputs,
         scores=scores,
         verdict=verdict(scores),
@@ -108,6 +108,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         attempt_columns=list(dict.fromkeys(key for attempt in inputs.attempts for key in attempt)),
         splits=_splits(inputs.manifest),
     )
+    return page.encode(errors="replace").decode()  # a lone surrogate has no bytes
 
 
 def draw(inputs: ReportInputs) -> list[Drawn]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
@@ -21,6 +22,8 @@ from pipelines.report import HeldOut, ReportInputs, build_report, publish
 from pipelines.runs import Runs
 from pipelines.train_job import Trained
 from training.tracker import JOB, Tracker
+
+log = logging.getLogger(__name__)
 
 
 @OPEN
@@ -99,9 +102,16 @@ def write_report(
     evaluation: Evaluation,
     timings_s: dict[str, float],
 ) -> None:
-    """report.html in the run folder; with its figures also in the job's run in MLflow, which a browser meets first."""
-    inputs = report_inputs(run, dataset, folder, trained, evaluation, timings_s)
-    folder.put_atomic("report.html", publish(inputs, tracker, JOB).encode())
+    """report.html in the run folder; with its figures also in the job's run in MLflow, which a browser meets first.
+
+    One that cannot be drawn fails no job: the model is registered by now.
+    """
+    try:
+        inputs = report_inputs(run, dataset, folder, trained, evaluation, timings_s)
+        folder.put_atomic("report.html", publish(inputs, tracker, JOB).encode())
+    except Exception as error:
+        log.exception("the report could not be drawn; once that is mended, `sparkring report` draws it")
+        tracker.tags(JOB, {"sparkring.report": f"not drawn: {type(error).__name__}: {error}"})
 
 
 def redraw(resolved: Resolved) -> str:

@@ -1,4 +1,5 @@
-"""What the driver says about a job while it runs. Every call returns at once; none raises for the store's sake.
+"""What the driver says about a job while it runs. Every call returns at once; none raises for the sake of the store,
+nor of the disk with the journal. Only the constructor, which makes the journal, does: nothing has been done by then.
 
 A job is one parent run with a child for each of its parts (`etl`, `train`, `evaluate`), told apart by their keys.
 """
@@ -22,6 +23,7 @@ from training.tracking_rules import (
     JOB,
     SystemSampler,
     TrackerSettings,
+    Unreachable,
     client_limits,
     end_status,
     flat_params,
@@ -138,9 +140,7 @@ class Tracker:
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
         """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go."""
-        if self._thread is not None:
-            data = source.encode() if isinstance(source, str) else source
-            self._put("artifact", key, file=self._journal.add_file(data, name), folder=folder)
+        self._put_file("artifact", key, source.encode() if isinstance(source, str) else source, name, folder=folder)
 
     def checkpoint(self, key: str, step: int, uri: str, bytes: int, world: int, metric: float | None = None) -> None:
         """A committed checkpoint, as a pointer to where its shards lie."""
@@ -153,6 +153,7 @@ class Tracker:
         loader_module: str,
         name: str,
         step: int,
+        weights_sha256: str,
         inputs: Sequence[Mapping[str, Any]] = (),
         outputs: Sequence[Mapping[str, Any]] = (),
         registered_model: str | None = None,
@@ -164,18 +165,18 @@ class Tracker:
     ) -> None:
         """The final model: `folder` is read by `loader_module._load_pyfunc(folder)`, so that `mlflow.pyfunc.load_model`
         gives a predictor wherever sparkring is installed. `inputs`, `outputs`: `{"name", "type", "required"}` with
-        MLflow's type names. Registered as a new version where a name is given; `alias`, where given, then points at it.
+        MLflow's type names. Registered as a version where a name is given, once for the run and `weights_sha256`;
+        `alias`, where given, then points at it, unless it does at a model of a later moment.
         """
-        if self._thread is None:
-            return
         op: dict[str, Any] = {
             "inputs": [dict(c) for c in inputs],
             "outputs": [dict(c) for c in outputs],
             "tags": _texts(tags or {}),
         }
         op |= {"params": flat_params(params or {}), "metadata": dict(metadata or {}), "alias": alias, "step": step}
+        op |= {"sha256": weights_sha256, "loader_module": loader_module}
         op |= {"name": name, "registered_model": registered_model, "pip_requirements": list(pip_requirements)}
-        self._put("model", key, file=self._journal.add_file(folder, "data"), loader_module=loader_module, **op)
+        self._put_file("model", key, folder, "data", **op)
 
     # -- sending
 
@@ -188,6 +189,15 @@ class Tracker:
                 return
             raise KeyError(f"no open run {key!r}; open: {self._open}")
         self._journal.append({"op": op, "key": key, **fields})
+
+    def _put_file(self, op: str, key: str, source: Path | bytes, file_name: str, **fields: Any) -> None:
+        if self._thread is None:
+            return
+        try:
+            self._put(op, key, file=self._journal.add_file(source, file_name), **fields)
+        except OSError as error:
+            log.error("%s %r is not tracked, it could not be copied: %s", op, file_name, error)
+            self._put("lost", key, what=f"{op} {file_name}", why=str(error))
 
     def _run(self) -> None:
         sampler, sampled, beat, pause = SystemSampler(), time.monotonic(), time.monotonic(), 0.0
@@ -224,13 +234,14 @@ class Tracker:
             if journals:
                 log.info("sent %d tracking operations that %d earlier jobs had left on disk", operations, journals)
         except Exception as error:
-            self._down(error)
+            log.warning("what earlier jobs had left on disk waits for the next one: %s", error)
 
     def _down(self, error: Exception) -> None:
         if self._down_since is None:
             self._down_since = time.monotonic()
-            store = without_password(self.settings.store_uri)
-            log.warning("%s cannot be reached (%s); tracking goes to %s", store, error, self._journal.folder)
+            store, away = without_password(self.settings.store_uri), isinstance(error, Unreachable)
+            how = "cannot be reached" if away else "does not take what is sent"
+            log.warning("%s %s (%s); tracking goes to %s", store, how, error, self._journal.folder)
 
     def _up(self) -> None:
         if self._down_since is not None:

@@ -24,9 +24,20 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.data.dataset import Dataset
 from mlflow.data.dataset_source import DatasetSource
-from mlflow.entities import DatasetInput, InputTag, LoggedModel, LoggedModelOutput, Metric, Param, RunTag
+from mlflow.entities import (
+    DatasetInput,
+    InputTag,
+    LoggedModel,
+    LoggedModelOutput,
+    LoggedModelStatus,
+    Metric,
+    Param,
+    RunTag,
+)
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from conf.manifest import digest
 from conf.schema_tracking import TrackingConfig
 from conf.storage import exclusive
 from training.process_id import this_process
@@ -34,6 +45,7 @@ from training.processes import adopt_orphans, end_descendants
 from training.tracking_buffer import Journal, Op, abandoned_journals
 from training.tracking_rules import (
     TrackerSettings,
+    TryAgain,
     Unreachable,
     is_abandoned,
     new_points,
@@ -56,6 +68,8 @@ REFUSALS = {
 MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
+IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
+AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
 
 
@@ -130,7 +144,8 @@ class MlflowSink:
         return runs
 
     def drain(self) -> int:
-        """Apply what is pending; the number of operations. Raises Unreachable with the rest still in the journal."""
+        """Apply what is pending; the number of operations. With the rest still in the journal it raises Unreachable,
+        TryAgain, or where the journal is damaged ValueError or one of OURS."""
         count = 0
         while ops := self.journal.pending():
             for batch, position in _batches(ops):
@@ -144,8 +159,9 @@ class MlflowSink:
                     log.exception("tracking could not record %s", batch[0]["op"])
                     self._not_recorded(batch[0], error)
                 except Exception as error:  # of the store's client, or of whatever it keeps artifacts with
+                    self._check_store(error)
                     if self._may_pass(error, batch[0]["op"]):
-                        raise Unreachable(_first_line(error)) from error
+                        raise TryAgain(_first_line(error)) from error
                     log.warning("MLflow refused %s: %s", batch[0]["op"], _first_line(error))
                     self._not_recorded(batch[0], error)
                 else:
@@ -161,14 +177,17 @@ class MlflowSink:
         kinds: list[str] = self.journal.state.get("given_up", [])
         return kinds
 
+    def _check_store(self, error: Exception) -> None:
+        """Raise Unreachable where the store does not answer even the simplest question after this error."""
+        try:
+            self._connect().get_experiment(self._experiment)
+        except Exception:
+            raise Unreachable(_first_line(error)) from error
+
     def _may_pass(self, error: Exception, kind: str) -> bool:
         """False for a refusal, and for an operation that fails again and again while the store answers others."""
         if isinstance(error, MlflowException) and error.error_code in REFUSALS:
             return False
-        try:
-            self._connect().get_experiment(self._experiment)
-        except Exception:
-            return True
         failures = self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
         if failures < MOST_FAILURES and kind not in self._given_up:
             self.journal.done(self.journal.state["done"])  # a replay goes on counting
@@ -178,7 +197,8 @@ class MlflowSink:
 
     def _not_recorded(self, op: Op, error: Exception) -> None:
         """Say on the run itself that something is missing from it: nobody reads the log of a job that went well."""
-        what = " ".join([op["op"], *(str(op[name]).rpartition("/")[2] for name in ("name", "file") if name in op)])
+        names = (str(op[name]).rpartition("/")[2] for name in ("name", "file", "what") if name in op)
+        what = " ".join([op["op"], *names])
         lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op["key"], [])
         lost.append(f"{what}: {_first_line(error)}")
         try:
@@ -299,45 +319,72 @@ class MlflowSink:
 
     def _checkpoint(self, op: Op) -> None:
         """A LoggedModel without files: the shards stay where they are, the pointer says where."""
-        client, run = self._connect(), self.runs[op["key"]]
         params = {name: str(op[name]) for name in ("uri", "step", "bytes", "world", "metric")}
         tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op["uri"]}
-        model = client.create_logged_model(
-            self._experiment, f"checkpoint-step-{op['step']}", run, tags, params, "sparkring-checkpoint"
-        )
-        client.finalize_logged_model(model.model_id, "READY")
-        client.log_outputs(run, [LoggedModelOutput(model.model_id, op["step"])])
+        name, kind = f"checkpoint-step-{op['step']}", "sparkring-checkpoint"
+        self._publish(self._logged_model(op, op["uri"], name, kind, tags, params), op)
 
     def _model(self, op: Op) -> None:
         client, run = self._connect(), self.runs[op["key"]]
-        stored: dict[str, str] = self.journal.state.setdefault("models", {})
-        if op["file"] not in stored:  # else a later part of this operation failed before
-            created = client.create_logged_model(
-                self._experiment, op["name"], run, op["tags"], op["params"], "sparkring"
-            )
+        model = self._logged_model(op, op["sha256"], op["name"], "sparkring", op["tags"], op["params"])
+        if model.status != LoggedModelStatus.READY:
             with tempfile.TemporaryDirectory() as scratch:
                 target = str(Path(scratch) / "model")
-                _save_pyfunc(target, self.journal.file(op["file"]), op, run, created.model_id)
-                client.log_model_artifacts(created.model_id, target)
-            client.finalize_logged_model(created.model_id, "READY")
-            client.log_outputs(run, [LoggedModelOutput(created.model_id, op["step"])])
-            client.set_tag(run, "sparkring.model_id", created.model_id)
-            stored[op["file"]] = created.model_id
+                _save_pyfunc(target, self.journal.file(op["file"]), op, run, model.model_id)
+                client.log_model_artifacts(model.model_id, target)
+        self._publish(model, op)
+        client.set_tag(run, "sparkring.model_id", model.model_id)
         if name := op["registered_model"]:
-            self._register(name, op["alias"], run, client.get_logged_model(stored[op["file"]]), op["tags"])
+            self._register(name, model, op)
 
-    def _register(self, name: str, alias: str | None, run: str, model: LoggedModel, tags: dict[str, str]) -> None:
-        client = self._connect()
+    def _logged_model(
+        self, op: Op, content: str, name: str, kind: str, tags: dict[str, str], params: dict[str, str]
+    ) -> LoggedModel:
+        """The run's model of this `content`. One that an earlier try made, or another job that went on with the run, is
+        found again: none is made twice."""
+        client, run = self._connect(), self.runs[op["key"]]
+        identity = digest([run, kind, content])
+        found = client.search_logged_models([self._experiment], f"tags.`{IDENTITY}` = '{identity}'")
+        tags = tags | {IDENTITY: identity}
+        return found[0] if found else client.create_logged_model(self._experiment, name, run, tags, params, kind)
+
+    def _publish(self, model: LoggedModel, op: Op) -> None:
+        client, run = self._connect(), self.runs[op["key"]]
+        outputs = client.get_run(run).outputs
+        if model.model_id not in [output.model_id for output in (outputs.model_outputs if outputs else [])]:
+            client.log_outputs(run, [LoggedModelOutput(model.model_id, op["step"])])
+        client.finalize_logged_model(model.model_id, "READY")
+
+    def _register(self, name: str, model: LoggedModel, op: Op) -> None:
+        """One version for one model, and the alias on it, unless that is on the model of a later job: a journal may be
+        sent long after its job."""
+        client, run, at_ms = self._connect(), self.runs[op["key"]], int(op["at"] * 1000)
         try:
             client.create_registered_model(name)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        # not `models:/<id>`: the embedded registry would look that up in the process-wide store
-        version = client.create_model_version(name, model.artifact_location, run, tags, model_id=model.model_id)
-        if alias is not None:
-            client.set_registered_model_alias(name, alias, version.version)
+        tags = {IDENTITY: model.tags[IDENTITY], AT_MS: str(at_ms)}
+        for version in client.search_model_versions(f"run_id = '{run}'"):
+            if version.name == name and version.tags.get(IDENTITY) == tags[IDENTITY]:
+                break
+        else:  # not `models:/<id>`: the embedded registry would look that up in the process-wide store
+            source, tags = model.artifact_location, op["tags"] | tags
+            version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
         client.set_tag(run, "sparkring.model_version", f"models:/{name}/{version.version}")
+        if (alias := op["alias"]) is None:
+            return
+        current = client.get_registered_model(name).aliases.get(alias)
+        if current is not None and (later := _at_ms(client.get_model_version(name, current))) > at_ms:
+            why = f"{alias} stays on version {current}, {(later - at_ms) / 1000:.0f} s younger"
+            log.warning("%s version %s: %s", name, version.version, why)
+            client.set_tag(run, "sparkring.alias_not_moved", why)
+        elif current != str(version.version):
+            client.set_registered_model_alias(name, alias, str(version.version))
+
+    def _lost(self, op: Op) -> None:
+        """What the driver could not even copy."""
+        self._not_recorded(op, OSError(op["why"]))
 
     def _end(self, op: Op) -> None:
         self._connect().set_terminated(self.runs[op["key"]], op["status"], int(op["at"] * 1000))
@@ -400,6 +447,11 @@ def _batches(ops: list[tuple[Op, int]]) -> Iterator[tuple[list[Op], int]]:
         yield group, end
 
 
+def _at_ms(version: ModelVersion) -> int:
+    said = version.tags.get(AT_MS, "")
+    return int(said) if said.isdecimal() else int(version.creation_timestamp)
+
+
 def _first_line(error: BaseException) -> str:
     """Of a message that may quote the store's URI: its credentials are left out."""
     line = (str(error).splitlines() or [type(error).__name__])[0][:500]
@@ -409,23 +461,30 @@ def _first_line(error: BaseException) -> str:
 def replay(settings: TrackerSettings) -> tuple[int, int]:
     """Send what dead jobs on this machine left in their journals: (journals finished, operations applied).
 
-    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. Raises Unreachable.
+    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. Each journal stands for
+    itself: a damaged one is set aside, one whose store is away stays. Raises Unreachable after the others are sent.
     """
     finished = count = 0
+    away: dict[str, Exception] = {}
     for journal in abandoned_journals(Path(settings.root)):
-        delete = False
+        delete, store = False, ""
         try:
-            stored = journal.state.get("settings", {})
-            sink = MlflowSink(replace(settings, **stored), journal)
-            count += sink.drain()
-            sink.end_left("KILLED")
-            delete, finished = True, finished + 1
-        except MlflowException as error:
-            raise Unreachable(_first_line(error)) from error
-        except ValueError as error:  # a damaged journal is left for a person to look at; those after it are sent
-            log.warning("%s cannot be replayed: %s", journal.folder, _first_line(error))
+            sink = MlflowSink(replace(settings, **journal.state.get("settings", {})), journal)
+            store = sink.settings.store_uri
+            if store not in away:
+                count += sink.drain()
+                sink.end_left("KILLED")
+                delete, finished = True, finished + 1
+        except Unreachable as error:
+            away[store] = error
+        except (TryAgain, MlflowException) as error:
+            log.warning("%s could not be sent and stays for the next job: %s", journal.folder, _first_line(error))
+        except (ValueError, RecursionError, *OURS) as error:
+            log.warning("%s is damaged (%s) and set aside; others are sent", journal.set_aside(), _first_line(error))
         finally:
             journal.close(delete)
+    if away:
+        raise Unreachable("; ".join(f"{without_password(store)}: {error}" for store, error in away.items()))
     return finished, count
 
 

@@ -6,7 +6,8 @@
                                      lock         held (flock) by the process that owns the journal
 
 The tracker appends and returns; one thread applies. A journal whose lock is free belongs to a dead process: the next
-job or `replay` finishes it.
+job or `replay` finishes it. A damaged one is renamed `damaged~...`. A disk that takes no more ends nothing: operations
+wait in memory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from conf.storage import lock_file
 
 log = logging.getLogger(__name__)
 Op = dict[str, Any]
-UNBORN = "new~"
+UNBORN, DAMAGED = "new~", "damaged~"  # how the names begin of folders that are not journals to be sent
+MOST_UNWRITTEN_BYTES = 16 << 20  # days of metrics
 
 
 class Journal:
@@ -37,12 +40,17 @@ class Journal:
         self._lock, self._append_lock = lock, threading.Lock()
         self.state: dict[str, Any] = {"done": 0, "runs": {}}
         if (folder / "state.json").exists():
-            self.state = json.loads((folder / "state.json").read_text())
-        self._ops = open(folder / "ops.jsonl", "ab")  # noqa: SIM115
+            self.state = _state(json.loads((folder / "state.json").read_text()))
+        self._ops = os.open(folder / "ops.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._end = os.fstat(self._ops).st_size  # of what is in the file for good
+        self._unwritten: list[bytes] = []  # lines after it, while the disk takes no more
+        self.dropped = 0  # operations for which there was no room in memory either
 
     @classmethod
     def create(cls, root: Path, job: str) -> Journal:
         name = f"{job}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "buffer").mkdir(mode=0o700, exist_ok=True)  # logs and stacks of a job are its user's alone
         unborn = root / "buffer" / f"{UNBORN}{name}"
         (unborn / "files").mkdir(parents=True)
         lock = _try_lock(unborn / "lock")
@@ -50,60 +58,96 @@ class Journal:
         return cls(unborn.rename(root / "buffer" / name), lock)
 
     def append(self, op: Op) -> None:
-        line = (json.dumps(op | {"at": time.time()}, allow_nan=False) + "\n").encode()
+        line = (json.dumps({"at": time.time()} | op, allow_nan=False) + "\n").encode()
         with self._append_lock:
-            self._ops.write(line)
-            self._ops.flush()
+            if self._unwritten and sum(map(len, self._unwritten)) + len(line) > MOST_UNWRITTEN_BYTES:
+                self.dropped += 1
+                return
+            self._unwritten.append(line)
+            try:
+                if len(self._unwritten) > 1:
+                    os.ftruncate(self._ops, self._end)  # what a try that failed has left
+                left = b"".join(self._unwritten)
+                while left:
+                    left = left[os.write(self._ops, left) :]
+            except OSError as error:
+                if len(self._unwritten) == 1:
+                    log.error("%s/ops.jsonl: %s; training goes on, and tracking in memory", self.folder, error)
+                return
+            if len(self._unwritten) > 1:
+                log.info("%s/ops.jsonl can be written again", self.folder)
+            self._end += sum(map(len, self._unwritten))
+            self._unwritten.clear()
 
     def add_file(self, source: Path | bytes, name: str) -> str:
-        """Copy a file, a folder or bytes into the journal; its path relative to `files/`."""
+        """Copy a file, a folder or bytes into the journal; its path relative to `files/`. OSError leaves nothing."""
         relative = f"{uuid.uuid4().hex[:8]}/{name}"
         target = self.folder / "files" / relative
-        target.parent.mkdir(parents=True)
-        if isinstance(source, bytes):
-            target.write_bytes(source)
-        elif source.is_dir():
-            shutil.copytree(source, target)
-        else:
-            shutil.copyfile(source, target)
+        try:
+            target.parent.mkdir(parents=True)
+            if isinstance(source, bytes):
+                target.write_bytes(source)
+            elif source.is_dir():
+                shutil.copytree(source, target)
+            else:
+                shutil.copyfile(source, target)
+        except OSError:
+            shutil.rmtree(target.parent, ignore_errors=True)
+            raise
         return relative
 
     def file(self, relative: str) -> Path:
         return self.folder / "files" / relative
 
     def pending(self, most: int = 500) -> list[tuple[Op, int]]:
-        """The next operations not yet applied, each with the position after it. A line cut by a kill is left out."""
+        """The next operations not yet applied, each with the position after it. A line cut by a kill is left out.
+        ValueError where a line is damaged."""
         found: list[tuple[Op, int]] = []
+        with self._append_lock:
+            end, unwritten = self._end, list(self._unwritten)
         with open(self.folder / "ops.jsonl", "rb") as file:
-            file.seek(self.state["done"])
-            position = self.state["done"]
-            for line in file:
+            position: int = self.state["done"]
+            file.seek(min(position, end))
+            start = file.tell()  # of the line; the position is behind it where lines in memory have been applied
+            for line in chain(iter(lambda: file.readline() if file.tell() < end else b"", b""), unwritten):
                 if not line.endswith(b"\n") or len(found) == most:
                     break
-                position += len(line)
-                found.append((json.loads(line), position))
+                start += len(line)
+                if start > position:
+                    found.append((json.loads(line), start))
         return found
 
     def done(self, position: int) -> None:
-        """Everything before `position` has been applied; also saves changes made to `state`."""
+        """Everything before `position` has been applied; also saves changes made to `state`. A disk that does not take
+        it costs no more than that a replay sends again what is stored already."""
         self.state["done"] = position
         part = self.folder / "state.json.part"
-        part.write_text(json.dumps(self.state))
-        os.replace(part, self.folder / "state.json")
+        try:
+            part.write_text(json.dumps(self.state))
+            os.replace(part, self.folder / "state.json")
+        except OSError as error:
+            log.debug("%s: %s", part, error)
+
+    def set_aside(self) -> Path:
+        """Rename a damaged journal, so that no later job tries it again; its new name. `close` comes after."""
+        self.folder = self.folder.rename(self.folder.with_name(DAMAGED + self.folder.name))
+        return self.folder
 
     def close(self, delete: bool) -> None:
-        self._ops.close()
+        if lost := self.dropped + (0 if delete else len(self._unwritten)):
+            log.error("%s: %d operations were lost, its disk took no more", self.folder, lost)
+        os.close(self._ops)
         if delete:
             shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
 
 def abandoned_journals(root: Path) -> Iterator[Journal]:
-    """Journals left by dead processes, oldest first, locked for the caller, who closes each. One whose state cannot be
-    read (a power cut) stays where it is, and is named in the log.
+    """Journals left by dead processes, oldest first, locked for the caller, who closes each. One whose state is damaged
+    (a power cut) is set aside, and named in the log.
     """
-    for folder in sorted((root / "buffer").glob("*/"), key=lambda path: path.stat().st_mtime):
-        lock = None if folder.name.startswith(UNBORN) else _try_lock(folder / "lock")
+    for folder in sorted((root / "buffer").glob("*/"), key=_modified):
+        lock = None if folder.name.startswith((UNBORN, DAMAGED)) else _try_lock(folder / "lock")
         if lock is None:
             continue
         if not (folder / "ops.jsonl").exists():
@@ -113,9 +157,25 @@ def abandoned_journals(root: Path) -> Iterator[Journal]:
             journal = Journal(folder, lock)
         except (OSError, ValueError) as error:
             os.close(lock)
-            log.warning("%s cannot be replayed, its state.json is unreadable (%s); delete it", folder, error)
+            aside = folder.rename(folder.with_name(DAMAGED + folder.name))
+            log.warning("%s/state.json is damaged (%s); this journal is set aside, others are sent", aside, error)
             continue
         yield journal
+
+
+def _state(stored: Any) -> dict[str, Any]:
+    """ValueError where it is none of ours."""
+    done, runs = (stored.get(name) for name in ("done", "runs")) if isinstance(stored, dict) else (None, None)
+    if not isinstance(done, int) or done < 0 or not isinstance(runs, dict):
+        raise ValueError("it has no position in the journal, or no runs")
+    return dict(stored)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another job has just finished it
+        return 0.0
 
 
 def _try_lock(path: Path) -> int | None:

@@ -44,7 +44,11 @@ class TrackerSettings:
 
 
 class Unreachable(RuntimeError):
-    """The store could not be asked, or answered with an error that may pass."""
+    """The store could not be asked."""
+
+
+class TryAgain(RuntimeError):
+    """The store answers, but an operation failed that may yet succeed."""
 
 
 def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -151,6 +151,22 @@ def test_published_beside_the_run() -> None:
     assert all(isinstance(data, bytes) and data[:4] == b"\x89PNG" for data in stored.files.values())
 
 
+ODD = ["$x^$", "$", r"a\$b$c^$", r"\frac{", "100$ & <b>", "_hidden", "a\nb", "\x00\x1b[31m", "\ud800", "", "\u202eab"]
+
+
+def test_any_category_is_text() -> None:
+    labels = np.arange(1100) % 2
+    values = np.array(ODD, dtype=object)[np.arange(1100) % len(ODD)]
+    held = HeldOut(labels, np.linspace(0, 1, 1100), {"$x^$": values})
+    given = ReportInputs("$x^$", "finished", description="\ud800", positive="$x^$", held_out=held)
+    html = build_report(given)
+    html.encode()
+    page = Page(html)
+    assert page.open == [] and "b" not in page.tags
+    assert not [value for value in ODD if value.isprintable() and value not in page.text], "as they are, not typeset"
+    assert figures.to_png(draw(given)[-1][2])[:4] == b"\x89PNG"
+
+
 def test_figures_show_their_numbers() -> None:
     groups = [metrics.Group(str(i), 1000 - i, 0.5, 0.5) for i in range(60)]
     svg = figures.to_svg(figures.shares(groups, "city"))

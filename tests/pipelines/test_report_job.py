@@ -11,8 +11,12 @@ import pytest
 
 from conf.load import Resolved, load_config
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, SplitInfo
-from pipelines.report_job import as_run, redraw
+from conf.storage import open_storage
+from pipelines.etl_job import Dataset
+from pipelines.evaluate import Evaluation
+from pipelines.report_job import as_run, redraw, write_report
 from pipelines.runs import Runs
+from pipelines.train_job import Trained
 
 RECIPE = """
 name: again
@@ -32,15 +36,10 @@ def recipe(folder: Path, *words: str) -> Resolved:
 
 def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
     """The folder of a run that has ended, as the job leaves it."""
-    manifest = DatasetManifest(
-        name="again", fingerprint="a" * 64, created_at="", columns=(Column(name="y", dtype="int8", role="label"),),
-        files=(), splits={"train": SplitInfo(rows=0, files=0)}, accounting=Accounting(rows_in=0, rows_out=0),
-        lineage=Lineage(sources={}),
-    )  # fmt: skip
     (folder / "dataset").mkdir()
-    (folder / "dataset/_manifest.json").write_text(manifest.to_json())
+    (folder / "dataset/_manifest.json").write_text(manifest().to_json())
     runs = Runs(f"{folder}/runs", "again")
-    with runs.begin(made_with.config, manifest.fingerprint) as (record, _):
+    with runs.begin(made_with.config, manifest().fingerprint) as (record, _):
         runs.update(record.folder, status="finished")
     train = {
         "engine": "torch-gloo",
@@ -59,6 +58,35 @@ def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
     } | asdict(as_run(made_with, URL, "c0ffee")) | changes  # fmt: skip
     runs.at(record).put_atomic("summary.json", json.dumps(summary).encode())
     return Path(runs.at(record).uri.removeprefix("file://"))
+
+
+class Told:
+    """What is said to a tracker."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, str] = {}
+
+    def tags(self, key: str, tags: dict[str, str]) -> None:
+        self.given |= tags
+
+
+def test_a_report_that_cannot_be_drawn_fails_nothing_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, nothing = Told(), Trained({}, [], 0.0, 1, {})
+    run = as_run(recipe(tmp_path), None)
+    dataset = Dataset(manifest(), open_storage(str(tmp_path)))
+    write_report(told, run, dataset, open_storage(str(tmp_path)), nothing, Evaluation({}), {})  # type: ignore[arg-type]
+    assert told.given == {"sparkring.report": "not drawn: KeyError: 'engine'"}
+    assert "`sparkring report` draws it" in caplog.text and not (tmp_path / "report.html").exists()
+
+
+def manifest() -> DatasetManifest:
+    return DatasetManifest(
+        name="again", fingerprint="a" * 64, created_at="", columns=(Column(name="y", dtype="int8", role="label"),),
+        files=(), splits={"train": SplitInfo(rows=0, files=0)}, accounting=Accounting(rows_in=0, rows_out=0),
+        lineage=Lineage(sources={}),
+    )  # fmt: skip
 
 
 def test_the_report_drawn_again_shows_what_was_run(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def test_the_registered_model_predicts_from_raw_rows_in_a_fresh_process(folder: 
     )
     with Tracker(settings, job="j", name="flights") as tracker:
         tracker.model(
-            "job", folder, "pipelines.serving", "final", 10, signature_inputs(manifest()), signature_outputs("binary"),
-            registered_model="flights",
+            "job", folder, "pipelines.serving", "final", 10, "0" * 64, signature_inputs(manifest()),
+            signature_outputs("binary"), registered_model="flights",
         )  # fmt: skip
         assert tracker.flush(180)
     expected = _load_pyfunc(str(folder)).predict(RAW)["prediction"].tolist()

@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -21,8 +24,9 @@ from mlflow import MlflowClient
 
 from training.process_id import this_process
 from training.tracker import Tracker, git_commit
-from training.tracking import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, replay
-from training.tracking_rules import process_tags
+from training.tracking import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, Unreachable, replay
+from training.tracking_buffer import Journal
+from training.tracking_rules import client_limits, process_tags
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
@@ -132,6 +136,7 @@ def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None
                 "tiny_loader",
                 "final",
                 step=7,
+                weights_sha256="7" * 64,
                 inputs=[{"name": "x", "type": "double", "required": True}],
                 outputs=[{"name": "score", "type": "double", "required": True}],
                 registered_model="tripler",
@@ -153,6 +158,133 @@ def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert "[3.0, 6.0]" in done.stdout and "'name': 'x'" in done.stdout
+
+
+def test_a_model_is_registered_once_whenever_its_job_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("tracking_kill_program.py")), str(tmp_path)]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 4 + 1, "a job for each of the calls, and one that is not killed"
+    assert found == [[1, "READY", 1, 1, 1, 0]] * len(found)
+
+
+def test_an_alias_stays_on_the_later_model_when_the_journal_of_an_earlier_one_is_sent(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, name = quick(store), "forward-only"
+    (tmp_path / "model.json").write_text('{"factor": 3.0}')
+
+    def register(journal: Journal, job: str) -> None:
+        start = {"op": "start", "key": "job", "name": job, "parent": None, "resume": False}
+        journal.append(start | {"tags": {"sparkring.job": job}})
+        tracker = Tracker(replace(settings, enabled=False), job, job)
+        tracker._journal, tracker._thread, tracker._open = journal, threading.current_thread(), ["job"]
+        tracker.model("job", tmp_path, "tiny_loader", "final", 1, job * 64, registered_model=name)
+
+    earlier, later = Journal.create(store, "earlier"), Journal.create(store, "later")
+    register(earlier, "a")
+    register(later, "b")
+    MlflowSink(settings, later).drain()
+    later.close(delete=True)
+    earlier.close(delete=False)  # its server was away
+    assert replay(settings) == (1, 2)
+    client = client_of(settings)
+    versions = {
+        version.tags["sparkring.at_ms"]: version for version in client.search_model_versions(f"name = '{name}'")
+    }
+    assert len(versions) == 2
+    assert client.get_model_version_by_alias(name, "champion").version == versions[max(versions)].version
+    assert "champion stays on version" in caplog.text
+    run = client.get_run(versions[min(versions)].run_id)
+    assert run.data.tags["sparkring.alias_not_moved"].startswith("champion stays on version")
+
+
+def test_a_damaged_journal_is_named_and_set_aside_and_the_others_are_sent(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is wrong with it, and though it is the oldest."""
+    start = {"op": "start", "key": "job", "name": "n", "parent": None, "resume": False, "tags": {"sparkring.job": "ok"}}
+    damages: dict[str, tuple[str, str]] = {
+        "cut state": ("state.json", '{"done": 0, "ru'), "empty state": ("state.json", ""),
+        "no state": ("state.json", "[]"), "no runs": ("state.json", '{"done": 0}'),
+        "odd position": ("state.json", '{"done": "x", "runs": {}}'), "before the start": ("state.json", '{"done": -9}'),
+        "odd settings": ("state.json", '{"done": 0, "runs": {}, "settings": {"url": 1}}'),
+        "no json": ("ops.jsonl", "?\n"), "no operation": ("ops.jsonl", "5\n"),
+        "no key": ("ops.jsonl", '{"op": "tags"}\n'),
+        "not text": ("ops.jsonl", "\udcff\n"), "deep": ("ops.jsonl", "[" * 100_000 + "\n"),
+    }  # fmt: skip
+    for number, (name, (file, content)) in enumerate(damages.items()):
+        journal = Journal.create(store, name.replace(" ", "-"))
+        journal.append(start)
+        journal.close(delete=False)
+        (journal.folder / file).write_bytes(content.encode(errors="surrogateescape"))
+        os.utime(journal.folder, (number, number))
+    good = Journal.create(store, "good")
+    good.append(start)
+    good.close(delete=False)
+    assert replay(quick(store)) == (1, 1)
+    left = sorted(folder.name for folder in (store / "buffer").iterdir())
+    assert len(left) == len(damages) and all(name.startswith("damaged~") for name in left)
+    assert all(name in caplog.text for name in left), caplog.text
+    assert "cannot be reached" not in caplog.text
+    caplog.clear()
+    assert replay(quick(store)) == (0, 0) and caplog.text == "", "said once, tried once"
+    for name in left:
+        shutil.rmtree(store / "buffer" / name)
+
+
+def test_a_journal_whose_store_is_away_holds_up_no_other(store: Path) -> None:
+    start = {"op": "start", "key": "job", "name": "n", "parent": None, "resume": False, "tags": {"sparkring.job": "ok"}}
+    for uri in ("http://127.0.0.1:9", None):
+        journal = Journal.create(store, "j")
+        journal.state["settings"] = {"experiment": "tests", "uri": uri}
+        journal.done(0)
+        journal.append(start)
+        journal.close(delete=False)
+        os.utime(journal.folder, (1 if uri else 2,) * 2)
+    with client_limits(quick(store)), pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: "):
+        replay(quick(store))
+    (left,) = (store / "buffer").iterdir()
+    assert json.loads((left / "state.json").read_text())["settings"]["uri"] == "http://127.0.0.1:9"
+    shutil.rmtree(left)
+
+
+def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mounts: list[str]) -> None:
+    """A tmpfs of 256 KiB for the journal, filled and emptied while a driver goes on; its server is away."""
+    program = f"""
+        import json, logging, os, subprocess, sys
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "{tmp_path}"], check=True)
+        from training.tracker import Tracker, TrackerSettings
+        settings = TrackerSettings("t", "http://127.0.0.1:9", "{tmp_path}", system_metrics_every_s=None)
+        tracker = Tracker(settings, "j", "full")
+        tracker.metrics("job", 0, {{"loss": 1.0}})
+        filler = os.open("{tmp_path}/filler", os.O_WRONLY | os.O_CREAT)
+        try:
+            while True:
+                os.write(filler, bytes(100))
+        except OSError as error:
+            print(error)
+        for step in range(1, 2000):
+            tracker.metrics("job", step, {{"loss": 1.0}})
+        tracker.artifact("job", bytes(9000), "big.bin")
+        os.unlink("{tmp_path}/filler"), os.close(filler)
+        tracker.metrics("job", 2000, {{"loss": 1.0}})
+        lines = [json.loads(line) for line in open(tracker._journal.folder / "ops.jsonl")]
+        print("steps", [op["points"][0][2] for op in lines if op["op"] == "metrics"] == list(range(2001)))
+        print("lost", [op["what"] for op in lines if op["op"] == "lost"])
+        print("files", os.listdir(tracker._journal.folder / "files"))
+        tracker.close(timeout_s=30)
+        print("mode", oct(os.stat("{tmp_path}/buffer").st_mode))
+    """
+    command = [*private_mounts, sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for said in ("No space left on device; training goes on, and tracking in memory", "can be written again",
+                 "steps True", "lost ['artifact big.bin']", "files []", "mode 0o40700"):  # fmt: skip
+        assert said in done.stdout, done.stdout
+    assert done.stdout.count("ERROR") == 2, "once for the journal and once for the artifact"
 
 
 def test_a_refusal_is_said_and_holds_nothing_up(store: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -321,7 +453,7 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
         assert "answers again" in caplog.text
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "model.json").write_text('{"factor": 3.0}')
-        tracker.model("job", tmp_path / "model", "tiny_loader", "final", step=100, registered_model="remote")
+        tracker.model("job", tmp_path / "model", "tiny_loader", "final", 100, "1" * 64, registered_model="remote")
         assert tracker.flush(60)
         assert client.get_model_version_by_alias("remote", "champion").run_id == run
     tracker.metrics("job", 101, {"loss": 0.5})
@@ -339,8 +471,6 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_a_killed_driver_without_server_is_replayed_and_closed(store: Path, tmp_path: Path) -> None:
-    from training.tracking_buffer import Journal
-
     settings = quick(store)
     journal = Journal.create(store, "dead")
     start = {"op": "start", "key": "job", "name": "dead", "parent": None, "resume": False}
