@@ -22,8 +22,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from conf.manifest import digest
-from conf.rules import combination_problems
+from conf.rules import combination_problems, leaves
 from conf.schema import RunConfig
+from conf.secrets import redact, redacted
 
 MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = (
     1 << 18,
@@ -35,10 +36,10 @@ RECIPES: Traversable = files("conf.recipes")  # also where the code is shipped a
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; `problems` lists every reason."""
+    """The configuration cannot be used; `problems` lists every reason, with secrets hidden."""
 
     def __init__(self, where: str, problems: list[str]):
-        self.problems = problems
+        self.problems = problems = [redact(problem) for problem in problems]
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         super().__init__(f"{where}: {count}\n" + "\n".join(f"  - {p}" for p in problems))
 
@@ -71,7 +72,7 @@ def load_config(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
         if not isinstance(values, dict | None):
             raise yaml.YAMLError("a recipe is a mapping of keys to values")
     except yaml.YAMLError as error:
-        raise ConfigError(where, [f"not valid YAML: {error}"]) from error
+        raise ConfigError(where, [f"not valid YAML: {error}"]) from None
     values, lines = values or {}, dict(_key_lines(node, ""))
     origins = {key: f"{where.rpartition('/')[2]}:{line}" for key, line in lines.items()}
     problems: list[str] = []
@@ -238,20 +239,6 @@ def _set(values: dict[str, Any], keys: list[str], value: Any) -> None:
         here = here[slot]
 
 
-def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key path, value) of everything that is not itself a non-empty block or list."""
-    items: Iterable[tuple[Any, Any]]
-    if isinstance(value, dict) and value:
-        items = value.items()
-    elif isinstance(value, list) and value:
-        items = enumerate(value)
-    else:
-        yield prefix, value
-        return
-    for key, item in items:
-        yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
-
-
 def _origin(key: str, origins: dict[str, str]) -> str:
     """The origin of the key or of the nearest block above it that was written whole; else the default."""
     if key in origins:
@@ -279,7 +266,8 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
     if error["type"] == "literal_error" and isinstance(error["input"], str) and expected:
         near = difflib.get_close_matches(error["input"], re.findall(r"'([^']+)'", expected), n=1)
         rule += f"; did you mean {near[0]!r}?" if near else ""
-    return f"{key} = {json.dumps(error['input'], default=str)[:200]}: {rule[0].lower()}{rule[1:]}{where}"
+    given = json.dumps(redacted(error["input"], key), default=str)[:200]
+    return f"{key} = {given}: {rule[0].lower()}{rule[1:]}{where}"
 
 
 def _present(loc: tuple[Any, ...], values: Any) -> list[Any]:

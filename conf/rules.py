@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from pydantic import BaseModel
 
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
-from conf.storage import check_uri
+from conf.secrets import is_secret_name, redact
+from conf.storage import NO_SECRETS, check_uri
 
 BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
 
@@ -125,7 +127,42 @@ def uri_problems(config: RunConfig) -> list[str]:
         try:
             check_uri(uri or "")
         except ValueError as error:
-            problems.append(f"{key}: {error}")
+            if redact(uri or "") == uri:  # else it is said of every key in one place, below
+                problems.append(f"{key}: {error}")
+    return problems
+
+
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key path, value) of everything that is not itself a non-empty block or list."""
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict) and value:
+        items = value.items()
+    elif isinstance(value, list) and value:
+        items = enumerate(value)
+    else:
+        yield prefix, value
+        return
+    for key, item in items:
+        yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+PROSE = re.compile(
+    r"description|etl\.views\..*|etl\.checks\..*\.sql|report\.sample_prompt"
+)  # `token: x` may stand there
+FREE_NAMES = ("model.args.", "tracking.tags.", "etl.sources.")  # blocks whose keys the user makes up
+
+
+def secret_problems(config: RunConfig) -> list[str]:
+    """A line for every value that is or holds a credential. `spark.conf` may: it is kept apart (SparkConfig)."""
+    problems = []
+    for key, value in leaves(config.model_dump(mode="json", exclude={"spark": {"conf"}})):
+        if not isinstance(value, str):
+            continue
+        named = key.startswith(FREE_NAMES) and ".columns." not in key and is_secret_name(key) and value
+        looked_at = " ".join(re.findall(r"\S*(?:://|@)\S*", value)) if PROSE.fullmatch(key) else value
+        held = redact(looked_at) != looked_at
+        if named or held:
+            problems.append(f"{key} {'is' if named else f'= {redact(value)!r} holds'} a secret, {NO_SECRETS}")
     return problems
 
 
@@ -163,6 +200,7 @@ def combination_problems(config: RunConfig) -> list[str]:
         problems.append("data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two")
     return [
         *problems,
+        *secret_problems(config),
         *must_beat_problems(config),
         *idle_problems(config),
         *uri_problems(config),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator
 
 from conf.schema_checkpoint import CheckpointConfig
 from conf.schema_data import DataConfig
@@ -12,11 +13,17 @@ from conf.schema_etl import EtlConfig
 from conf.schema_launch import LaunchConfig
 from conf.schema_parallel import ParallelConfig
 from conf.schema_tracking import TrackingConfig
+from conf.secrets import is_secret_name, redact
 from conf.strict import Strict
 
+SPARK_REDACTS = "(?i)secret|password|token|access[.]?key"  # Spark's default of spark.redaction.regex
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _plain(value: str | SecretStr) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 class StorageConfig(Strict):
@@ -31,7 +38,35 @@ class SparkConfig(Strict):
 
     master: str | None = Field(None, description="None: what spark-submit says, else local[<launch.world>]")
     app_name: str | None = None
-    conf: dict[str, str] = {}
+    conf: dict[str, str | SecretStr] = Field(
+        {},
+        description="settings of Spark; those it redacts itself (spark.redaction.regex), and others that hold secrets, "
+        "reach the session and nothing else",
+    )
+
+    @field_validator("conf")
+    @classmethod
+    def _hide(cls, conf: dict[str, str | SecretStr]) -> dict[str, str | SecretStr]:
+        rule = _plain(conf.get("spark.redaction.regex", SPARK_REDACTS))
+        try:
+            hides = re.compile(rule)
+        except re.error as error:
+            raise ValueError(f"spark.redaction.regex is no regular expression: {error}") from None
+
+        def is_secret(key: str, value: str) -> bool:
+            spark_hides = hides.search(key) or hides.search(value)
+            return bool(spark_hides) or is_secret_name(key) or redact(value) != value
+
+        return {
+            key: SecretStr(_plain(value))
+            if key != "spark.redaction.regex" and is_secret(key, _plain(value))
+            else _plain(value)
+            for key, value in conf.items()
+        }
+
+    def settings(self) -> dict[str, str]:
+        """`conf` with its secrets, for the session alone."""
+        return {key: _plain(value) for key, value in self.conf.items()}
 
 
 class ModelConfig(Strict):

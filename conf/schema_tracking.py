@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
@@ -17,22 +16,11 @@ def _free_alias(alias: str) -> str:
     return alias
 
 
-def _without_credentials(uri: str) -> str:
-    if "@" in urlsplit(uri).netloc:
-        raise ValueError(
-            "credentials in the URI would reach logs, parameters and workers; give them to the driver as "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or as MLFLOW_TRACKING_TOKEN"
-        )
-    return uri
-
-
 class TrackingConfig(Strict):
     """Without `uri`, a sqlite store and an artifact folder below `root`; with it, a tracking server."""
 
     enabled: bool = True
-    uri: Annotated[str, AfterValidator(_without_credentials)] | None = Field(
-        None, description="http://host:port, or any URI MLflow knows; None: embedded sqlite"
-    )
+    uri: str | None = Field(None, description="http://host:port, or any URI MLflow knows; None: embedded sqlite")
     root: str = Field("data/mlflow", description="folder of the embedded store, its artifacts, and the offline buffer")
     experiment: str | None = Field(None, description="None: the name of the recipe")
     registered_model: str | None = Field(None, description="None: the name of the recipe")

@@ -21,10 +21,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow.fs as pafs
 
+from conf.secrets import redact
+
 CHUNK_BYTES = 4 << 20
 PART = ".part"
 ARROW_SCHEMES = {"", "file", "s3", "s3a", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
-NAMES_BEFORE_AT = {"abfs", "abfss"}  # `container@account`: no credentials
+NO_SECRETS = "which would be logged, tracked and sent to all ranks; give it by the environment (see docs/security.md)"
 S3_OPTIONS = {"endpoint_override", "scheme", "region", "request_timeout", "connect_timeout"}
 
 
@@ -208,11 +210,9 @@ def check_uri(uri: str) -> None:
     """What can be said of a storage URI without opening it. Raises ValueError for credentials in it, a scheme that
     neither pyarrow nor fsspec knows, and unknown options.
     """
+    if redact(uri) != uri:
+        raise ValueError(f"{redact(uri)} holds a secret, {NO_SECRETS}")
     parts = urlsplit(uri)
-    if parts.password or (parts.username and parts.scheme not in NAMES_BEFORE_AT):
-        raise ValueError(
-            f"{parts.scheme}://...@{parts.hostname}: credentials in a storage URI would reach logs; use the environment"
-        )
     if parts.scheme in ("s3", "s3a") and (unknown := dict(parse_qsl(parts.query)).keys() - S3_OPTIONS):
         raise ValueError(f"{uri}: unknown option {sorted(unknown)} of s3; known: {sorted(S3_OPTIONS)}")
     if parts.scheme not in ARROW_SCHEMES:

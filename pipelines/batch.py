@@ -21,6 +21,7 @@ from conf.load import ConfigError, Resolved
 from conf.manifest import DatasetManifest, digest
 from conf.rules import dataset_problems, metric_problems
 from conf.schema import RunConfig
+from conf.secrets import redacted
 from conf.storage import Storage
 from pipelines import etl_job, evaluate, report_job, serving, train_job
 from pipelines.barrier import check_slots, stage_options
@@ -172,7 +173,7 @@ def train_and_report(
         "once_s": trained.once_s,
         "history": trained.history,
     }
-    folder.put_atomic("summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    folder.put_atomic("summary.json", (json.dumps(redacted(summary), indent=1) + "\n").encode())
     report_job.write_report(tracker, as_run, dataset, folder, trained, evaluation, timings.seconds)
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.seconds.items()} | evaluation.flat())
     runs.update(record.folder, status="finished")

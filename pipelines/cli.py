@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
+from conf.secrets import RedactingFormatter, redact
 from conf.stored import StoredError
 from etl.errors import EtlError
 from pipelines.exits import Exit
@@ -33,12 +34,9 @@ Command = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code (pipelines/exits.py)."""
     arguments = parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
     for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # JSON twins of errors we report ourselves
@@ -49,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(error)
         if arguments.verbose or code is Exit.BUG:
-            traceback.print_exc()
-        print(f"sparkring: {message(error)}", file=sys.stderr)
+            print(redact(traceback.format_exc()), file=sys.stderr, end="")
+        print(f"sparkring: {redact(message(error))}", file=sys.stderr)
         return code
 
 

@@ -40,7 +40,7 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
     """Spark settings to ask for. Under spark-submit only those that decide meaning, never where or how big."""
     settings = {"spark.app.name": spark.app_name or f"sparkring-{name}"}
     if is_submitted:
-        return settings | {"spark.sql.session.timeZone": "UTC"} | spark.conf
+        return settings | {"spark.sql.session.timeZone": "UTC"} | spark.settings()
     master = spark.master or f"local[{max(world, 1)}]"
     settings |= DEFAULTS | {"spark.master": master}
     if master.startswith("local"):
@@ -49,7 +49,7 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
         settings |= {"spark.sql.shuffle.partitions": "8"}
     else:
         settings |= DEAD_HOSTS
-    return settings | spark.conf
+    return settings | spark.settings()
 
 
 @contextmanager

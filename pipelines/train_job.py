@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from conf.load import Resolved
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
+from conf.secrets import redacted
 from conf.storage import Storage
 from pipelines.barrier import stage_options
 from pipelines.etl_job import Dataset
@@ -206,7 +207,7 @@ class Events:
 
     def _attempt_ended(self, event: dict[str, Any]) -> None:
         names = ("attempt", "world", "cause", "words", "step", "steps_lost", "decision", "next_world")
-        self.failed_attempts.append({name: event[name] for name in names})
+        self.failed_attempts.append(redacted({name: event[name] for name in names}))
         number = event["attempt"]
         self.tracker.metrics(TRAIN, number, {"launch/steps_lost": float(event["steps_lost"])})
         self.tracker.tags(

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from conf.secrets import redact, redacted
 from training.process_id import this_process
 from training.tracking_buffer import Journal
 from training.tracking_rules import (
@@ -29,7 +30,6 @@ from training.tracking_rules import (
     flat_params,
     process_tags,
     split_finite,
-    without_password,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class Tracker:
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
         """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go."""
-        self._put_file("artifact", key, source.encode() if isinstance(source, str) else source, name, folder=folder)
+        content = redact(source).encode(errors="replace") if isinstance(source, str) else source
+        self._put_file("artifact", key, content, name, folder=folder)
 
     def checkpoint(self, key: str, step: int, uri: str, bytes: int, world: int, metric: float | None = None) -> None:
         """A committed checkpoint, as a pointer to where its shards lie."""
@@ -188,7 +189,7 @@ class Tracker:
                 log.warning("%s for the run %r came after its end and is not recorded", op, key)
                 return
             raise KeyError(f"no open run {key!r}; open: {self._open}")
-        self._journal.append({"op": op, "key": key, **fields})
+        self._journal.append({"op": op, "key": key, **redacted(fields)})
 
     def _put_file(self, op: str, key: str, source: Path | bytes, file_name: str, **fields: Any) -> None:
         if self._thread is None:
@@ -239,7 +240,7 @@ class Tracker:
     def _down(self, error: Exception) -> None:
         if self._down_since is None:
             self._down_since = time.monotonic()
-            store, away = without_password(self.settings.store_uri), isinstance(error, Unreachable)
+            store, away = redact(self.settings.store_uri), isinstance(error, Unreachable)
             how = "cannot be reached" if away else "does not take what is sent"
             log.warning("%s %s (%s); tracking goes to %s", store, how, error, self._journal.folder)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import signal
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from mlflow.exceptions import MlflowException
 
 from conf.manifest import digest
 from conf.schema_tracking import TrackingConfig
+from conf.secrets import redact
 from conf.storage import exclusive
 from training.process_id import this_process
 from training.processes import adopt_orphans, end_descendants
@@ -453,9 +453,8 @@ def _at_ms(version: ModelVersion) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    """Of a message that may quote the store's URI: its credentials are left out."""
-    line = (str(error).splitlines() or [type(error).__name__])[0][:500]
-    return re.sub(r"//[^/@\s]+@", "//", line)
+    """Of a message that may quote the store's URI: its credentials are hidden."""
+    return redact((str(error).splitlines() or [type(error).__name__])[0])[:500]
 
 
 def replay(settings: TrackerSettings) -> tuple[int, int]:
@@ -484,7 +483,7 @@ def replay(settings: TrackerSettings) -> tuple[int, int]:
         finally:
             journal.close(delete)
     if away:
-        raise Unreachable("; ".join(f"{without_password(store)}: {error}" for store, error in away.items()))
+        raise Unreachable("; ".join(f"{redact(store)}: {error}" for store, error in away.items()))
     return finished, count
 
 
@@ -495,7 +494,7 @@ def serve_ui(tracking: TrackingConfig, port: int) -> int:
     """
     settings = TrackerSettings(tracking.experiment or "", tracking.uri, tracking.root)
     if settings.store_uri.startswith("http"):
-        log.info("the tracking server has its own UI: %s", without_password(settings.store_uri))
+        log.info("the tracking server has its own UI: %s", redact(settings.store_uri))
         return 0
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", settings.store_uri, "--port", str(port)]
     log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", settings.store_uri, port)

@@ -20,17 +20,6 @@ def test_ranks_are_started_without_the_drivers_credentials() -> None:
         helper.close()
 
 
-@pytest.mark.parametrize("uri", ["http://user:pw@host:5000", "https://token@host", "postgresql://u:p@db/mlflow"])
-def test_credentials_in_the_uri_are_refused_without_repeating_them(uri: str) -> None:
-    with pytest.raises(ValidationError, match="credentials in the URI"):
-        TrackingConfig(uri=uri)
-
-
-@pytest.mark.parametrize("uri", [None, "http://host:5000", "sqlite:////data/mlflow.db", "databricks"])
-def test_other_uris_are_taken(uri: str | None) -> None:
-    assert TrackingConfig(uri=uri).uri == uri
-
-
 @pytest.mark.parametrize("alias", ["latest", "v3", "two words", ""])
 def test_aliases_mlflow_keeps_are_refused(alias: str) -> None:
     with pytest.raises(ValidationError):

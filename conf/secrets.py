@@ -1,0 +1,88 @@
+"""What must not be shown, and the one way it is hidden: in everything that is logged, stored, tracked or sent to ranks.
+
+Secrets have no place in a recipe, but for `spark.conf`, whose are kept apart (`SecretStr`). What is met in a message is
+told by its form: user information in a URL, a value behind a telling name, the tokens of well-known services. It is
+hidden up to the next blank or quote: rather too much than the second half of a password shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+from urllib.parse import unquote
+
+HIDDEN = "**********"  # as pydantic shows a SecretStr
+
+# Long words come in logs: nothing here begins with a repetition, and none is gone through twice (`++`).
+_NAME = (
+    r"(?:(?:secret|passw(?:or)?d|passphrase|credential|jaas[_.-]?config|sas[_.-]?token"
+    r"|(?:access|account|api|private|signing|encryption|storage|shared)[_.-]?key)[\w.-]{0,100}"
+    r"|token(?:\.[\w.-]{1,100})?(?!\w)"
+    r"|(?<![A-Za-z0-9])(?:sig|sas|pwd|auth)(?:\.[\w.-]{1,100})?(?!\w)"
+    r"|signature(?!\w)|authorization(?!\w))"
+)
+_VALUE = (
+    r"""(?:\\{1,8}["'][^"'\n]*+["']?|"(?:[^"\\\n]|\\.)*+"?|'(?:[^'\\\n]|\\.)*+'?|\[[^\]\n]*+\]?|\{[^}\n]*+\}?"""
+    r"""|(?:(?:bearer|basic|digest|negotiate)\s+)?[^\s"'<>]++)"""
+)
+_NAMED = re.compile(rf"({_NAME}\\{{0,8}}[\"']?\s*[=:]\s*){_VALUE}", re.IGNORECASE)
+_IS_NAME = re.compile(rf"{_NAME}$", re.IGNORECASE)
+_REST = r"[^\s\"'<>]++"
+_FORMS = [
+    (re.compile(pattern, re.IGNORECASE), rf"\g<1>{HIDDEN}\g<2>")
+    for pattern in (
+        # In abfs and wasb the name before the @ is a container; a colon there is a key. A port is not a password.
+        r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(://)(?:[^\s\"'<>/?#@]{0,512}+(@))++",
+        r"(://)[^\s\"'<>/?#@\[:]{0,100}+:(?!\d{1,5}(?:[\s\"'/?#]|$))(?:[^\s\"'<>@]{0,512}+(@))++",
+        r"(jdbc:oracle:\w{1,10}:)[^\s\"'@/]{1,100}+/(?:[^\s\"'<>@]{0,512}+(@))++",
+        rf"([?&]key=){_REST}()",
+        rf"(--[\w-]{{0,50}}(?:password|secret|token|api-key)\s+){_REST}()",
+        rf"(\bbearer\s+){_REST}()",
+    )
+] + [
+    (re.compile(pattern), HIDDEN)
+    for pattern in (
+        r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+        r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-|sk-)[\w-]{16,}+",
+        r"\bdapi[0-9a-f]{32}|\bAIza[\w-]{35}",
+        r"\beyJ[\w-]{8,}+\.[\w-]++\.[\w-]*+",
+        r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[^-]*+(?:-----END [A-Z ]{0,20}PRIVATE KEY-----)?",
+    )
+]  # fmt: skip
+
+
+def redact(text: str) -> str:
+    """The text with HIDDEN where a secret stands; without its percent-encoding where that hid one."""
+    decoded = unquote(text) if "%" in text else text
+    hidden = _hidden(decoded)
+    return text if hidden == decoded else hidden
+
+
+def _hidden(text: str) -> str:
+    for pattern, instead in _FORMS:
+        text = pattern.sub(instead, text)
+    return _NAMED.sub(rf"\g<1>{HIDDEN}", text)
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """A JSON-able value with every text redacted, and hidden whole behind a telling name."""
+    if isinstance(value, dict):
+        return {key: redacted(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(item, name) for item in value]
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if value and is_secret_name(name) else redact(value)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what this key holds is a secret: `fs.s3a.secret.key`, `hf_token`; not `tokens`, `tls_key`."""
+    return bool(_IS_NAME.search(name))
+
+
+class RedactingFormatter(logging.Formatter):
+    """Hides secrets in whole log records, tracebacks too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))

@@ -1,0 +1,251 @@
+"""A secret runs through everything that leaves the driver, in every form we know of, and is in none of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from conf.load import ConfigError, leaves, load_config, recipe_names
+from conf.manifest import Accounting, DatasetManifest, Lineage
+from conf.schema import RunConfig
+from conf.secrets import HIDDEN, RedactingFormatter, redact, redacted
+from conf.storage import open_storage
+from pipelines import cli, report_job, serving, spark, train_job
+from pipelines.etl_job import Dataset
+from pipelines.progress import Progress
+from training.failure import Failure, WorkerFailed
+from training.tracker import Tracker, TrackerSettings
+
+PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them
+ABFSS = "abfss://container@account.dfs.core.windows.net/x"
+MANIFEST = DatasetManifest(
+    name="s", fingerprint="a" * 64, created_at="", columns=(), files=(), splits={}, lineage=Lineage(sources={}),
+    accounting=Accounting(rows_in=0, rows_out=0),
+)  # fmt: skip
+
+URLS = [  # none has a place in a recipe
+    f"s3://AKIAIOSFODNN7EXAMPLE:{ODD}@bucket/x",
+    f"s3://key:{PLAIN}@bucket/x",
+    f"https://{PLAIN}@host/x",
+    f"https://user:p@{PLAIN}@host/x",
+    f"abfss://:{PLAIN}@account/container",
+    f"{ABFSS}?client_secret={PLAIN}",
+    f"{ABFSS}?sv=2024-11-04&sig={PLAIN}%3D",
+    f"{ABFSS}?account_key={ODD}",
+    f"{ABFSS}?sas_token=sv=2024%26sig={PLAIN}",
+    f"gs://bucket/x?access_token={PLAIN}",
+    f"https://bucket.s3.amazonaws.com/x?X-Amz-Credential=AKIA&X-Amz-Signature={PLAIN}",
+    f"https://bucket.s3.amazonaws.com/x?X-Amz-Security-Token={PLAIN}",
+    f"https://bucket.s3.amazonaws.com/x?AWSAccessKeyId=a&Signature={PLAIN}",
+    f"https://storage.googleapis.com/x?X-Goog-Signature={PLAIN}",
+    f"https://host/x?%73ig={PLAIN}",
+    f"https://host/x?key={PLAIN}",
+    f"https://host/x#access_token={PLAIN}",
+    f"simplecache::s3://key:{ODD}@bucket/x",
+    f"zip://a.csv::https://user:{PLAIN}@host/x.zip",
+    f"hdfs://user:{PLAIN}@host:9000/x",
+    f"postgresql://user:{ODD}@db:5432/mlflow",
+    f"mysql+pymysql://root:{PLAIN}@db/mlflow",
+    f"jdbc:postgresql://db/x?user=u&password={PLAIN}",
+    f"jdbc:sqlserver://db;user=sa;password={PLAIN}",
+    f"jdbc:oracle:thin:scott/{PLAIN}@//db:1521/x",
+    f"https://host?token={PLAIN}",
+]
+WORDS = [  # in a message, a log line or a tag
+    f"password={PLAIN}",
+    f"client_secret: {ODD}",
+    f'{{"api_key": "{PLAIN}"}}',
+    f"{{'secretAccessKey': '{ODD}'}}",
+    f'{{\\"token\\": \\"{PLAIN}\\"}}',
+    f"spark.hadoop.fs.s3a.secret.key={ODD}",
+    f"fs.azure.account.key.acc.dfs.core.windows.net={ODD}",
+    f"fs.azure.sas.container.acc = {PLAIN}",
+    f"Authorization: Bearer {PLAIN}",
+    f"Authorization: Basic {PLAIN}",
+    f"-H bearer {PLAIN}",
+    f"--password {PLAIN}",
+    f"-Djavax.net.ssl.trustStorePassword={PLAIN}",
+    f"AccountName=a;AccountKey={ODD};EndpointSuffix=core.windows.net",
+    f"DB_PASSWD={PLAIN}",
+    f"ghp_{PLAIN}{'a' * 20}",
+    f"eyJhbGciOiJIUzI1NiJ9.{PLAIN}.c2ln",
+    f"-----BEGIN RSA PRIVATE KEY-----\n{PLAIN}\n-----END RSA PRIVATE KEY-----",
+]
+KEYS = ["storage.runs", "storage.datasets", "dataset", "tracking.uri", "tracking.root", "tracking.experiment",
+        "tracking.tags.note", "model.args.weights", "data.cache.files", "launch.interface", "description"]  # fmt: skip
+NAMED = ["tracking.tags.api_token", "tracking.tags.password", "model.args.hf_token", "model.args.secret_key"]
+SPARK = {  # theirs are kept for the session
+    "spark.hadoop.fs.s3a.secret.key": ODD,
+    "spark.hadoop.fs.s3a.access.key": PLAIN,
+    "spark.hadoop.fs.azure.account.key.acc.dfs.core.windows.net": ODD,
+    "spark.hadoop.fs.azure.account.oauth2.client.secret": PLAIN,
+    "spark.hadoop.fs.azure.sas.container.acc": PLAIN,
+    "spark.hadoop.fs.gs.auth.service.account.private.key": PLAIN,
+    "spark.ssl.keyPassword": PLAIN,
+    "spark.authenticate.secret": PLAIN,
+    "spark.kubernetes.authenticate.oauthToken": PLAIN,
+    "spark.kafka.sasl.jaas.config": f"x required username=u password={PLAIN};",
+    "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:postgresql://u:{PLAIN}@db/x",
+    "spark.executor.extraJavaOptions": f"-Dtoken={PLAIN}",
+}
+
+
+def shown(text: str) -> bool:
+    return PLAIN in text or "Sl4sh" in text
+
+
+def recipe(folder: Path, key: str, value: Any) -> str:
+    content: dict[str, Any] = {"name": "s", "dataset": "/data/x"}
+    *above, name = key.split(".", 2) if key.startswith("spark.conf") else key.split(".")
+    block = content
+    for part in above:
+        block = block.setdefault(part, {})
+    block[name] = value
+    (folder / "s.yaml").write_text(yaml.safe_dump(content))
+    return str(folder / "s.yaml")
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_with_a_secret_is_refused_wherever_it_stands_and_not_repeated(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key in KEYS:
+        with pytest.raises(ConfigError, match=f"{key}.* holds a secret") as caught:
+            load_config(recipe(tmp_path, key, url))
+        assert not shown(repr(caught.value)) and len(caught.value.problems) == 1
+    assert cli.main(["-v", "config", "show", recipe(tmp_path, "dataset", url)]) == 2
+    captured = capsys.readouterr()
+    assert "holds a secret" in captured.err and not shown(captured.err + captured.out)
+    with pytest.raises(ValueError, match="holds a secret") as refused:
+        open_storage(url)
+    assert not shown(str(refused.value))
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_a_key_that_names_a_secret_is_refused_where_users_name_keys(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is a secret") as caught:
+        load_config(recipe(tmp_path, key, PLAIN))
+    assert not shown(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.conf", f"spark.hadoop.fs.s3a.secret.key={ODD}"),
+        ("spark.conf", {"spark.x.password": [PLAIN]}),
+        ("tracking.tags", {"password": {"is": PLAIN}}),
+        ("tracking.tags", f"password: {PLAIN}"),
+        ("tracking.flush_every_s", URLS[0]),
+        ("optim.lr", f"token={PLAIN}"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_not_repeated(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe(tmp_path, key, value))
+    assert key.split(".")[1] in str(caught.value) and not shown(str(caught.value))
+    with pytest.raises(ValidationError) as raw:
+        RunConfig.model_validate(yaml.safe_load((tmp_path / "s.yaml").read_text()))
+    assert not shown(str(raw.value))
+
+
+@pytest.mark.parametrize("text", [f"a: [password: {PLAIN}", f"password: {PLAIN}\npassword: b", f"a: *{PLAIN}"])
+def test_a_recipe_that_is_no_yaml_is_not_repeated(text: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(tmp_path / "s.yaml"), [f"tracking.tags={{token: {PLAIN}"])
+    assert not shown(str(caught.value)) or text.startswith("a: *")  # an alias: no form of a secret
+
+
+def test_spark_gets_its_secrets_and_nothing_else_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recipe(tmp_path, "spark.conf", SPARK | {"spark.executor.cores": "2"})
+    resolved = load_config(path)
+    config = resolved.config
+    assert spark.session_settings("s", config.spark, 1, is_submitted=False).items() >= SPARK.items()
+    serving.write_model_folder(tmp_path / "model", config, MANIFEST, b"")
+    dataset = Dataset(MANIFEST, open_storage(str(tmp_path)))
+    job = train_job.job_spec(resolved, dataset, dataset.folder).to_json()
+    assert cli.main(["config", "show", path]) == 0
+    left = [repr(config), str(config), config.model_dump_json(), json.dumps(job), capsys.readouterr().out]
+    left += [(tmp_path / "model/config.json").read_text(), repr(report_job.as_run(resolved, None))]
+    assert not [text for text in left if shown(text)]
+    assert resolved.as_dict()["spark"]["conf"] == dict.fromkeys(SPARK, HIDDEN) | {"spark.executor.cores": "2"}
+    assert RunConfig.model_validate(job["payload"]["config"]).model_dump(mode="json") == resolved.as_dict()
+    assert load_config(recipe(tmp_path, "spark.conf", SPARK | {"spark.ssl.keyPassword": "other"})).digest
+
+
+def test_sparks_own_rule_can_be_changed(tmp_path: Path) -> None:
+    conf = {"spark.redaction.regex": "(?i)special", "spark.my.special": PLAIN, "spark.note": "special " + PLAIN}
+    dumped = load_config(recipe(tmp_path, "spark.conf", conf)).as_dict()["spark"]["conf"]
+    assert dumped == conf | {"spark.my.special": HIDDEN, "spark.note": HIDDEN}
+    with pytest.raises(ConfigError, match="no regular expression"):
+        load_config(recipe(tmp_path, "spark.conf", {"spark.redaction.regex": "("}))
+
+
+def test_nothing_tracked_holds_a_secret(tmp_path: Path) -> None:
+    """What the store gets is what is in the journal; here its server is away."""
+    settings = TrackerSettings("t", "http://127.0.0.1:9", str(tmp_path), tags={"note": WORDS[0]}, request_retries=0)
+    texts = [*URLS, *WORDS]
+    with Tracker(settings, "j", "n", {"password": PLAIN}) as tracker:
+        events = train_job.Events(tracker, Progress(interactive=False))
+        with tracker.part("train"):
+            for number, text in enumerate(texts):
+                tracker.params("train", {f"k{number}": {"text": text, "list": [text]}, "api_token": PLAIN})
+                tracker.tags("train", {f"t{number}": text})
+                tracker.artifact("train", f"before\n{text}\nafter", "log.txt")
+                tracker.dataset("train", "d", text, "f", "training", {"password": PLAIN})
+                tracker.checkpoint("train", number, text, 1, 1)
+                ended = {"kind": "attempt_ended", "attempt": number, "world": 1, "cause": "exception", "step": 1}
+                ended |= {"words": text, "steps_lost": 0, "decision": "retry", "next_world": 1, "why": text}
+                events.on_event(ended)
+    written = [path.read_bytes().decode() for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(len(text) for text in written) > 10_000 and not [text for text in written if shown(text)]
+    assert len(events.failed_attempts) == len(texts) and not shown(repr(events.failed_attempts))
+    assert not shown(json.dumps(redacted({"words": texts, "token": PLAIN, "list": [{"password": [PLAIN]}]})))
+
+
+@pytest.mark.parametrize("text", [*URLS, *WORDS])
+def test_no_log_line_and_no_error_shows_a_secret(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(RedactingFormatter("%(message)s"))
+    log = logging.Logger("secrets")
+    log.addHandler(handler)
+    failure = WorkerFailed(Failure(0, "h", "exception", text, traceback=text, last_lines=(text,)), (), {1: text})
+    log.info("[rank %d] before %s after", 0, text)
+    try:
+        raise failure
+    except WorkerFailed:
+        log.exception("ended")
+
+    def fail(_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(cli, "_config_show", fail)
+    assert cli.main(["-v", "config", "show", "flights"]) == 4
+    captured = capsys.readouterr()
+    for output in (stream.getvalue(), captured.err + captured.out):
+        assert output.count(HIDDEN) >= 2 and not shown(output), output
+
+
+@pytest.mark.parametrize("text", [
+    "http://host:5000/users/@me", "http://[::1]:5000/@x", ABFSS, "hdfs://namenode:9000/x", "sample_tokens = 9: none",
+    "tokens=512", "model.args.tokenizer: bpe", "launch.tls_key = 'a.pem'", "12:30:05 I train: loss 0.5, step 3",
+    "pad_token_id=3", "s3://b/x?endpoint_override=host:9000&scheme=http", "sqlite:////data/mlflow.db", "databricks://me",
+])  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_nothing_is_hidden_of_our_recipes(name: str) -> None:
+    resolved = load_config(name).as_dict()
+    assert redacted(resolved) == resolved and list(leaves(resolved))
