@@ -23,6 +23,7 @@ from conf.rules import dataset_problems, metric_problems
 from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
+from conf.stored import StoredError
 from pipelines import etl_job, evaluate, report_job, serving, train_job
 from pipelines.barrier import check_slots, stage_options
 from pipelines.etl_job import Dataset
@@ -91,7 +92,7 @@ def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
     """The status of a run that did not finish. A full disk, say, must not hide what ended it."""
     try:
         runs.update(record.folder, status=status)
-    except OSError as error:
+    except (OSError, StoredError) as error:
         log.error("%s: run.json still says %r, not %r: %s", runs.at(record).uri, record.status, status, error)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from conf.load import ConfigError
-from conf.manifest import Accounting, Column, DatasetManifest, Lineage, SplitInfo
+from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from conf.schema import RunConfig
 from conf.storage import open_storage
 from pipelines.batch import check_against, metric_problems_of, note_end
 from pipelines.etl_job import Dataset
 from pipelines.runs import Runs
 
+SPLITS = ("train", "valid", "test")
 COLUMNS = (
     Column(name="carrier", dtype="int32", cardinality=4),
     Column(name="late", dtype="bool", role="label"),
@@ -41,9 +42,13 @@ def config(**blocks: Any) -> RunConfig:
 
 def refusal(config: RunConfig, folder: Path) -> str:
     manifest = DatasetManifest(
-        name="b", fingerprint="a" * 64, created_at="", columns=COLUMNS, files=(),
-        splits={name: SplitInfo(rows=5000, files=1) for name in ("train", "valid", "test")},
-        accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
+        name="b", fingerprint="a" * 64, created_at="", columns=COLUMNS, lineage=Lineage(sources={}),
+        splits={name: SplitInfo(rows=5000, files=1) for name in SPLITS},
+        files=tuple(
+            DataFile(path=f"{name}.parquet", split=name, rows=5000, bytes=1, sha256="a" * 64, row_groups=(5000,))
+            for name in SPLITS
+        ),
+        accounting=Accounting(rows_in=15_000, rows_out=15_000),
     )  # fmt: skip
     try:
         check_against(config, Dataset(manifest, open_storage(str(folder))))

@@ -47,7 +47,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
     monkeypatch.setattr(etl_job, "wanted_fingerprint", lambda config: "f")
     monkeypatch.setattr(etl_job, "require", lambda config, fingerprint: SimpleNamespace())
-    monkeypatch.setattr(batch, "spark_session", lambda config: nullcontext())
+    monkeypatch.setattr(batch, "spark_session", lambda *_: nullcontext())
     for name in ("check_against", "describe_job", "log_dataset"):
         monkeypatch.setattr(batch, name, lambda *_, **__: None)
     monkeypatch.setattr(batch, "layout_problems_of", lambda *_: [])
