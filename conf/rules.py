@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,21 +165,6 @@ def secret_problems(config: RunConfig) -> list[str]:
     return problems
 
 
-def tls_problems(config: RunConfig) -> list[str]:
-    """Of the files the driver will need when training begins, which may be hours after it was started."""
-    certificate, key = config.launch.tls_certificate, config.launch.tls_key
-    if certificate is None or key is None:
-        return []
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except OSError as error:  # an ssl.SSLError is one
-        return [
-            f"launch.tls_certificate = {certificate!r}, launch.tls_key = {key!r}: {error}; give the PEM files of a "
-            "certificate and of its private key (without a passphrase) on the driver's machine"
-        ]
-    return []
-
-
 def combination_problems(config: RunConfig) -> list[str]:
     problems: list[str] = []
     if (config.etl is None) == (config.dataset is None):
@@ -204,7 +188,6 @@ def combination_problems(config: RunConfig) -> list[str]:
         *must_beat_problems(config),
         *idle_problems(config),
         *uri_problems(config),
-        *tls_problems(config),
     ]
 
 

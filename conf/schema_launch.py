@@ -27,10 +27,6 @@ class LaunchConfig(Strict):
     interface: str | None = Field(
         None, description="network interface of the ring; None: the one that reaches the driver"
     )
-    tls_certificate: str | None = Field(
-        None, description="PEM file on the driver's machine; with tls_key, the channel to it is encrypted"
-    )
-    tls_key: str | None = Field(None, description="PEM file of the certificate's private key; it stays there")
     log_lines_per_s: PositiveFloat = Field(200.0, description="per rank; more are counted, not sent")
     cpus_per_rank: PositiveInt | None = Field(
         None, description="cores each rank asks of Spark, as a stage-level profile; None: spark.task.cpus"
@@ -43,8 +39,4 @@ class LaunchConfig(Strict):
     def _fits_together(self) -> Self:
         if self.min_world is not None and self.min_world > self.world:
             raise ValueError(f"min_world = {self.min_world}: must not be above world = {self.world}")
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError(
-                f"tls_certificate = {self.tls_certificate}, tls_key = {self.tls_key}: give both or neither"
-            )
         return self

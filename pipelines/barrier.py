@@ -36,7 +36,6 @@ from training.facts import code_digest
 from training.job import JobResult, JobSpec
 from training.link import Endpoint
 from training.rank import FILES
-from training.tls import Certificate
 from training.worker_env import check_world
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ class StageOptions:
     lines_per_s: float = 200.0
     silence_timeout_s: float = 20.0
     patience_s: float = 20.0  # how long an agent goes on without the driver
-    tls: Certificate | None = None  # of the channel; None: authenticated, but readable on the network
     profile: ResourceProfile | None = None  # of the training stage, see training_profile; None: the application's
 
 
@@ -68,7 +66,6 @@ def stage_options(launch: LaunchConfig) -> StageOptions:
         interface=launch.interface,
         lines_per_s=launch.log_lines_per_s,
         silence_timeout_s=launch.silence_timeout_s,
-        tls=Certificate(launch.tls_certificate, launch.tls_key) if launch.tls_certificate and launch.tls_key else None,
         profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if asks else None,
     )
 
@@ -102,7 +99,7 @@ def barrier_crew(spark: SparkSession, world: int, preload: tuple[str, ...], opti
     conf = sc.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
     bind = conf.get("spark.driver.bindAddress") or host
-    with Crew(bind, (host,), sc.applicationId, options.silence_timeout_s, options.tls) as crew:
+    with Crew(bind, (host,), sc.applicationId, options.silence_timeout_s) as crew:
         stage = Stage(sc, crew, world, preload, options)
         crew.trouble = stage.trouble
         crew.check = partial(check_hosts, code=None if in_process(sc) else code, horovod="horovod.torch" in preload)
@@ -146,7 +143,7 @@ class Stage:
 
     def __init__(self, sc: SparkContext, crew: Crew, world: int, preload: tuple[str, ...], options: StageOptions):
         self._sc, self._group, self._error = sc, f"sparkring-{uuid.uuid4().hex[:8]}", ""
-        task = partial(_agent_task, crew.endpoint, preload, replace(options, profile=None, tls=None), self._group)
+        task = partial(_agent_task, crew.endpoint, preload, replace(options, profile=None), self._group)
         rdd = sc.parallelize(range(world), world).barrier().mapPartitions(task)
         if options.profile is not None:
             rdd = rdd.withResources(options.profile)

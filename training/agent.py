@@ -7,24 +7,28 @@ agent's helper (zygote.py) and dies with it. When the driver is gone for good, t
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
 import logging
 import os
 import queue
+import select
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from training.channel import Message, Plain, ProtocolError
-from training.facts import collect_facts
+from training.connection import LoopThread
+from training.facts import REACH_PEERS, collect_facts
 from training.link import Endpoint, Link
 from training.logpump import LogPump
 from training.processes import STACKS_SIGNAL, describe_status, kernel_oom_kills, state_of
@@ -59,18 +63,18 @@ class Agent:
     def __init__(self, options: AgentOptions, index: int, name: str, gpus: tuple[str, ...] = ()):
         self._options = options
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._answers: dict[int, queue.SimpleQueue[Message]] = {}
+        self._answers: dict[int, asyncio.Future[Message]] = {}  # in the loop
         self._asked = 0
-        self._lock = threading.Lock()
         self._rank: Rank | None = None
         self._helper = Helper(options.preload, options.environment)  # first: it imports while we connect
         threading.Thread(target=self._read_helper, args=(self._helper,), daemon=True).start()
+        self._thread = LoopThread("sparkring-link")
         try:
-            self._link = Link(options.endpoint, name, self._receive, options.patience_s)
-        except ConnectionError:
+            self._link, self._shim = self._thread.call(self._open(name))
+        except BaseException:  # ConnectionError above all
+            self._thread.close()
             self._helper.close()
             raise
-        self._shim = Shim(self._ask)
         address, interface = choose_interface(self._link.local_address, options.interface)
         self._store = socket.create_server((address, 0), backlog=256)
         self._seat = Seat(
@@ -80,10 +84,16 @@ class Agent:
             address=address,
             interface=interface,
             store_port=self._store.getsockname()[1],
+            shim_address=self._shim.address,
             shim_port=self._shim.port,
             gpus=gpus,
             pid=os.getpid(),
         )
+
+    async def _open(self, name: str) -> tuple[Link, Shim]:
+        link = Link(self._options.endpoint, name, self._receive, self._options.patience_s)
+        await link.open()
+        return link, await Shim(self._ask).open()
 
     def run(self) -> None:
         seat = {"kind": "seat", "seat": asdict(self._seat), "hostname": socket.gethostname()}
@@ -101,14 +111,17 @@ class Agent:
             if self._rank is not None:
                 self._rank.close()
             self._store.close()
-            self._shim.close()
-            self._link.close()
+            self._thread.call(self._shim.close())
+            self._thread.call(self._link.close())
+            self._thread.close()
 
     def _act(self, message: Message) -> None:
         kind = message["kind"]
         if kind == "start":
             self._start(message)
         elif kind == "kill":
+            if self._rank is not None:
+                self._rank.was_killed = True
             self._helper.kill()
         elif "helper" in message:
             if self._rank is None or message["helper"] != id(self._helper):
@@ -118,6 +131,7 @@ class Agent:
             else:
                 self._ended(message.get("status"))
         elif kind == "reach":
+            self._empty_store()
             threading.Thread(target=self._reach, args=(message["peers"],), daemon=True).start()
         elif kind == "dump" and self._rank is not None:
             threading.Thread(target=self._dump, args=(self._rank,), daemon=True).start()
@@ -145,13 +159,21 @@ class Agent:
         rank.report_end(status)
 
     def _reach(self, peers: list[tuple[str, int]]) -> None:
-        failed = []
-        for address, port in peers:
+        def knock(peer: tuple[str, int]) -> str:
             try:
-                socket.create_connection((address, port), timeout=3).close()
+                socket.create_connection((peer[0], peer[1]), timeout=3).close()
             except OSError as error:
-                failed.append([address, port, str(error)])
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(REACH_PEERS) as pool:
+            failed = [[*peer, why] for peer, why in zip(peers, pool.map(knock, peers), strict=True) if why]
         self._link.send({"kind": "reached", "failed": failed})
+
+    def _empty_store(self) -> None:
+        """Let go of who has knocked: nobody accepts before rank 0 does, and the kernel's queue is finite."""
+        while select.select([self._store], [], [], 0)[0]:
+            self._store.accept()[0].close()
 
     def _dump(self, rank: Rank) -> None:
         with contextlib.suppress(ValueError):  # its pipes are closed: it has ended meanwhile
@@ -165,25 +187,27 @@ class Agent:
             self._inbox.put({"kind": "helper-lost", "helper": id(helper)})
 
     def _receive(self, message: Message | None) -> None:
+        """In the loop."""
         if message is not None and message["kind"] == "value":
-            answer = self._answers.pop(message["id"], None)
-            if answer is not None:
-                answer.put(message)
+            answer = self._answers.get(message["id"])
+            if answer is not None and not answer.done():
+                answer.set_result(message)
         else:
             self._inbox.put(message)
 
-    def _ask(self, method: str, key: str, value: bytes | None) -> bytes | None:
-        """One request of the rank's Horovod client, answered by the driver's store."""
+    async def _ask(self, method: str, key: str, value: bytes) -> bytes | None:
+        """One request of the rank's Horovod client, answered by the driver's store. TimeoutError after our patience."""
         attempt = self._rank.attempt if self._rank is not None else 0
-        with self._lock:
-            self._asked += 1
-            number = self._asked
-            answer = self._answers[number] = queue.SimpleQueue()
-        text = base64.b64encode(value or b"").decode()
-        self._link.send(
-            {"kind": "store", "id": number, "attempt": attempt, "method": method, "key": key, "value": text}
-        )
-        reply = answer.get(timeout=self._options.patience_s)
+        self._asked += 1
+        number = self._asked
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        text = base64.b64encode(value).decode()
+        request = {"id": number, "attempt": attempt, "method": method, "key": key, "value": text}
+        self._link.send({"kind": "store", **request})
+        try:
+            reply = await asyncio.wait_for(answer, self._options.patience_s)
+        finally:
+            del self._answers[number]
         return None if reply["value"] is None else base64.b64decode(reply["value"])
 
 
@@ -192,6 +216,7 @@ class Rank:
 
     def __init__(self, attempt: int, rank: int, link: Link, lines_per_s: float):
         self.attempt, self.rank, self.pid = attempt, rank, 0
+        self.was_killed = False  # by the driver's order
         self._link = link
         self._started = time.monotonic()
         self._oom_kills = kernel_oom_kills()
@@ -256,7 +281,8 @@ class Rank:
         self._pump.join(timeout=2)
         lost_memory = kernel_oom_kills() > self._oom_kills
         words = "was lost with its helper process" if status is None else describe_status(status, lost_memory)
-        self._tell({"kind": "ended", "status": status, "words": words, "last_lines": list(self._pump.last)})
+        ended = {"status": status, "words": words, "was_killed": self.was_killed}
+        self._tell({"kind": "ended", **ended, "last_lines": list(self._pump.last)})
         self.close()
 
     def close(self) -> None:

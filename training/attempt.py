@@ -25,6 +25,8 @@ END_S = 10.0  # for killed ranks to be gone
 NO_ANSWER_S = 5.0  # without a word of an agent told to kill its rank: then it is lost, and likely the cause
 HELD_LINES = 100  # of each rank's output after a failure
 DUMP_S = 4.0  # for the stacks of all ranks to arrive
+LOOK_S = 0.2  # between looks at all ranks, however much they say meanwhile
+HASTE_S = 0.05  # the same after a first failure
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Agents(Protocol):
 
     def tell(self, agent: str, kind: str) -> None: ...
     def next_message(self, timeout_s: float) -> tuple[str, Message | None] | None: ...
+    def beats(self) -> dict[str, Message]: ...
+    def beat_of(self, agent: str) -> Message | None: ...
     def note(self, agent: str, message: Message | None) -> None: ...
     def is_lost(self, agent: str, limit_s: float | None = None) -> bool: ...
     def is_connected(self, agent: str) -> bool: ...
@@ -112,12 +116,16 @@ class Attempt:
         self._crew, self._states, self._attempt = crew, states, attempt
         self._on_event, self._control = on_event, control
         self._by_agent = {state.agent: state for state in states}
+        self._alive = dict.fromkeys(state.rank for state in states)  # ranks that have not ended, in order
+        self._unstarted = set(self._alive)
         self._failures: list[Failure] = []
+        self._failed: set[int] = set()  # ranks with a failure
         self._first_failed: float | None = None
         self._killed = False
         self._began, self._limits, self._deadline = began, limits, time.monotonic() + limits.start_s
         self._slow = StragglerWatch(len(states))
         self._stacks: dict[int, str] = {}
+        self._output_at: float | None = None  # last line of any rank, where lines are progress
         self._held: dict[int, deque[str]] = {}  # output since the first failure, mostly of its victims
         self._dump_until: float | None = None
         self._next_look, self._seen_waiting = 0.0, dict[int, float]()
@@ -125,11 +133,14 @@ class Attempt:
 
     def follow(self) -> JobResult:
         try:
-            while not all(state.ended for state in self._states):
-                received = self._crew.next_message(0.05 if self._first_failed else 0.2)
+            next_look = 0.0
+            while self._alive:
+                received = self._crew.next_message(next_look - time.monotonic())
                 if received is not None:
                     self._take(*received)
-                self._look()
+                if time.monotonic() >= next_look:
+                    self._look()
+                    next_look = time.monotonic() + (HASTE_S if self._first_failed else LOOK_S)
         except BaseException:  # Ctrl-C above all: no rank may outlive it
             self._kill()
             self._drain()
@@ -153,34 +164,36 @@ class Attempt:
             if request == "cancel":
                 raise Cancelled(f"attempt {self._attempt} was cancelled by the driver")
             self._tell_all(request)
+        for agent, beat in self._crew.beats().items():
+            self._beat(agent, beat)
         now = time.monotonic()
         self._look_for_lost(self._crew.why_over())
         if self._first_failed is None:
             self._look_for_hangs(now)
-            late = next((s for s in self._states if not s.running and not s.ended), None)
-            if late is not None and now > self._deadline:
+            if self._unstarted and now > self._deadline:
+                late = self._states[min(self._unstarted)]
                 words = f"did not start within {self._limits.start_s:g} s"
                 self._fail(late, Failure(late.rank, late.host, "start", words), ended=False)
         elif not self._killed and now > self._first_failed + SETTLE_S:
             self._kill()
         elif now > self._first_failed + SETTLE_S + END_S:
-            for state in self._states:
-                state.ended = True
+            self._alive.clear()
 
     def _tell_all(self, kind: str) -> None:
-        for state in self._states:
-            if not state.ended:
-                self._crew.tell(state.agent, kind)
+        for rank in self._alive:
+            self._crew.tell(self._states[rank].agent, kind)
 
     def _look_for_lost(self, over: str | None) -> None:
         """Agents that have fallen silent, or lost whoever carried them; the one that left first is told first."""
-        alive = [state for state in self._states if not state.ended]
-        for state in sorted(alive, key=lambda s: self._crew.left_at(s.agent)):
+        limit_s = NO_ANSWER_S if self._killed else None
+        alive = [self._states[rank] for rank in self._alive]
+        missing = [s for s in alive if over or s.rank in self._failed or self._crew.is_lost(s.agent, limit_s)]
+        for state in sorted(missing, key=lambda s: self._crew.left_at(s.agent)):
             gone = not self._crew.is_connected(state.agent)
-            told = any(failure.rank == state.rank for failure in self._failures)
+            told = state.rank in self._failed
             if told and gone:
-                state.ended = True
-            elif not told and (over or self._crew.is_lost(state.agent, NO_ANSWER_S if self._killed else None)):
+                self._over(state)
+            elif not told:
                 words = f"was lost with its agent: {over}" if over else "was lost: nothing is heard of its agent"
                 failure = Failure(state.rank, state.host, "lost", words, step=state.step, phase=state.phase)
                 # Where the agent is still there its rank is yet to be ended.
@@ -191,10 +204,14 @@ class Attempt:
         seen to wait for one that works has the limit again from then; it is looked at four times meanwhile."""
         if self._limits.hang_s is None:
             return
+        running = [self._states[rank] for rank in self._alive if rank not in self._unstarted]
+        output, known = self._output_at or 0.0, 0 if self._output_at else None
+        if not any(now - max(state.progressed, output) > self._limits.hang_s for state in running):
+            self._dump_until = None
+            return
         ranks = [
-            Progress(s.rank, s.host, s.step, s.phase, now - s.progressed)
-            for s in self._states
-            if s.running and not s.ended
+            Progress(s.rank, s.host, known if s.step is None else s.step, s.phase, now - max(s.progressed, output))
+            for s in running
         ]
         idle = hanging(ranks, self._limits.hang_s)
         if not idle or now < self._next_look:
@@ -219,10 +236,13 @@ class Attempt:
         if state is None or message is None or message.get("attempt") != self._attempt:
             self._crew.note(agent, message)
             return
+        if beat := self._crew.beat_of(agent):  # it came before: the step at which a rank ends must be its last
+            self._beat(agent, beat)
         kind = message["kind"]
         if kind == "running":
-            state.running, state.progressed = True, time.monotonic()
-            if all(s.running for s in self._states):
+            state.progressed = time.monotonic()
+            self._unstarted.discard(state.rank)
+            if not self._unstarted:
                 self._result.start_s = time.monotonic() - self._began
                 self._emit("started", {"world": len(self._states), "start_s": self._result.start_s})
         elif kind == "result":
@@ -235,22 +255,29 @@ class Attempt:
         else:
             self._report(state, message)
 
+    def _beat(self, agent: str, message: Message) -> None:
+        state = self._by_agent.get(agent)
+        if state is not None and message["attempt"] == self._attempt and state.rank in self._alive:
+            self._progress(state, message["step"], message["phase"])
+            self._emit("heartbeat", message)
+
+    def _progress(self, state: RankState, step: int, phase: str) -> None:
+        if (step, phase) != (state.step, state.phase):
+            state.step, state.phase, state.progressed = step, phase, time.monotonic()
+
     def _report(self, state: RankState, message: Message) -> None:
-        """Metrics, heartbeats, logs and events: kept where the result wants them, and passed on."""
+        """Metrics, logs and events: kept where the result wants them, and passed on."""
         kind = message["kind"]
-        if kind in ("heartbeat", "metrics"):
-            phase = message.get("phase", state.phase)
-            if (message["step"], phase) != (state.step, state.phase):
-                state.step, state.phase, state.progressed = message["step"], phase, time.monotonic()
         if kind == "stacks":
             self._stacks[state.rank] = message["text"]
         if kind == "log" and self._limits.by_output:
-            for each in self._states:
-                each.step, each.progressed = each.step or 0, time.monotonic()
+            self._output_at = time.monotonic()
         if kind == "log" and self._first_failed is not None:
             self._held.setdefault(state.rank, deque(maxlen=HELD_LINES)).extend(message["lines"])
             return
         if kind == "metrics":
+            if state.step is None or message["step"] > state.step:  # else a heartbeat has overtaken it
+                self._progress(state, message["step"], state.phase)
             if state.rank == 0:
                 self._result.metrics.append({"step": message["step"], "values": message["values"]})
             for slow in self._slow.add(state.rank, message["step"], message["values"]):
@@ -261,19 +288,21 @@ class Attempt:
 
     def _end(self, state: RankState, message: Message) -> None:
         failure = state.failure(message)
-        if failure is None or self._killed:
-            # A rank ended by us says nothing of itself, unless it had failed before.
-            if failure is not None and state.error:
-                self._failures.append(failure)
-            state.ended = True
+        if failure is None or (message["was_killed"] and not state.error):
+            self._over(state)  # a rank ended by us says nothing of itself, unless it had failed before
         else:
-            self._fail(state, failure)
+            self._fail(state, failure)  # also after our order to end: the cause may be heard after its consequences
         self._emit("ended", {"rank": state.rank, "words": message.get("words", ""), "status": message.get("status")})
 
     def _fail(self, state: RankState, failure: Failure, ended: bool = True) -> None:
         self._failures.append(failure)
-        state.ended = ended
+        self._failed.add(state.rank)
+        if ended:
+            self._over(state)
         self._first_failed = self._first_failed or time.monotonic()
+
+    def _over(self, state: RankState) -> None:
+        self._alive.pop(state.rank, None)
 
     def _kill(self) -> None:
         self._killed = True
@@ -281,13 +310,13 @@ class Attempt:
 
     def _drain(self) -> None:
         deadline = time.monotonic() + END_S
-        while not all(state.ended for state in self._states) and time.monotonic() < deadline:
-            received = self._crew.next_message(0.1)
-            for state in self._states:
-                state.ended |= not self._crew.is_connected(state.agent)
-            agent, message = received or ("", None)
-            if message is not None and message["kind"] == "ended" and agent in self._by_agent:
-                self._by_agent[agent].ended = True
+        for state in self._states:
+            if not self._crew.is_connected(state.agent):
+                self._over(state)
+        while self._alive and time.monotonic() < deadline:
+            agent, message = self._crew.next_message(0.1) or ("", None)
+            if agent in self._by_agent and (message is None or message["kind"] == "ended"):
+                self._over(self._by_agent[agent])
 
     def _emit(self, kind: str, data: dict[str, Any]) -> None:
         """To the caller; its own errors are logged and never end training."""

@@ -9,22 +9,24 @@ from __future__ import annotations
 import base64
 import logging
 import math
-import queue
+import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
 
 from training.attempt import Attempt, Control, Limits, OnEvent
 from training.channel import Message
+from training.facts import reach_plan
 from training.failure import LaunchError, RankState
 from training.hub import Hub
 from training.job import JobResult, JobSpec
 from training.link import Endpoint
 from training.rendezvous import Store
-from training.tls import Certificate
 from training.worker_env import Place, Seat, assign_places, choose_seats, rank_environment, visible_devices
 
 log = logging.getLogger(__name__)
+SPARE_DESCRIPTORS = 512  # strangers at the port, and whatever else the driver opens
 
 
 class Crew:
@@ -36,9 +38,7 @@ class Crew:
         addresses: tuple[str, ...] = (),
         run_id: str = "run",
         silence_timeout_s: float = 20.0,
-        tls: Certificate | None = None,
     ):
-        self._inbox: queue.Queue[tuple[str, Message | None]] = queue.Queue(maxsize=10_000)
         self._seats: dict[str, Seat] = {}
         self._hostnames: dict[str, str] = {}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -48,8 +48,8 @@ class Crew:
         self._lost: set[str] = set()
         self.check: Callable[[Crew, list[Seat]], None] = lambda crew, seats: None  # before ranks first sit there
         self.trouble: Callable[[], str | None] = lambda: None  # why the agents' own carrier has failed, if it has
-        self._hub = Hub(host, self._receive, tls=tls.context() if tls else None)
-        self.endpoint = Endpoint(addresses or (host,), self._hub.port, self._hub.secret, tls.pem() if tls else "")
+        self._hub = Hub(host, self._answer)
+        self.endpoint = Endpoint(addresses or (host,), self._hub.port, self._hub.secret, self._hub.certificate)
 
     def __enter__(self) -> Crew:
         return self
@@ -83,7 +83,7 @@ class Crew:
 
     def close(self) -> None:
         self.dismiss()
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 1.0 + len(self._seats) / 100
         while self._connected() and time.monotonic() < deadline:
             time.sleep(0.01)
         self._hub.close()
@@ -91,20 +91,18 @@ class Crew:
     def _connected(self) -> bool:
         return any(self._hub.is_connected(agent) for agent in self._seats)
 
-    def _receive(self, agent: str, message: Message | None) -> None:
-        """In the agent's own thread; answers its rank's Horovod there and then."""
-        if message is not None and message["kind"] == "store":
-            store = self._stores.get(message["attempt"])
-            value = None
-            if store is not None:
-                value = store.handle(message["method"], message["key"], base64.b64decode(message["value"]))
-            text = None if value is None else base64.b64encode(value).decode()
-            self._hub.send(agent, {"kind": "value", "id": message["id"], "value": text})
-            return
-        self._inbox.put((agent, message))
+    async def _answer(self, message: Message) -> Message:
+        """One request of a rank's Horovod to its attempt's store."""
+        store = self._stores.get(message["attempt"])
+        value = None
+        if store is not None:
+            value = await store.handle(message["method"], message["key"], base64.b64decode(message["value"]))
+        text = None if value is None else base64.b64encode(value).decode()
+        return {"kind": "value", "id": message["id"], "value": text}
 
     def gather(self, count: int, timeout_s: float, control: Control | None = None) -> None:
         """Wait until `count` agents offer seats; LaunchError says how many do. Cancelled where an end is asked for."""
+        allow_descriptors(count)
         deadline = time.monotonic() + timeout_s
         while len(self.seats) < count:
             if control is not None:
@@ -113,10 +111,8 @@ class Crew:
                 raise LaunchError(f"the agents could not be started: {why}")
             if time.monotonic() > deadline:
                 raise LaunchError(f"{len(self.seats)} of {count} agents have reported within {timeout_s:g} s")
-            try:
-                self.note(*self._inbox.get(timeout=0.1))
-            except queue.Empty:
-                continue
+            if received := self.next_message(0.1):
+                self.note(*received)
 
     def note(self, agent: str, message: Message | None) -> None:
         """What is said outside an attempt."""
@@ -148,8 +144,11 @@ class Crew:
         self._stores = {attempt: Store()}
         states = [RankState(p.rank, s.agent, self.name_of(s)) for p, s in zip(places, seats, strict=True)]
         try:
+            by_host: dict[str, list[Seat]] = {}
+            for seat in seats:
+                by_host.setdefault(seat.host, []).append(seat)
             for place, seat in zip(places, seats, strict=True):
-                self._start(document, place, seat, seats, attempt)
+                self._start(document, place, seat, seats[0], by_host[seat.host], attempt)
             return Attempt(self, states, attempt, on_event, control or Control(), began, limits).follow()
         finally:
             self._stores = {}
@@ -162,10 +161,10 @@ class Crew:
         return self._facts[seat.agent]
 
     def reach(self, seats: list[Seat], timeout_s: float = 10.0) -> dict[str, list[list[Any]]]:
-        """Have the agents of these seats connect to one another's: agent -> [[address, port, why not], ...]."""
+        """Have the agents of these seats connect to others' (facts.reach_plan): agent -> [[address, port, why not]]."""
         waiting = {seat.agent for seat in seats}
-        for seat in seats:
-            peers = [[other.address, other.store_port] for other in seats if other.agent != seat.agent]
+        for seat, others in zip(seats, reach_plan(len(seats)), strict=True):
+            peers = [[seats[other].address, seats[other].store_port] for other in others]
             self._hub.send(seat.agent, {"kind": "reach", "peers": peers})
         found: dict[str, list[list[Any]]] = {}
         deadline = time.monotonic() + timeout_s
@@ -178,9 +177,11 @@ class Crew:
                 self.note(agent, message)
         return found | {agent: [["its peers", 0, f"no answer within {timeout_s:g} s"]] for agent in waiting}
 
-    def _start(self, job: dict[str, Any], place: Place, seat: Seat, seats: list[Seat], attempt: int) -> None:
-        devices = visible_devices(seat, seats, job["visible_devices"])
-        env = rank_environment(place, seat, seats[0], attempt, job["collective_timeout_s"], self._run_id, devices)
+    def _start(
+        self, job: dict[str, Any], place: Place, seat: Seat, master: Seat, neighbours: list[Seat], attempt: int
+    ) -> None:
+        devices = visible_devices(seat, neighbours, job["visible_devices"])
+        env = rank_environment(place, seat, master, attempt, job["collective_timeout_s"], self._run_id, devices)
         part = {key: job[key] for key in ("entry", "payload", "results")}
         document = {**part, "place": place.to_json(), "attempt": attempt, "env": {**env, **job["env"]}}
         self._hub.send(seat.agent, {"kind": "start", "attempt": attempt, "document": document})
@@ -206,10 +207,29 @@ class Crew:
         return agent in self._lost
 
     def next_message(self, timeout_s: float) -> tuple[str, Message | None] | None:
-        try:
-            return self._inbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+        """The next (agent, message), None where nothing comes within the time; message None: it has disconnected."""
+        return self._hub.take(timeout_s)
+
+    def beats(self) -> dict[str, Message]:
+        """The newest heartbeat by agent, of those that have sent one since the last call."""
+        return self._hub.beats()
+
+    def beat_of(self, agent: str) -> Message | None:
+        """The same of one agent."""
+        return self._hub.beat_of(agent)
+
+
+def allow_descriptors(agents: int) -> None:
+    """Raise the soft limit of open files to a connection per agent and more; LaunchError where the hard one is less."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + agents + SPARE_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise LaunchError(
+            f"{agents} agents need about {needed} open files in the driver, and its hard limit is {hard} "
+            "(`ulimit -Hn`); raise it (LimitNOFILE= of systemd, /etc/security/limits.conf, --ulimit of the container)"
+        )
+    if needed > soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def log_event(event: dict[str, Any]) -> None:

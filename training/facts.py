@@ -20,6 +20,7 @@ OURS = ("conf", "etl", "training", "pipelines")
 MIN_DISK_BYTES = 1 << 30
 MIN_SHM_BYTES = 32 << 20
 MAX_SKEW_S = 30.0
+REACH_PEERS = 8  # hosts that each host tries to reach
 
 
 def collect_facts() -> dict[str, Any]:
@@ -112,6 +113,14 @@ def shortages(host: str, facts: Mapping[str, Any]) -> list[str]:
     if shm is not None and shm < MIN_SHM_BYTES:
         found.append(f"{host}: {shm >> 20} MiB free in /dev/shm, 32 at least; give the container more (--shm-size)")
     return found
+
+
+def reach_plan(count: int) -> list[list[int]]:
+    """Which hosts each of `count` is to reach: all others where they are few, else REACH_PEERS of them, spread evenly
+    and the next one among them. So every host is tried by as many, and the plan is connected. Pure."""
+    few = min(REACH_PEERS, count - 1)
+    offsets = [1 + step * (count - 1) // few for step in range(few)]
+    return [[(host + offset) % count for offset in offsets] for host in range(count)]
 
 
 def unreachable(names: Mapping[str, str], failed: Mapping[str, Sequence[Sequence[Any]]]) -> list[str]:

@@ -133,8 +133,6 @@ class RankState:
     rank: int
     agent: str
     host: str
-    running: bool = False
-    ended: bool = False
     has_result: bool = False
     result: Any = None
     step: int | None = None

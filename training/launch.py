@@ -13,7 +13,6 @@ from training.agent import Agent, AgentOptions
 from training.attempt import Control, Limits, OnEvent
 from training.crew import Crew, log_event
 from training.job import JobResult, JobSpec
-from training.tls import Certificate
 from training.worker_env import check_world
 
 log = logging.getLogger(__name__)
@@ -43,12 +42,11 @@ def local_crew(
     *,
     lines_per_s: float = 200.0,
     run_id: str = "local",
-    tls: Certificate | None = None,
 ) -> Iterator[Crew]:
     """`world` agents on loopback, for as many attempts as one likes; their helpers stay warm between them."""
     check_world(world)
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)), **os.environ}
-    with Crew("127.0.0.1", run_id=run_id, tls=tls) as crew:
+    with Crew("127.0.0.1", run_id=run_id) as crew:
         options = AgentOptions(crew.endpoint, environment, preload, lines_per_s=lines_per_s)
         threads = [threading.Thread(target=_run_agent, args=(options, i), daemon=True) for i in range(world)]
         for thread in threads:

@@ -1,111 +1,129 @@
 """Where ranks find each other: a key-value store in the driver, reached by Horovod's unchanged client.
 
 Horovod's client speaks plain HTTP without any secret, so it never leaves the host: each agent opens a shim on its
-loopback that forwards `GET|PUT|DELETE /scope/key` over the agent's authenticated channel, and only for processes of
-the agent's own user.
+loopback that forwards `GET|PUT|DELETE /scope/key` over the agent's authenticated channel. The shim answers whoever
+knows its token, which stands in the rank's environment, for nobody but its user to read.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
-from training.owner import owner_of_connection
+import asyncio
+import contextlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
 
 MAX_VALUE_BYTES = 1 << 20
 MAX_STORE_BYTES = 256 << 20
+MAX_HEAD_BYTES = 8192
+MAX_CLIENTS = 256  # at a time; one more is closed
+REQUEST_S = 5.0  # for a request to have arrived, whole
+POLL_S = 0.2
 
-Ask = Callable[[str, str, bytes | None], bytes | None]
+Ask = Callable[[str, str, bytes], Awaitable[bytes | None]]
 """(method, key, value) -> value; GET of an absent key is None."""
 
 
 class Store:
-    """Keys of one attempt. `get` waits for a key a little, so that clients which poll do not have to poll fast."""
+    """Keys of one attempt, in one event loop. A GET waits for its key a little, so that pollers do not poll fast."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._bytes = 0
-        self._changed = threading.Condition()
+        self._wanted: dict[str, asyncio.Event] = {}
 
-    def handle(self, method: str, key: str, value: bytes | None) -> bytes | None:
+    async def handle(self, method: str, key: str, value: bytes) -> bytes | None:
         if method == "GET":
-            return self.get(key, wait_s=0.2)
+            return await self.get(key, POLL_S)
         if method == "PUT":
-            self.put(key, value or b"")
+            self.put(key, value)
         elif method == "DELETE":
-            self.delete(key)
+            self._bytes -= len(self._values.pop(key, b""))
         return b""
 
     def put(self, key: str, value: bytes) -> None:
-        with self._changed:
-            grown = self._bytes + len(value) - len(self._values.get(key, b""))
-            if len(value) > MAX_VALUE_BYTES or grown > MAX_STORE_BYTES:
-                raise ValueError(f"rendezvous: {key!r} of {len(value)} bytes does not fit")
-            self._values[key], self._bytes = value, grown
-            self._changed.notify_all()
+        """ValueError where it does not fit."""
+        grown = self._bytes + len(value) - len(self._values.get(key, b""))
+        if len(value) > MAX_VALUE_BYTES or grown > MAX_STORE_BYTES:
+            raise ValueError(f"rendezvous: {key!r} of {len(value)} bytes does not fit")
+        self._values[key], self._bytes = value, grown
+        if key in self._wanted:
+            self._wanted.pop(key).set()
 
-    def get(self, key: str, wait_s: float = 0.0) -> bytes | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._values, wait_s)
-            return self._values.get(key)
-
-    def delete(self, key: str) -> None:
-        with self._changed:
-            self._bytes -= len(self._values.pop(key, b""))
+    async def get(self, key: str, wait_s: float = 0.0) -> bytes | None:
+        if key not in self._values and wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.setdefault(key, asyncio.Event()).wait(), wait_s)
+        return self._values.get(key)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 5
-    protocol_version = "HTTP/1.0"
-    server: Shim
-
-    def _allowed(self) -> bool:
-        return owner_of_connection(self.client_address[1], self.server.port) == os.getuid()
-
-    def _serve(self) -> None:
-        parts = self.path.split("/")
-        length = int(self.headers.get("Content-Length") or 0)
-        if not self._allowed():
-            return self._reply(403, b"")
-        if len(parts) != 3 or not 0 <= length <= MAX_VALUE_BYTES:
-            return self._reply(400, b"")
-        body = self.rfile.read(length) if length else b""
-        try:
-            value = self.server.ask(self.command, self.path, body)
-        except Exception:
-            return self._reply(503, b"")
-        return self._reply(404, b"") if value is None else self._reply(200, value)
-
-    do_GET = do_PUT = do_DELETE = _serve
-
-    def _reply(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
-
-
-class Shim(ThreadingHTTPServer):
-    """The loopback HTTP server a rank's Horovod client talks to. `close()` ends it."""
-
-    daemon_threads = True
-    request_queue_size = 64
+class Shim:
+    """The loopback HTTP server a rank's Horovod client talks to. Create, open and close it in one event loop."""
 
     def __init__(self, ask: Ask):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.ask = ask
-        self.port = int(self.server_address[1])
-        threading.Thread(target=self.serve_forever, args=(0.05,), name="rendezvous-shim", daemon=True).start()
+        self._ask, self._token = ask, secrets.token_hex(16)
+        self._clients: set[asyncio.Task[None]] = set()
+        self.port = 0
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        return  # a stranger's broken request is not an event
+    @property
+    def address(self) -> str:
+        """What Horovod is to take for the server's address, as HOROVOD_GLOO_RENDEZVOUS_ADDR."""
+        # TRICK: Horovod makes "http://<address>:<port>/<scope>/<key>" of it, so a path in the address comes back in
+        # every request: "/<token>:<port>/<scope>/<key>". Horovod 0.28.1, http_store.h; test_launch.py forms such rings.
+        return f"127.0.0.1:{self.port}/{self._token}"
 
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
+    async def open(self) -> Shim:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=64, limit=MAX_HEAD_BYTES)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def close(self) -> None:
+        self._server.close()
+        for client in self._clients:
+            client.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if len(self._clients) < MAX_CLIENTS:
+                self._clients.add(task)
+                status, body = await self._reply(reader)
+                writer.write(f"HTTP/1.0 {status} -\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+                await asyncio.wait_for(writer.drain(), REQUEST_S)
+        except (OSError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    async def _reply(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        """(HTTP status, body)."""
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                method, path, length = parse_head(head)
+                _, proof, *key = path.split("/")
+                if not hmac.compare_digest(proof.encode(), f"{self._token}:{self.port}".encode()):
+                    return 403, b""
+                if len(key) != 2 or method not in ("GET", "PUT", "DELETE") or length > MAX_VALUE_BYTES:
+                    return 400, b""
+                body = await reader.readexactly(length)
+        except (ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return 400, b""
+        try:
+            value = await self._ask(method, f"/{key[0]}/{key[1]}", body)
+        except (OSError, ValueError):  # the driver is gone, or it does not fit
+            return 503, b""
+        return (404, b"") if value is None else (200, value)
+
+
+def parse_head(head: str) -> tuple[str, str, int]:
+    """(method, path, length of the body) of an HTTP request's head; ValueError where it is none."""
+    request, *fields = head.split("\r\n")
+    method, path, _ = request.split(" ")
+    given = dict(field.lower().split(":", 1) for field in fields if ":" in field)
+    length = int(given.get("content-length", 0))
+    if not path.startswith("/") or path.count("/") < 2 or length < 0:
+        raise ValueError("no request")
+    return method, path, length

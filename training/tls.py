@@ -1,107 +1,47 @@
-"""TLS for the channel, where a certificate is given: what is said cannot be read by who reads the network.
+"""TLS of the channel: a certificate made for one launch, which agents are given beside the secret and take no other.
 
-The driver holds certificate and key; agents get the certificate beside the secret and take no other. Who is who is
-still proved by the secret: TLS adds nothing to that, and hides everything after its handshake.
+The driver's key exists in its memory only. What is sent can be neither read nor changed, repeated or left out, and an
+agent knows that it speaks to its driver before it sends the secret. Who is an agent is proved by the secret alone.
 """
 
 from __future__ import annotations
 
-import socket
+import datetime
+import os
 import ssl
-import threading
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-CHUNK_BYTES = 1 << 16
+LIFE = datetime.timedelta(days=3650)  # it ends with the launch; a clock that is wrong must not end it sooner
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """PEM files on the driver's machine; `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes ...`."""
+def new_certificate() -> tuple[ssl.SSLContext, str]:
+    """(the driver's context with a new key, its certificate as PEM for the agents)."""
+    from cryptography import x509  # here: agents import this module too, and need nothing of it
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    certificate: str
-    key: str
-
-    def context(self) -> ssl.SSLContext:
-        """The driver's; ValueError names the keys of the configuration where the files are not what they should be."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-        except OSError as error:  # an ssl.SSLError is one
-            raise ValueError(
-                f"launch.tls_certificate = {self.certificate!r}, launch.tls_key = {self.key!r}: {error}; "
-                "give the PEM files of a certificate and of its private key"
-            ) from error
-        return context
-
-    def pem(self) -> str:
-        """The certificate alone, for the agents."""
-        return Path(self.certificate).read_text()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sparkring")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - LIFE, now + LIFE)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # nobody resumes a session
+    file = os.memfd_create("certificate")  # ssl loads a key from a file only; this one is in memory and has no name
+    try:
+        os.write(file, certificate + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+    return context, certificate.decode()
 
 
-def trusting(pem: str) -> ssl.SSLContext:
-    """An agent's: this certificate, whatever host it names, or one it has signed; no other."""
+def trusting(certificate: str) -> ssl.SSLContext:
+    """An agent's: this certificate and no other, whatever host it names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be its own issuer
-    context.load_verify_locations(cadata=pem)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=certificate)
     return context
-
-
-class TlsSocket:
-    """A connected socket whose `recv` and `sendall` go through TLS; for the rest it is that socket.
-
-    One thread may receive while another sends, which an ssl.SSLSocket does not allow: the encryption is locked, the
-    waiting for the network is not. Raises OSError where the handshake fails.
-    """
-
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, is_server: bool):
-        self._sock = sock
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
-        self._lock = threading.Lock()
-        self._greet()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-    def _greet(self) -> None:
-        while True:
-            try:
-                self._tls.do_handshake()
-                return self._sock.sendall(self._outgoing.read())
-            except ssl.SSLWantReadError:
-                self._sock.sendall(self._outgoing.read())
-                self._incoming.write(self._sock.recv(CHUNK_BYTES) or self._closed())
-            except ssl.SSLError:
-                self._sock.sendall(self._outgoing.read())  # the alert that says why
-                raise
-
-    def _closed(self) -> bytes:
-        raise ConnectionError("closed during the TLS handshake")
-
-    def recv(self, count: int) -> bytes:
-        """At most `count` bytes; empty at the end. For one thread."""
-        while True:
-            try:
-                with self._lock:
-                    return self._tls.read(count)
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLZeroReturnError:
-                return b""
-            chunk = self._sock.recv(CHUNK_BYTES)
-            if not chunk:
-                return b""
-            with self._lock:
-                self._incoming.write(chunk)
-
-    def sendall(self, data: bytes) -> None:
-        """For one thread at a time: the channel's own lock sees to that."""
-        with self._lock:
-            self._tls.write(data)
-            out = self._outgoing.read()
-        self._sock.sendall(out)

@@ -21,6 +21,10 @@ _WAITING = re.compile(
 )
 
 
+MAX_TIMINGS = 200_000  # kept for the figure, of all ranks together
+MAX_OPEN = 16  # logging windows that are waited for at a time
+
+
 @dataclass(frozen=True)
 class Progress:
     """One rank as the driver sees it."""
@@ -115,8 +119,9 @@ def stragglers(timings: Mapping[int, Timing], factor: float = 1.5, least_s: floa
 class StragglerWatch:
     """Windows of all ranks' timings; a rank slow in `windows` successive ones is a straggler, told once per spell."""
 
-    def __init__(self, world: int, windows: int = 3, kept: int = 1000):
+    def __init__(self, world: int, windows: int = 3):
         self._world, self._windows = world, windows
+        kept = max(10, MAX_TIMINGS // world)
         self._open: dict[int, dict[int, Timing]] = {}  # step -> rank -> timing
         self._spells: dict[int, int] = {}
         self.history: deque[tuple[int, dict[int, Timing]]] = deque(maxlen=kept)
@@ -129,14 +134,19 @@ class StragglerWatch:
         window = self._open.setdefault(step, {})
         window[rank] = timing
         if len(window) < self._world:
+            if len(self._open) > MAX_OPEN:  # some rank does not report
+                del self._open[min(self._open)]
             return []
         self._open = {s: w for s, w in self._open.items() if s > step}
         self.history.append((step, window))
         slow = stragglers(window)
         self._spells = {r: self._spells.get(r, 0) + 1 for r in slow}
         told = [r for r in slow if self._spells[r] == self._windows]
+        waits_s = sum(t.wait_s for t in window.values()) if told else 0.0
+        others = self._world - 1
         return [
-            {"rank": r, "step": step, "busy_s": window[r].busy_s, "others_wait_s": _others(window, r)} for r in told
+            {"rank": r, "step": step, "busy_s": t.busy_s, "others_wait_s": (waits_s - t.wait_s) / others}
+            for r, t in ((r, window[r]) for r in told)
         ]
 
     def figure(self) -> dict[str, list[Any]]:
@@ -144,7 +154,3 @@ class StragglerWatch:
         rows = [(s, r, t.busy_s, t.wait_s) for s, window in self.history for r, t in sorted(window.items())]
         names = ("step", "rank", "busy_s", "wait_s")
         return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def _others(window: Mapping[int, Timing], rank: int) -> float:
-    return statistics.mean(t.wait_s for r, t in window.items() if r != rank)

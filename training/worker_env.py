@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate, zip_longest
 from typing import Any
 
 
@@ -21,6 +22,7 @@ class Seat:
     shim_port: int  # Horovod's rendezvous on this host's loopback
     gpus: tuple[str, ...] = ()
     pid: int = 0
+    shim_address: str = field(default="127.0.0.1", repr=False)  # the shim's address, with its token
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Seat:
@@ -52,24 +54,30 @@ def check_world(world: int, name: str = "world") -> None:
 def assign_places(hosts: list[str]) -> list[Place]:
     """Places in the order of `hosts` (one entry per agent). Ranks are contiguous on a host, hosts in order of
     appearance."""
-    nodes = list(dict.fromkeys(hosts))
-    sizes = [hosts.count(node) for node in nodes]
-    taken = dict.fromkeys(nodes, 0)
+    sizes = Counter(hosts)  # in order of appearance
+    nodes = {host: node for node, host in enumerate(sizes)}
+    first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+    holders: Counter[int] = Counter()  # local rank -> hosts that have it
+    cross: dict[tuple[str, int], int] = {}  # (host, local rank) -> how many of those hosts come before
+    for host, size in sizes.items():
+        for local in range(size):
+            cross[host, local] = holders[local]
+            holders[local] += 1
+    taken: Counter[str] = Counter()
     places = []
     for host in hosts:
-        node, local = nodes.index(host), taken[host]
+        local = taken[host]
         taken[host] += 1
-        peers = [n for n, size in enumerate(sizes) if size > local]
         places.append(
             Place(
-                rank=sum(sizes[:node]) + local,
+                rank=first[host] + local,
                 world_size=len(hosts),
                 local_rank=local,
-                local_size=sizes[node],
-                node_rank=node,
-                node_count=len(nodes),
-                cross_rank=peers.index(node),
-                cross_size=len(peers),
+                local_size=sizes[host],
+                node_rank=nodes[host],
+                node_count=len(sizes),
+                cross_rank=cross[host, local],
+                cross_size=holders[local],
             )
         )
     return places
@@ -129,7 +137,7 @@ def rank_environment(
         "HOROVOD_CROSS_RANK": place.cross_rank,
         "HOROVOD_CROSS_SIZE": place.cross_size,
         "HOROVOD_HOSTNAME": seat.host,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": seat.shim_address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": seat.shim_port,
         "HOROVOD_GLOO_IFACE": seat.interface,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": max(1, round(timeout_s)),

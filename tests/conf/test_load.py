@@ -166,13 +166,6 @@ def test_an_override_of_one_alias_leaves_its_twin(tmp_path: Path) -> None:
     assert args == {"a": {"width": 2, "depth": [1]}, "b": {"width": 1, "depth": [3]}}
 
 
-def test_tls_files_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "a.pem").write_text("no certificate")
-    launch = f"launch={{tls_certificate: {tmp_path}/a.pem, tls_key: {tmp_path}/missing.pem}}"
-    (found,) = problems(tmp_path, SMALL, launch)
-    assert "launch.tls_certificate = " in found and "give the PEM files" in found
-
-
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     assert "given twice" in problems(tmp_path, SMALL + "name: again\n")[0]
 

@@ -22,7 +22,6 @@ def test_defaults_are_a_ring_of_two_that_never_shrinks() -> None:
         ({"max_attempts": 0}, "greater than 0"),
         ({"silence_timeout_s": 0}, "greater than 0"),
         ({"gpus_per_rank": -1}, "greater than or equal to 0"),
-        ({"tls_certificate": "a.pem"}, "tls_certificate = a.pem, tls_key = None: give both or neither"),
         ({"wrld": 2}, "Extra inputs"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import zipfile
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,15 @@ from pipelines.package import write_archive
 from pipelines.preflight import check_hosts
 from training.attempt import Control
 from training.crew import Crew
-from training.facts import code_digest, collect_facts, problems, unfit_for_horovod, unreachable
+from training.facts import (
+    REACH_PEERS,
+    code_digest,
+    collect_facts,
+    problems,
+    reach_plan,
+    unfit_for_horovod,
+    unreachable,
+)
 from training.failure import Cancelled, LaunchError
 from training.job import JobSpec
 from training.launch import local_crew
@@ -162,6 +171,34 @@ def test_agents_reach_each_other_or_say_what_they_cannot_reach() -> None:
         failed = crew.reach([seats[0], replace(seats[1], store_port=port)])
         assert failed[seats[1].agent] == []
         assert failed[seats[0].agent][0][:2] == ["127.0.0.1", port]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 10, 11, 17, 64, 259, 1000])
+def test_reach_is_sampled_evenly_and_the_sample_is_connected(count: int) -> None:
+    """All pairs were tried: of more than 258 hosts each had more at its store's port than the kernel queues."""
+    plan = reach_plan(count)
+    degree = min(REACH_PEERS, count - 1)
+    for host, peers in enumerate(plan):
+        assert len(set(peers)) == len(peers) == degree and host not in peers
+    tried = Counter(peer for peers in plan for peer in peers)
+    assert all(tried[host] == degree for host in range(count))
+    reached, todo = {0}, [0]
+    while todo:
+        fresh = set(plan[todo.pop()]) - reached
+        reached |= fresh
+        todo += fresh
+    assert reached == set(range(count))
+
+
+@pytest.mark.ranks
+def test_who_has_knocked_at_the_stores_port_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody accepts there before rank 0 does: check after check filled the kernel's queue."""
+    create = socket.create_server
+    monkeypatch.setattr("training.agent.socket.create_server", lambda address, backlog: create(address, backlog=2))
+    with local_crew(2, ()) as crew:
+        crew.gather(2, 30)
+        for _ in range(5):
+            assert crew.reach(crew.seats) == {seat.agent: [] for seat in crew.seats}
 
 
 def test_facts_are_json() -> None:

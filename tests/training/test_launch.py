@@ -24,6 +24,7 @@ from training.job import JobSpec
 from training.launch import local_crew, run_local
 from training.link import Endpoint
 from training.rank import FILES
+from training.tls import new_certificate
 
 pytestmark = pytest.mark.ranks
 BARE: tuple[str, ...] = ()  # nothing preloaded: a rank starts in no time
@@ -403,8 +404,9 @@ def test_an_agent_without_a_driver_ends_its_helper() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     before = set(psutil.Process().children())
+    endpoint = Endpoint(("127.0.0.1",), port, "0" * 64, new_certificate()[1])
     with pytest.raises(ConnectionError):
-        Agent(AgentOptions(Endpoint(("127.0.0.1",), port, "0" * 64), {**os.environ}, BARE, patience_s=0.3), 0, "a")
+        Agent(AgentOptions(endpoint, {**os.environ}, BARE, patience_s=0.3), 0, "a")
     assert set(psutil.Process().children()) == before
 
 

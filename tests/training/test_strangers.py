@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from training.attempt import Control
+from training.connection import LoopThread
 from training.job import JobSpec
 from training.launch import local_crew
+from training.rendezvous import Shim
 
 pytestmark = pytest.mark.ranks
 
@@ -66,7 +74,7 @@ def test_a_running_job_does_not_notice_strangers_on_its_ports() -> None:
         threads.append(thread)
 
     def on_event(event: dict[str, Any]) -> None:
-        if event["kind"] == "heartbeat" and event["step"] == 5 and event["rank"] == 0:
+        if event["kind"] == "heartbeat" and event["step"] >= 5 and not threads:
             for port in ports:
                 attack(port)
         if event["kind"] == "event":
@@ -121,25 +129,114 @@ def test_what_a_ring_opens_is_on_the_chosen_interface_alone() -> None:
     assert set(found[1]) <= {"127.0.0.1"}
 
 
-def test_the_shim_answers_its_own_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    import urllib.error
-    import urllib.request
+@pytest.fixture
+def shim() -> Iterator[tuple[Shim, list[str]]]:
+    """An open shim and the keys it was asked for."""
+    asked: list[str] = []
+    values = {"/s/k": b"v", "/s/empty": b""}
 
-    from training.rendezvous import Shim, Store
+    async def ask(method: str, key: str, value: bytes) -> bytes | None:
+        asked.append(key)
+        if key == "/s/gone":
+            raise TimeoutError
+        return values.get(key) if method == "GET" else values.setdefault(key, value)
 
-    store = Store()
-    shim = Shim(store.handle)
-    url = f"http://127.0.0.1:{shim.port}"
-    try:
-        urllib.request.urlopen(urllib.request.Request(f"{url}/s/k", data=b"v", method="PUT"))
-        assert urllib.request.urlopen(f"{url}/s/k").read() == b"v"
-        for path, status in (("/s/absent", 404), ("/too/many/parts", 400), ("/few", 400)):
-            with pytest.raises(urllib.error.HTTPError) as caught:
-                urllib.request.urlopen(url + path)
-            assert caught.value.code == status
-        monkeypatch.setattr("training.rendezvous.os.getuid", lambda: 54321)
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(f"{url}/s/k")
-        assert caught.value.code == 403
-    finally:
-        shim.close()
+    thread = LoopThread("shim")
+    shim = thread.call(Shim(ask).open())
+    yield shim, asked
+    thread.call(shim.close())
+    thread.close()
+
+
+def request(shim: Shim, path: str, method: str = "GET", body: bytes = b"") -> tuple[int, bytes]:
+    """(HTTP status, body)."""
+    connection = http.client.HTTPConnection("127.0.0.1", shim.port, timeout=10)
+    connection.request(method, path, body)
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def test_the_shim_speaks_what_horovods_client_speaks(shim: tuple[Shim, list[str]]) -> None:
+    served, _ = shim
+    base = served.address.removeprefix(f"127.0.0.1:{served.port}") + f":{served.port}"
+    assert request(served, f"{base}/s/new", "PUT", bytes(range(256)) * 1000) == (200, bytes(range(256)) * 1000)
+    assert request(served, f"{base}/s/k") == (200, b"v")
+    assert request(served, f"{base}/s/empty") == (200, b"")
+    assert request(served, f"{base}/s/absent") == (404, b"")
+    assert request(served, f"{base}/s/gone") == (503, b"")
+    assert request(served, f"{base}/too/many/parts")[0] == 400
+    assert request(served, f"{base}/s/k", "PATCH")[0] == 400
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /s/k HTTP/1.1\r\n\r\n",
+        b"PUT /s/k HTTP/1.1\r\nContent-Length: 1\r\n\r\nx",
+        b"GET /" + b"0" * 32 + b":1/s/k HTTP/1.1\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"PUT //s/k HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"GET \xff\xfe/s/k/\xd8 HTTP/1.1\r\n\r\n",
+        b"x" * 100_000,
+        b"\r\n\r\n",
+    ],
+)
+def test_who_does_not_know_the_token_is_refused(shim: tuple[Shim, list[str]], sent: bytes) -> None:
+    served, asked = shim
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock, contextlib.suppress(OSError):
+        sock.sendall(sent)
+        assert sock.recv(100).startswith((b"HTTP/1.0 403 ", b"HTTP/1.0 400 "))
+    assert asked == []
+
+
+def test_a_request_that_never_ends_does(shim: tuple[Shim, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.rendezvous.REQUEST_S", 1.0)
+    served, asked = shim
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock, contextlib.suppress(OSError):
+        for _ in range(100):
+            sock.sendall(b"x")
+            time.sleep(0.1)
+    assert time.monotonic() - began < 6 and asked == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_host_can_neither_ask_the_shim_nor_read_its_token() -> None:
+    """A closed socket counted as root's, so where the agent was root a client that left at once was let in."""
+
+    def entry(ctx: Any) -> None:
+        names = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+        ctx.event("shim", {"pid": str(os.getpid()), **{name: os.environ[name] for name in names}})
+        while not ctx.should_stop():
+            time.sleep(0.05)
+
+    nobody = (
+        "import encodings.idna, os, socket, sys\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "for i in range(200):\n"
+        "    sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+        "    path = '/global/1' if i % 2 else '/' + '0' * 32 + ':' + sys.argv[1] + '/global/1'\n"
+        "    sock.sendall(('PUT %s HTTP/1.1\\r\\nContent-Length: 1\\r\\n\\r\\nx' % path).encode())\n"
+        "    sock.close()\n"
+        "try:\n"
+        "    open('/proc/%s/environ' % sys.argv[2]).read()\n"
+        "    print('read')\n"
+        "except PermissionError:\n"
+        "    print('refused')\n"
+    )
+    control, answers = Control(), list[str]()
+    kept: list[bytes] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["kind"] == "event":
+            told = event["data"]
+            assert told["HOROVOD_GLOO_RENDEZVOUS_PORT"] + "/" in told["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+            command = [sys.executable, "-c", nobody, told["HOROVOD_GLOO_RENDEZVOUS_PORT"], told["pid"]]
+            answers.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+            (store,) = crew._stores.values()
+            kept.extend(store._values.values())
+            control.stop()
+
+    with local_crew(1, ()) as crew:
+        crew.run(JobSpec(entry, {}, preload=()), 1, on_event, control=control)
+    assert answers == ["refused"] and kept == []

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import os
 import re
 import socket
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.agent import choose_interface
-from training.owner import ask_kernel, owner_in_table, owner_of_connection
 from training.rank import run_rank
 from training.rendezvous import Store
 from training.worker_env import Seat, assign_places, choose_seats, rank_environment, visible_devices
@@ -98,41 +96,20 @@ def test_every_variable_that_torchrun_sets_is_set() -> None:
 
 
 def test_the_store_bounds_what_it_keeps() -> None:
-    store = Store()
-    store.put("/s/a", b"1")
-    assert store.handle("GET", "/s/a", None) == b"1"
-    store.handle("DELETE", "/s/a", None)
-    assert store.get("/s/a") is None
-    with pytest.raises(ValueError, match="does not fit"):
-        store.put("/s/b", bytes((1 << 20) + 1))
+    async def use() -> None:
+        store = Store()
+        store.put("/s/a", b"1")
+        assert await store.handle("GET", "/s/a", b"") == b"1"
+        await store.handle("DELETE", "/s/a", b"")
+        assert await store.get("/s/a") is None
+        with pytest.raises(ValueError, match="does not fit"):
+            store.put("/s/b", bytes((1 << 20) + 1))
+        early = asyncio.create_task(store.get("/s/c", 10.0))
+        await asyncio.sleep(0)
+        store.put("/s/c", b"2")
+        assert await early == b"2"
 
-
-def test_the_owner_of_a_loopback_connection_is_known_without_the_kernels_diagnostics_too() -> None:
-    table = (
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        "   0: 0100007F:1F90 0100007F:A2C4 01 00000000:00000000 00:00000000 00000000     0        0 1 1\n"
-        "   1: 0100007F:A2C4 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 2 1\n"
-    )
-    assert owner_in_table(0xA2C4, 0x1F90, table) == 1001
-    assert owner_in_table(1, 2, table) is None
-
-
-def test_the_kernel_names_the_owner_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-        server.accept()[0],
-    ):
-        mine, theirs = client.getsockname()[1], server.getsockname()[1]
-        assert owner_of_connection(mine, theirs) == os.getuid()
-        if os.getuid() == 0:  # may give a socket away
-            os.fchown(client.fileno(), 1001, -1)
-            assert owner_of_connection(mine, theirs) == 1001
-            monkeypatch.setattr("training.owner.ask_kernel", Mock(side_effect=OSError("no diagnostics here")))
-            assert owner_of_connection(mine, theirs) == 1001
-            monkeypatch.undo()
-        assert ask_kernel(theirs, 1) is None, "a listener on the port is not the connection's other end"
-        assert ask_kernel(1, 2) is None
+    asyncio.run(use())
 
 
 def test_the_interface_is_the_one_that_reaches_the_driver_or_the_one_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
