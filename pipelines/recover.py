@@ -60,24 +60,23 @@ def local_platform(world: int) -> Platform:
 
 def decommissioning(sc: Any) -> frozenset[str]:
     """Executors of this application that Spark has begun to take away (spot instance, node drain)."""
-    scheduler = sc._jsc.sc().taskScheduler()
-    return frozenset(name for name in executors(sc) if scheduler.getExecutorDecommissionState(name).isDefined())
+    leaving = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
+    return frozenset(str(leaving.keysIterator().mkString(" ")).split())  # one call, however many executors there are
 
 
 def executors(sc: Any) -> dict[str, str]:
     """Hosts, as Spark calls them, of this application's executors by their ids."""
-    ids = sc._jsc.sc().getExecutorIds()
     found = sc._jsc.sc().statusStore().executorList(True)
-    hosts = {str(found.apply(i).id()): str(found.apply(i).hostPort()).rpartition(":")[0] for i in range(found.size())}
-    return {name: hosts.get(name, "") for name in (str(ids.apply(i)) for i in range(ids.size()))}
+    every = [found.apply(i) for i in range(found.size())]
+    return {str(one.id()): str(one.hostPort()).rpartition(":")[0] for one in every if one.id() != "driver"}
 
 
 def replace_executors(sc: Any, hosts: frozenset[str]) -> None:
     """Have Spark give up its executors on these hosts now; by itself it goes on counting their slots for up to
     spark.network.timeout. The cluster's manager starts others where, and as soon as, it can."""
-    for name, host in executors(sc).items():
+    for name, host in executors(sc).items() if hosts else ():
         if host in hosts:
-            log.warning("executor %s on %s has fallen silent: Spark is asked for another", name, host)
+            log.warning("executor %s: %s has fallen silent, so Spark is asked for another", name, host)
             sc._jsc.sc().killAndReplaceExecutor(name)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipelines.barrier import StageOptions
-from pipelines.recover import Platform, Recovery, local_platform, spark_platform, what_follows
+from pipelines.recover import Platform, Recovery, executors, local_platform, spark_platform, what_follows
 from training.attempt import Control, Limits
 from training.crew import Crew
 from training.elastic import Decision, Policy
@@ -368,6 +368,7 @@ def test_spark_says_how_much_room_there_is_and_that_nobody_leaves(spark: Any) ->
     platform = spark_platform(spark, StageOptions())
     assert platform.slots() == 2
     assert platform.leaving() == frozenset()
+    assert executors(spark.sparkContext) == {}, "the driver is no executor that could be given up"
 
 
 CLUSTER = """
