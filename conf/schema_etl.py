@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from conf.strict import Strict
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first two names that Spark, which does not tell them apart by case, takes for one."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.lower() in seen:
+            return seen[name.lower()], name
+        seen[name.lower()] = name
+    return None
+
+
+def check_case(where: str, names: Iterable[str]) -> None:
+    """ValueError where two names differ by case alone, or not at all."""
+    if twice := same_but_for_case(names):
+        raise ValueError(
+            f"{where}: {twice[0]!r} and {twice[1]!r} are one name to Spark, which ignores case; rename one"
+        )
+
+
+class CsvOptions(Strict):
+    """How a CSV file is written: RFC 4180. A quote within a quoted value is doubled; a backslash is a character."""
+
+    sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = ","
+    quote: Annotated[str, Field(pattern=r"^[\x20-\x7e]?$")] = Field('"', description="'': quotes are characters")
+    nullValue: str = Field("", description="what stands for null beside the empty value; quoted, both are texts")
+    encoding: str = Field("utf-8", description="of Python's names: latin-1, windows-1252, utf-16")
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            codecs.lookup(value)
+        except LookupError as error:
+            raise ValueError(f"{value!r} is no encoding Python knows") from error
+        return value
+
+    @model_validator(mode="after")
+    def _differ(self) -> CsvOptions:
+        if self.sep == self.quote:
+            raise ValueError(f"sep and quote are both {self.sep!r}")
+        return self
 
 
 class SourceConfig(Strict):
@@ -26,9 +70,7 @@ class SourceConfig(Strict):
         description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; parquet: the columns to read; "
         "text: none, rows are whole files with the columns `path` and `text`",
     )
-    options: dict[str, str] = Field(
-        {}, description="options of Spark's csv reader: nullValue, sep, quote, escape, encoding"
-    )
+    options: CsvOptions | None = Field(None, description="csv only; None: RFC 4180, null is the empty value")
     fingerprint: Literal["content", "stat"] = Field(
         "content", description="content: sha256 of every file; stat: path, size and mtime (for lakes too large to read)"
     )
@@ -37,7 +79,8 @@ class SourceConfig(Strict):
     def _columns_given(self) -> SourceConfig:
         if (self.format == "text") != (not self.columns):
             raise ValueError("columns must be declared for csv and parquet, and may not be for text")
-        if self.options and self.format != "csv":
+        check_case("columns", self.columns)
+        if self.options is not None and self.format != "csv":
             raise ValueError(f"options are for csv; a {self.format} source has none")
         return self
 
@@ -228,11 +271,13 @@ class EtlConfig(Strict):
             raise ValueError(f"checks: names given twice: {twice}")
         if shadowed := sorted(self.views.keys() & self.sources.keys()):
             raise ValueError(f"views: {shadowed} are sources already")
+        check_case("sources and views", [*self.sources, *self.views])
         if ":" not in self.rows and self.rows not in self.views.keys() | self.sources.keys():
             raise ValueError(f"rows = {self.rows!r} is no view or source; there are {[*self.sources, *self.views]}")
         outputs = [*self.keep, *(c for c in (self.label,) if c)]
         if clash := sorted(self.features.keys() & set(outputs)):
             raise ValueError(f"features: {clash} are label or keep too; a column has one role")
+        check_case("features, label and keep", [*self.features, *outputs])
         if self.label and self.label in {f.column for f in self.features.values()}:
             raise ValueError(f"features: one reads the label {self.label!r}")
         for index, check in enumerate(self.checks):

@@ -12,10 +12,12 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib.resources.abc import Traversable
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -36,21 +38,50 @@ from conf.manifest import (
     digest,
     read_manifest,
 )
-from conf.schema_etl import EtlConfig
+from conf.schema_etl import EtlConfig, same_but_for_case
 from conf.storage import Storage, open_storage
 from etl import checks, fit, source, table, text
 from etl.errors import EtlError
 from etl.quarantine import write_quarantine
 from etl.shard import ORDER, number_rows, plan, with_order, write_shards
 from etl.split import SPLIT, add_split, check_splits
-from etl.views import build_rows, function_source
+from etl.views import build_rows, own_modules
 from etl.write import SHARD
 
 log = logging.getLogger(__name__)
 
 DEAD_BUILD_AGE = timedelta(days=1)
+# What decides rows is the recipe's, on every cluster; so the session of a build has these settings, ...
+FIXED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Sources come as lists of files: listing each again in a task of its own would take longer than reading it.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # Rows of images or whole documents go to Python in batches of bounded size.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+}
+# ... of the cluster's those that decide how fast a query runs, where, or what is shown of it, ...
+FREE = tuple(
+    "spark.sql." + name
+    for name in (
+        *(
+            "adaptive.",
+            "artifact.",
+            "autoBroadcastJoinThreshold",
+            "broadcastTimeout",
+            "catalogImplementation",
+            "cbo.",
+            "codegen.",
+        ),
+        *("debug.", "execution.arrow.", "files.maxPartition", "files.minPartitionNum", "files.openCostInBytes"),
+        *("inMemoryColumnarStorage.", "join.preferSortMergeJoin", "maxPlanStringLength", "shuffle.partitions"),
+        *("sources.parallelPartitionDiscovery.", "statistics.", "thriftServer.", "ui.", "warehouse.dir"),
+    )
+)
+# ... and every other of Spark SQL from the recipe alone, whose fingerprint it is part of (`decides_rows`).
 PLAN_CHARACTERS = 20_000
-BATCH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -92,17 +123,31 @@ class Written:
 
 
 def build_dataset(
-    spark: SparkSession, config: EtlConfig, *, name: str, root_uri: str, code_commit: str = "", config_digest: str = ""
+    spark: SparkSession,
+    config: EtlConfig,
+    *,
+    name: str,
+    root_uri: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    code_commit: str = "",
+    config_digest: str = "",
 ) -> Built:
-    """Build the dataset, or find it built. Raises EtlError (ChecksFailed) for whatever is the user's to mend."""
+    """Build the dataset, or find it built. Raises EtlError (ChecksFailed) for whatever is the user's to mend.
+
+    Args:
+        name: with the fingerprint, the dataset's folder below `root_uri`.
+        settings: the recipe's `spark.conf`.
+        code_commit: commit of the user's checkout, for the lineage.
+        config_digest: digest of the whole resolved recipe, for the lineage.
+    """
     sources = {n: source.find_source(n, c) for n, c in config.sources.items()}
     prints = {n: source.fingerprint(s) for n, s in sources.items()}
-    print_ = dataset_fingerprint(config, prints, spark.version)
+    print_ = dataset_fingerprint(config, prints, spark.version, settings)
     storage = open_storage(root_uri).at(f"{name}-{print_[:12]}")
     if (manifest := find_dataset(storage, print_)) is not None:
         log.info("dataset %s is built already: %s", name, storage.uri)
         return Built(manifest, storage.uri, rebuilt=False)
-    attempt = Attempt(_own_session(spark), config, storage, f"data-{uuid.uuid4().hex[:12]}", {})
+    attempt = Attempt(_own_session(spark, settings), config, storage, f"data-{uuid.uuid4().hex[:12]}", {})
     try:
         lineage = Lineage(
             sources={n: _described(s, prints[n]) for n, s in sources.items()},
@@ -124,7 +169,9 @@ def build_dataset(
     return Built(manifest, storage.uri, rebuilt=True, seconds=attempt.seconds)
 
 
-def dataset_fingerprint(config: EtlConfig, sources: dict[str, str], spark_version: str) -> str:
+def dataset_fingerprint(
+    config: EtlConfig, sources: dict[str, str], spark_version: str, settings: Mapping[str, str]
+) -> str:
     """sha256 over all that decides the dataset's content; known before anything is built.
 
     Where a source lies is not content, so paths are left out; the order of keys is (columns are stored in it).
@@ -132,14 +179,27 @@ def dataset_fingerprint(config: EtlConfig, sources: dict[str, str], spark_versio
     block = config.model_dump(mode="json")
     for declared in block["sources"].values():
         del declared["path"]
-    parts = [FORMAT_VERSION, sources, json.dumps(block), function_source(config.rows), code_digest(), spark_version]
-    return digest(parts)
+    deciding = {key: value for key, value in sorted(settings.items()) if decides_rows(key)}
+    parts = [FORMAT_VERSION, sources, json.dumps(block), own_modules(config.rows), code_digest()]
+    return digest([*parts, spark_version, deciding])
+
+
+def decides_rows(key: str) -> bool:
+    """Whether a Spark setting may change the rows of a query: Spark SQL's do, but for those fixed or free here."""
+    return key.startswith("spark.sql.") and key not in FIXED and not key.startswith(FREE)
 
 
 def code_digest() -> str:
-    """sha256 of this package's sources: other code may build other rows."""
-    files = [f for f in importlib.resources.files("etl").iterdir() if f.name.endswith(".py")]
-    return digest([[f.name, f.read_text()] for f in sorted(files, key=lambda f: f.name)])
+    """sha256 of this package's sources, subfolders included: other code may build other rows."""
+    return digest(sorted(_sources(importlib.resources.files("etl"), "etl")))
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[list[str]]:
+    for entry in folder.iterdir():
+        if entry.name.endswith(".py"):
+            yield [f"{name}/{entry.name}", entry.read_text()]
+        elif entry.is_dir():
+            yield from _sources(entry, f"{name}/{entry.name}")
 
 
 def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
@@ -160,18 +220,18 @@ def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
     return manifest
 
 
-def _own_session(spark: SparkSession) -> SparkSession:
-    """A session with its own views and settings, so that neither the caller's nor ours disturb the other's."""
+def _own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """A session with its own views, where the recipe's `settings` alone decide rows, not the cluster's or caller's."""
     session = spark.newSession()
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.ansi.enabled", "true")
-    session.conf.set("spark.sql.execution.arrow.pyspark.enabled", "true")
-    # Sources come as lists of files: listing each again in a task of its own would take longer than reading it.
-    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "100000")
-    # Rows of images or whole documents go to Python in batches of bounded size.
-    session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(BATCH_BYTES))
+    for key in session.conf.getAll:
+        if decides_rows(key) and key not in settings and session.conf.isModifiable(key):
+            log.warning("%s is set on this cluster and not in the recipe's spark.conf: left out of the build", key)
+            session.conf.unset(key)
     if (partitions := spark.conf.get("spark.sql.shuffle.partitions", None)) is not None:
         session.conf.set("spark.sql.shuffle.partitions", partitions)
+    for key, value in {**{k: v for k, v in settings.items() if k.startswith("spark.sql.")}, **FIXED}.items():
+        if session.conf.isModifiable(key):
+            session.conf.set(key, value)
     return session
 
 
@@ -182,6 +242,7 @@ def _build(
     with attempt.timed("read"):
         tables = {n: source.read_source(attempt.spark, s) for n, s in sources.items()}
         rows = build_rows(attempt.spark, tables, config.views, config.rows)
+        _check_names(rows)
         key = config.key or rows.columns
         _check_key(rows, key)
         marked = checks.mark(add_split(rows, config.split, key), config.checks, tables, key)
@@ -255,6 +316,18 @@ def _check_unchanged(sources: dict[str, source.Source]) -> None:
             raise EtlError(
                 f"etl.sources.{name}: its files changed while they were read; run again when they are at rest"
             )
+
+
+def _check_names(rows: DataFrame) -> None:
+    if twice := same_but_for_case(rows.columns):
+        raise EtlError(
+            f"etl.rows: two columns are called {twice[0]!r} and {twice[1]!r}; Spark does not tell names apart by case: "
+            "rename one, or select one of them"
+        )
+    if taken := [c for c in rows.columns if c.startswith("__")]:
+        raise EtlError(
+            f"etl.rows: names with two underscores before them, as {taken[0]!r}, are the job's own; rename it"
+        )
 
 
 def _check_key(rows: DataFrame, key: list[str]) -> None:

@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import fnmatch
-import io
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import (
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, StructField, StructType
 
 from conf.manifest import digest
-from conf.schema_etl import SourceConfig
+from conf.schema_etl import CsvOptions, SourceConfig
 from conf.storage import Storage, open_storage
+from etl import csv_file
 from etl.errors import EtlError
+from etl.values import arrow_type
+from etl.write import worker_uri
 
-BROKEN = "__broken_line"
-FILE = "__file"
-HEADER_BYTES = 1 << 20
+TASK_BYTES = 128 << 20  # of csv read by one task, where its files are smaller
 FOOTER_THREADS = 16
+# Folder in which a table format keeps what belongs to the table -> the format, and a file there that says so.
+LAKE_MARKS = {
+    "_delta_log": ("Delta", r"[^/]+"),
+    "metadata": ("Iceberg", r"(?:[^/]*\.metadata\.json|version-hint\.text)$"),
+    ".hoodie": ("Hudi", r"[^/]+"),
+}
 HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host, which Spark may write in more ways than one
 WILDCARDS = "*?["
 ANY_FOLDERS = "**"
 COMPRESSED = r"\.gz|\.bz2|\.zst"
-NOT_DECODED = "\ufffd"  # what a reader puts in the place of bytes that are not of its encoding
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,28 @@ def find_source(name: str, config: SourceConfig) -> Source:
     if not files:
         what = "no such file or folder" if info.type == pafs.FileType.NotFound else _none_of(there, pattern, config)
         raise EtlError(f"etl.sources.{name}.path = {config.path!r}: {what}; the table {name!r} is missing")
+    _refuse_lake_tables(name, config, storage, infos, [f.full for f in files])
     return Source(name, config, storage, files)
+
+
+def _refuse_lake_tables(name: str, config: SourceConfig, storage: Storage, infos: list[Any], files: list[str]) -> None:
+    """Raise EtlError where one of `files` lies in a folder that a table format keeps versions of a table in."""
+    root = storage.root.rstrip("/")
+    paths = [i.path for i in infos]
+    for above in [root, *accumulate(root.split("/"), "{}/{}".format)]:
+        with contextlib.suppress(OSError):  # who may read a folder need not be let into those above it
+            for found in storage.fs.get_file_info([f"{above}/{mark}" for mark in LAKE_MARKS]):
+                if found.type == pafs.FileType.Directory:
+                    paths += [i.path for i in storage.fs.get_file_info(pafs.FileSelector(found.path))]
+    for path in sorted(paths):
+        for mark, (kind, sign) in LAKE_MARKS.items():
+            match = re.search(rf"^(.*/){mark}/{sign}", path)
+            if match and any(file.startswith(match[1]) for file in files):
+                raise EtlError(
+                    f"etl.sources.{name}.path = {config.path!r}: {match[1]} is a table of {kind}; beside its rows "
+                    "it holds files of rows that were deleted or replaced. Export the rows with the engine that keeps "
+                    "it (INSERT OVERWRITE DIRECTORY '...' USING parquet SELECT * FROM ...) and declare that folder"
+                )
 
 
 def _split_glob(path: str) -> tuple[str, list[str] | None]:
@@ -193,96 +208,59 @@ def _declared(source: Source) -> StructType:
     return StructType(fields)
 
 
-# --- CSV: read as strings, so that a value that does not parse is an error here and not a silent null -------------
+# --- CSV: checked by line and value before the first row is used ------------------------------------------------
 
 
 def _read_csv(spark: SparkSession, source: Source, schema: StructType) -> DataFrame:
-    _raise(source, _each(source.files, lambda f: _header_problems(source, f, schema.names)))
-    names = [f.name for f in schema.fields]
-    strings = StructType([StructField(n, StringType()) for n in [*names, BROKEN]])
-    raw = (
-        spark.read.schema(strings)
-        .options(**source.config.options)
-        .options(
-            header=True, enforceSchema=True, mode="PERMISSIVE", columnNameOfCorruptRecord=BROKEN, columnPruning=False
+    types = {f.name: _text_type(source, f) for f in schema.fields}
+    task = CsvTask(worker_uri(source.storage), source.files, source.config.options or CsvOptions(), types)
+    count = min(len(source.files), max(spark.sparkContext.defaultParallelism, _bytes(source) // TASK_BYTES))
+    numbers = spark.sparkContext.parallelize(range(len(source.files)), count)
+    files = spark.createDataFrame(numbers.map(lambda n: (n,)), "file int")
+    found = files.mapInArrow(task.check, "file int, problem string").orderBy("file").collect()
+    _raise(source, [row["problem"] for row in found])
+    return files.mapInArrow(task.read, schema)
+
+
+@dataclass(frozen=True)
+class CsvTask:
+    """What a worker needs to check or read files, which come as batches of their numbers."""
+
+    root_uri: str
+    files: tuple[SourceFile, ...]
+    options: CsvOptions
+    types: csv_file.Types
+
+    def check(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, file, opener in self._files(batches):
+            problems = [f"{file.path}: {p}" for p in csv_file.check(opener, self.options, self.types)]
+            numbers = pa.array([number] * len(problems), pa.int32())
+            yield pa.RecordBatch.from_pydict({"file": numbers, "problem": pa.array(problems, pa.string())})
+
+    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _, _, opener in self._files(batches):
+            yield from csv_file.read(opener, self.options, self.types)
+
+    def _files(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, SourceFile, csv_file.Opener]]:
+        fs = open_storage(self.root_uri).fs
+        for batch in batches:
+            for number in batch.column("file").to_pylist():
+                file = self.files[number]
+                yield number, file, partial(fs.open_input_stream, file.full, compression="detect")
+
+
+def _bytes(source: Source) -> int:
+    return sum(f.bytes for f in source.files)
+
+
+def _text_type(source: Source, field: StructField) -> str:
+    kind = field.dataType.simpleString()
+    if arrow_type(kind) is None:
+        raise EtlError(
+            f"{source.key}.columns.{field.name} = {kind!r}: no value of a csv file is read as one; declare it string, "
+            "and make the value in the recipe's SQL"
         )
-        .csv(source.spark_paths())
-    )
-    problems, undecoded = _value_problems(raw, schema)
-    _raise(source, problems + (_encoding_problems(spark, source) if undecoded else []))
-    return raw.select(*[F.col(_quoted(f.name)).cast(f.dataType).alias(f.name) for f in schema.fields])
-
-
-def _header_problems(source: Source, file: SourceFile, declared: list[str]) -> list[str]:
-    separator, quote = source.config.options.get("sep", ","), source.config.options.get("quote", '"')
-    with source.storage.fs.open_input_stream(file.full, compression="detect") as stream:
-        text = stream.read(HEADER_BYTES).decode(source.config.options.get("encoding", "utf-8"), errors="replace")
-    if not text:
-        return [f"{file.path}: is empty; a csv file begins with its header"]
-    found = next(csv.reader(io.StringIO(text.lstrip("\ufeff")), delimiter=separator, quotechar=quote), [])
-    missing = [f"{file.path}: has no column {c!r}; its header is {found}" for c in declared if c not in found]
-    extra = [
-        f"{file.path}: has a column {c!r} that is not declared; add it to columns" for c in found if c not in declared
-    ]
-    if missing or extra or found == declared:
-        return missing + extra
-    return [f"{file.path}: columns stand in another order, {found}, than declared, {declared}"]
-
-
-def _value_problems(raw: DataFrame, schema: StructType) -> tuple[list[str], bool]:
-    """One pass: values that do not parse, or parse as another value, by file and column, each with a count and an
-    example; and whether any text holds NOT_DECODED."""
-    tests: dict[str, tuple[str, Column, Column]] = {
-        BROKEN: ("lines with another number of fields than the header", F.col(BROKEN).isNotNull(), F.col(BROKEN))
-    }
-    for field in schema.fields:
-        if not isinstance(field.dataType, StringType):
-            value = F.col(_quoted(field.name))
-            bad = value.try_cast(field.dataType).isNull() | _changed(field.dataType, value)
-            what = f"values in column {field.name!r} are not {field.dataType.simpleString()}"
-            tests[field.name] = (what, value.isNotNull() & bad, value)
-    keys = list(tests)
-    aggregates = [F.count_if(tests[k][1]).alias(f"n{i}") for i, k in enumerate(keys)]
-    aggregates += [F.min(F.when(tests[k][1], tests[k][2])).alias(f"x{i}") for i, k in enumerate(keys)]
-    # Spark refuses a query that reads the broken lines only, which is all there is where every column is a string.
-    aggregates.append(F.count(_quoted(schema.names[0])).alias("present"))
-    texts = [F.coalesce(F.contains(F.col(_quoted(n)), F.lit(NOT_DECODED)), F.lit(False)) for n in schema.names]
-    aggregates.append(F.bool_or(reduce(Column.__or__, texts)).alias("undecoded"))
-    by_file = raw.withColumn(FILE, F.input_file_name()).groupBy(FILE).agg(*aggregates)
-    suspect = by_file.where(" or ".join(["undecoded", *(f"n{i} > 0" for i in range(len(keys)))])).orderBy(FILE)
-    rows = suspect.collect()
-    problems = [
-        f"{row[FILE]}: {row[f'n{i}']} {tests[k][0]}, such as {row[f'x{i}']!r}"
-        for row in rows
-        for i, k in enumerate(keys)
-        if row[f"n{i}"]
-    ]
-    return problems, any(row["undecoded"] for row in rows)
-
-
-def _changed(kind: DataType, value: Column) -> Column:
-    """Where a text parses, but as another value: digits, a time of day or a zone cut off, a number beyond the range."""
-    if isinstance(kind, DecimalType):
-        other = value.try_cast("double") != value.try_cast(kind).cast("double")
-        return F.when(value.rlike("[eE]"), other).otherwise(value.rlike(rf"\.\d{{{kind.scale}}}\d*[1-9]"))
-    if isinstance(kind, (FloatType, DoubleType)):
-        return (F.abs(value.try_cast(kind)) == F.lit(math.inf)) & ~value.rlike("(?i)inf")
-    if isinstance(kind, DateType):
-        return value.rlike(r"\d[ T].*[1-9]")
-    if isinstance(kind, TimestampNTZType):
-        return value.rlike(r"\.\d{6}\d*[1-9]|:\d.*[A-Za-z+-]")
-    return value.rlike(r"\.\d{6}\d*[1-9]") if isinstance(kind, TimestampType) else F.lit(False)
-
-
-def _encoding_problems(spark: SparkSession, source: Source) -> list[str]:
-    """Spark's csv reader replaces bytes it cannot decode; whether that is what it did, the bytes themselves say."""
-    encoding = source.config.options.get("encoding", "UTF-8")
-    remedy = "convert the file, or set options.encoding to what it is"
-    if encoding.upper().replace("-", "") != "UTF8":
-        return [f"some bytes are not {encoding}: {remedy}"]
-    lines = spark.read.text(source.spark_paths()).select(F.input_file_name().alias(FILE), "value")
-    found = lines.where(~F.is_valid_utf8("value")).groupBy(FILE).agg(F.count("value"), F.min("value")).orderBy(FILE)
-    return [f"{file}: {count} lines are not UTF-8, such as {line!r}; {remedy}" for file, count, line in found.collect()]
+    return kind
 
 
 # --- Parquet: every footer, so that drift between files is found before Spark reads nulls or garbage ----------------
@@ -299,6 +277,12 @@ def _footer_problems(source: Source, file: SourceFile, schema: StructType) -> li
         return [f"{file.path}: not a readable Parquet file: {_first_line(error)}"]
     problems = []
     for field in schema.fields:
+        if alike := [n for n in found.names if n != field.name and n.lower() == field.name.lower()]:
+            problems.append(
+                f"{file.path}: has a column {alike[0]!r}, which Spark, as it ignores case, takes for the declared "
+                f"{field.name!r}; rename it"
+            )
+            continue
         if field.name not in found.names:
             problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
             continue
@@ -328,10 +312,6 @@ def _raise(source: Source, problems: list[str]) -> None:
         shown = "\n".join(f"  - {p}" for p in problems[:20])
         more = f"\n  - and {len(problems) - 20} more" if len(problems) > 20 else ""
         raise EtlError(f"{source.key}: files do not match the declared columns:\n{shown}{more}")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _first_line(error: Any) -> str:

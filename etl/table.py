@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, FloatType, IntegerType
 
 from conf.manifest import Column, Role
-from conf.schema_etl import EtlConfig
+from conf.schema_etl import EtlConfig, same_but_for_case
 from etl import fit
 from etl.columns import manifest_column, stored_expression
 from etl.errors import EtlError
@@ -22,9 +22,10 @@ def stored_columns(rows: DataFrame, config: EtlConfig, features: State) -> list[
     types = _types(rows)
     columns = [c for state in features["features"] for c in _feature_columns(state, types)]
     columns += [manifest_column(name, types[name], role) for name, role in plain_roles(config, types).items()]
-    names = [c.name for c in columns]
-    if twice := sorted({n for n in names if names.count(n) > 1}):
-        raise EtlError(f"etl.features: two columns would be stored as {twice[0]!r}; rename one feature")
+    if twice := same_but_for_case(c.name for c in columns):
+        raise EtlError(
+            f"etl.features: two columns would be stored as {twice[0]!r} and {twice[1]!r}; rename one feature"
+        )
     return columns
 
 

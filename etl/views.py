@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
-import inspect
+import importlib.util
 import re
+import sysconfig
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from etl.errors import EtlError
+
+STDLIB = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 
 
 def build_rows(spark: SparkSession, tables: dict[str, DataFrame], views: dict[str, str], rows: str) -> DataFrame:
@@ -54,11 +61,54 @@ def _call(reference: str, tables: dict[str, DataFrame]) -> DataFrame:
     return made
 
 
-def function_source(rows: str) -> str:
-    """Source text of the module behind `module:function`, for the fingerprint; empty for a view."""
-    if ":" not in rows:
-        return ""
+def own_modules(rows: str) -> dict[str, str]:
+    """sha256 by name of the module behind `module:function` and the user's own it imports, itself or through others.
+
+    Imports are read from the source, those inside functions too. Not seen: what is imported by a computed name, files
+    that the code reads, and the insides of installed packages. {} for a view.
+    """
+    found: dict[str, str] = {}
+    first = rows.partition(":")[0]
+    wanted = [first] if ":" in rows else []
+    while wanted:
+        name = wanted.pop()
+        spec = None if name in found else _spec(name)
+        if spec is None or (name != first and _is_installed(spec)):
+            continue
+        source = spec.loader.get_source(name)  # type: ignore[union-attr]
+        content = source.encode() if source is not None else Path(spec.origin or "").read_bytes()
+        found[name] = hashlib.sha256(content).hexdigest()
+        try:
+            wanted += _imports(source or "", name if spec.submodule_search_locations else spec.parent or "")
+        except SyntaxError as error:
+            raise EtlError(f"etl.rows = {rows!r}: {spec.origin}, line {error.lineno}: {error.msg}") from error
+        wanted.append(spec.parent or "")
+    if ":" in rows and first not in found:
+        raise EtlError(f"etl.rows = {rows!r}: cannot be imported: no module named {first!r}")
+    return found
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module's code is; None for what is no module, or has no code of its own (a namespace, a built-in)."""
     try:
-        return inspect.getsource(importlib.import_module(rows.partition(":")[0]))
-    except (ImportError, OSError) as error:
-        raise EtlError(f"etl.rows = {rows!r}: cannot be imported: {error}") from error
+        spec = importlib.util.find_spec(name) if name else None
+    except (ImportError, ValueError):
+        return None
+    return spec if spec is not None and spec.has_location else None
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    path = Path(spec.origin or "")
+    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(map(path.is_relative_to, STDLIB))
+
+
+def _imports(source: str, package: str) -> list[str]:
+    """Every dotted name that may be a module, of the import statements in `source`."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return names

@@ -56,6 +56,15 @@ def test_flights_block_is_valid():
         ({"split": {"kind": "time", "column": "d", "boundaries": {"train": "2020-01-01"}}}, "no boundary"),
         ({"sources": {"t": {"path": "t.csv"}}}, "must be declared"),
         ({"shard": {"row_group": 0}}, "greater than 0"),
+        (
+            {"sources": {"t": {"path": "t.csv", "columns": {"v": "int", "V": "int"}}}},
+            "'v' and 'V' are one name",
+        ),
+        ({"views": {"T": "select 1"}}, "'t' and 'T' are one name"),
+        ({"features": {"a": {"kind": "numeric"}, "A": {"kind": "numeric", "column": "a"}}}, "'a' and 'A' are one name"),
+        ({"keep": ["Y"]}, "'Y' and 'y' are one name"),
+        ({"sources": {"t": {"path": "t.csv", "columns": {"a": "int"}, "options": {"escape": "x"}}}}, "escape"),
+        ({"sources": {"t": {"path": "t", "format": "parquet", "columns": {"a": "int"}, "options": {}}}}, "for csv"),
     ],
 )
 def test_impossible_blocks_are_refused_by_rule(changes, words):

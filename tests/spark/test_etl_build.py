@@ -1,6 +1,7 @@
 """The whole job on real flights: accounting, no leak, no rebuild, nothing half-written, clear refusals."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import yaml
 from conf.manifest import DatasetManifest
 from conf.schema_etl import EtlConfig
 from conf.storage import open_storage
-from etl.build import build_dataset, find_dataset
+from etl.build import _own_session, build_dataset, find_dataset
 from etl.errors import ChecksFailed, EtlError
 from etl.raw import unpack_flights
 
@@ -83,12 +84,13 @@ def test_months_of_the_splits_do_not_overlap(built):
     assert set(rows_of(built, "valid")["month"]) <= {11, 12} and set(rows_of(built, "test")["month"]) == {12}
 
 
-def test_weather_is_joined_at_the_hour_in_utc(spark, built, raw):
-    """JFK on a summer and a winter day: the temperature of the row is the one observed at that UTC hour."""
+def test_weather_is_that_of_the_hour_before_in_utc(spark, built, raw):
+    """A row of the weather is the last reading or the maximum of its hour, so that of the same hour is of later."""
     flights = pd.concat([pd.read_csv(f, na_values="NA") for f in (raw / "flights").iterdir()])
     flights = flights[flights["arr_delay"].notna()]
     weather = pd.read_parquet(raw / "weather.parquet")
     flights["time_hour"] = pd.to_datetime(flights["time_hour"], utc=True)
+    weather["time_hour"] += pd.Timedelta(hours=1)
     joined = flights.merge(weather, on=["origin", "time_hour"], how="left", suffixes=("", "_w"))
     state = next(f for f in built.manifest.features["features"] if f["name"] == "temp")
     want = ((joined["temp"].fillna(state["fill"]) - state["mean"]) / state["std"]).astype("float32")
@@ -117,6 +119,39 @@ def test_nothing_known_only_after_departure_reaches_the_model(spark, built, raw,
     assert other.manifest.fingerprint != built.manifest.fingerprint
     assert other.manifest.features == built.manifest.features
     assert [f.sha256 for f in other.manifest.files] == [f.sha256 for f in built.manifest.files]
+
+
+def test_weather_of_the_scheduled_hour_or_later_changes_no_row_of_that_hour(spark, built, raw, tmp_path):
+    """By lineage: with every reading from noon of a test day on replaced, the flights until noon stay as they were."""
+    spoiled = tmp_path / "raw"
+    shutil.copytree(raw, spoiled)
+    noon = pd.Timestamp("2013-12-20 17:00", tz="UTC")
+    weather = pd.read_parquet(raw / "weather.parquet")
+    numbers = ["temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib"]
+    weather.loc[weather["time_hour"] >= noon, numbers] = 1.0
+    weather["time_hour"] = weather["time_hour"].astype("datetime64[us, UTC]")
+    weather.astype({"origin": "object"}).to_parquet(spoiled / "weather.parquet")
+    config = {"shard": {"shards": {"train": 1, "valid": 1, "test": 1}}, "keep": ["month", "time_hour"]}
+    rows = [rows_of(build(spark, recipe(r, **config), tmp_path / "datasets"), "test") for r in (raw, spoiled)]
+    before, after = (r[r["time_hour"] <= noon.value // 1000].reset_index(drop=True) for r in rows)
+    assert len(before) > 50 and before.equals(after)
+    assert not rows[0].equals(rows[1])
+
+
+def test_settings_of_the_cluster_decide_no_rows_and_those_of_the_recipe_do(spark):
+    class Cluster:
+        conf = spark.conf
+
+        def newSession(self):
+            session = spark.newSession()
+            session.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+            session.conf.set("spark.sql.ansi.enabled", "false")
+            return session
+
+    session = _own_session(Cluster(), {"spark.sql.mapKeyDedupPolicy": "LAST_WIN", "spark.executor.cores": "2"})
+    asked = ("legacy.timeParserPolicy", "ansi.enabled", "mapKeyDedupPolicy", "shuffle.partitions")
+    found = [session.conf.get(f"spark.sql.{key}") for key in asked]
+    assert found == ["CORRECTED", "true", "LAST_WIN", spark.conf.get("spark.sql.shuffle.partitions")]
 
 
 def test_the_same_input_is_not_rebuilt_and_a_changed_byte_is(spark, built, raw, tmp_path):
@@ -220,6 +255,11 @@ def test_a_failed_rebuild_leaves_the_dataset_that_was_there(spark, built, raw, m
         ({"one_per": "weather"}, r"one_per = 'weather': the table has 26115 rows.*lost rows"),
         ({"checks": [{"name": "none", "kind": "expression", "sql": "false", "level": "row"}]}, "rows were quarantined"),
         ({"split": {"kind": "time", "column": "time_hour", "boundaries": {"test": "2020-01-01"}}}, "test got no rows"),
+        (
+            {"views": {"v": "select *, 1 as Carrier from flights"}, "rows": "v"},
+            "two columns are called 'carrier' and 'Car",
+        ),
+        ({"views": {"v": "select *, 1 as __split from flights"}, "rows": "v"}, "'__split': names that begin with `__`"),
         ({"key": ["id"]}, r"etl\.key: rows have no column 'id'"),
         ({"label": "lat"}, "etl.label = 'lat': rows have no such column"),
         ({"keep": ["dest"]}, "one role"),
@@ -240,7 +280,9 @@ def test_one_wrong_value_in_one_file_names_both(spark, raw, tmp_path):
     subprocess.run(["cp", "-r", str(raw), str(wrong)], check=True)
     file = wrong / "flights/2013-03.csv"
     file.write_text(file.read_text().replace("\n2013,3,", "\n2013,March,", 1))
-    with pytest.raises(EtlError, match=r"etl\.sources\.flights.*\n.*2013-03\.csv: 1 values in column 'month'.*'March'"):
+    with pytest.raises(
+        EtlError, match=r"etl\.sources\.flights.*\n.*2013-03\.csv: line 2: column 'month' is int.*'March'"
+    ):
         build(spark, recipe(wrong), tmp_path / "d")
 
 
