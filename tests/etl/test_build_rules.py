@@ -57,7 +57,7 @@ def test_settings_that_decide_rows_are_in_the_fingerprint_and_others_are_not():
 
 MODULES = {
     "mine/__init__.py": "from .steps import one\n",
-    "mine/rows.py": "import json, numpy\nfrom . import helper as h\nimport mine_too\ndef make(tables):\n  import mine_late\n",
+    "mine/rows.py": "import json, numpy\nfrom . import helper\nimport mine_too\ndef make(t):\n  import mine_late",
     "mine/helper.py": "from .deep.er import f\n",
     "mine/deep/er.py": "import mine.rows\n",  # a namespace package, and a circle
     "mine/steps.py": "one = 1\n",

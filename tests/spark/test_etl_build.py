@@ -257,7 +257,7 @@ def test_a_failed_rebuild_leaves_the_dataset_that_was_there(spark, built, raw, m
         ({"split": {"kind": "time", "column": "time_hour", "boundaries": {"test": "2020-01-01"}}}, "test got no rows"),
         (
             {"views": {"v": "select *, 1 as Carrier from flights"}, "rows": "v"},
-            "two columns are called 'carrier' and 'Car",
+            "called 'carrier' and 'Carrier'",
         ),
         ({"views": {"v": "select *, 1 as __split from flights"}, "rows": "v"}, "'__split': names that begin with `__`"),
         ({"key": ["id"]}, r"etl\.key: rows have no column 'id'"),

@@ -116,9 +116,7 @@ def test_a_parquet_column_that_differs_by_case_is_named(spark, tmp_path):
     for name, table in {"beside": {"v": [1], "V": [2]}, "instead": {"V": [1]}}.items():
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
         config = SourceConfig(path=f"{tmp_path}/{name}.parquet", format="parquet", columns={"v": "bigint"})
-        with pytest.raises(
-            EtlError, match=rf"{name}\.parquet: has a column 'V', which Spark.* declared 'v'; rename it"
-        ):
+        with pytest.raises(EtlError, match=rf"{name}\.parquet: has a column 'V', which Spark.* declared 'v'"):
             read_source(spark, find_source("p", config))
 
 
