@@ -35,7 +35,7 @@ def wanted_fingerprint(config: RunConfig) -> str:
         return read_manifest(open_storage(config.dataset)).fingerprint
     assert config.etl is not None
     prints = {name: source.fingerprint(source.find_source(name, c)) for name, c in config.etl.sources.items()}
-    return dataset_fingerprint(config.etl, prints, pyspark.__version__, config.spark.conf)
+    return dataset_fingerprint(config.etl, prints, pyspark.__version__, config.spark.settings())
 
 
 def find(config: RunConfig, fingerprint: str) -> Dataset | None:
@@ -67,7 +67,7 @@ def build(spark: SparkSession, resolved: Resolved, code_commit: str) -> Dataset:
         config.etl,
         name=config.name,
         root_uri=config.storage.datasets,
-        settings=config.spark.conf,
+        settings=config.spark.settings(),
         code_commit=code_commit,
         config_digest=resolved.digest,
     )
