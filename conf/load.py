@@ -26,12 +26,8 @@ from conf.rules import combination_problems, leaves
 from conf.schema import RunConfig
 from conf.secrets import redact, redacted
 
-MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = (
-    1 << 18,
-    10_000,
-    50,
-    100,
-)  # of a recipe; the longest of ours has 300 values
+# Of a recipe: the longest of ours has 300 values.
+MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 1 << 18, 10_000, 50, 100
 RECIPES: Traversable = files("conf.recipes")  # also where the code is shipped as a zip
 
 
@@ -143,11 +139,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(value, int) and abs(value) >= 1 << 63:
                 raise ValueError("a number of more than 64 bits")
             return value
-        except (
-            ValueError,
-            TypeError,
-            OverflowError,
-        ) as error:  # the 13th month, a number of a million digits, a list as key
+        except (ValueError, OverflowError) as error:  # the 13th month, an empty number
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -200,8 +200,6 @@ class CheckResult(TypedDict):
     level: str
     rule: str
     failing: Count
-    share: Finite
-    max_share: Finite
     passed: bool
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from conf.strict import Strict
 
@@ -33,3 +33,12 @@ class TrackingConfig(Strict):
     flush_every_s: PositiveFloat = Field(2.0, description="seconds between two batches of metrics sent to the store")
     request_timeout_s: PositiveInt = Field(10, description="seconds until a request to the server counts as failed")
     request_retries: Annotated[int, Field(ge=0)] = 1
+
+    @model_validator(mode="after")
+    def _experiment_is_a_folder(self) -> Self:
+        """The embedded store keeps its artifacts in a folder of this name; servers may have paths as names."""
+        if self.uri is None and self.experiment is not None and not re.fullmatch(r"[\w][\w .-]*", self.experiment):
+            raise ValueError(
+                f"experiment = {self.experiment!r}: names a folder below root; use letters, digits, ` `, `.`, `-`, `_`"
+            )
+        return self

@@ -61,7 +61,8 @@ class CheckedAs:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         checked = handler.generate_schema(self.kind)
-        return core_schema.no_info_wrap_validator_function(lambda value, go: go(value) if value else value, checked)
+        filled = core_schema.no_info_wrap_validator_function(lambda value, go: go(value) if value else value, checked)
+        return core_schema.chain_schema([filled, handler(source)])
 
 
 OPEN = with_config(ConfigDict(extra="allow"))  # for a TypedDict of which we read a part

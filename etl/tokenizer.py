@@ -7,21 +7,59 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
+
+from conf.stored import OPEN, Count, StoredError, parse
 
 BYTES = 256
 SPECIALS = 2
 
 
+@OPEN
+class BpeModel(TypedDict):
+    type: Literal["BPE"]
+    vocab: dict[str, Count]
+    merges: list[tuple[str, str]]
+
+
+@OPEN
+class BpeFile(TypedDict):
+    """What we read of the library's serialised form: it panics on some files, and runs any regex that stands in one."""
+
+    model: BpeModel
+
+
 @dataclass(frozen=True)
 class Codec:
-    """`json` is the tokenizer's own serialised form; empty for bytes. `size` counts its ids without end and padding."""
+    """`json` is the tokenizer's own serialised form; empty for bytes. `size` counts its ids without end and padding.
+
+    Raises StoredError where they are not those of a byte-level BPE.
+    """
 
     json: str
     size: int
+
+    def __post_init__(self) -> None:
+        if self.json:
+            _ = self._bpe
+        elif self.size != BYTES:
+            raise StoredError(f"tokenizer: {self.size} ids; bytes have {BYTES}")
+
+    @cached_property
+    def _bpe(self) -> Tokenizer:
+        model = parse(BpeFile, self.json, "tokenizer")["model"]
+        vocab, merges = model["vocab"], model["merges"]
+        if sorted(vocab.values()) != list(range(self.size)):
+            raise StoredError(f"tokenizer: its {len(vocab)} ids are not each of 0..{self.size - 1} once")
+        if unknown := [pair for pair in merges if not {*pair, "".join(pair)} <= vocab.keys()]:
+            raise StoredError(f"tokenizer: the merge {unknown[0]!r:.200} is not of its tokens")
+        return _byte_level(models.BPE(vocab=vocab, merges=merges))
 
     @property
     def end_id(self) -> int:
@@ -42,7 +80,7 @@ class Codec:
             for text in texts:
                 yield np.concatenate([np.frombuffer(text.encode(), np.uint8).astype(np.int32), end])
             return
-        for found in Tokenizer.from_str(self.json).encode_batch(list(texts), add_special_tokens=False):
+        for found in self._bpe.encode_batch(list(texts), add_special_tokens=False):
             yield np.concatenate([np.array(found.ids, np.int32), end])
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -50,7 +88,14 @@ class Codec:
         own = [int(i) for i in ids if i < self.size]
         if not self.json:
             return bytes(own).decode(errors="replace")
-        return str(Tokenizer.from_str(self.json).decode(own, skip_special_tokens=False))
+        return str(self._bpe.decode(own, skip_special_tokens=False))
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def byte_codec() -> Codec:
@@ -59,9 +104,7 @@ def byte_codec() -> Codec:
 
 def train_bpe(texts: Iterator[str], vocab_size: int) -> Codec:
     """Byte-level BPE (https://arxiv.org/abs/1508.07909 over bytes); fewer ids than asked for where texts are few."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - SPECIALS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

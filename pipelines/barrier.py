@@ -9,10 +9,12 @@ spark.network.crypto.enabled).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import re
+import shutil
 import tempfile
 import threading
 import uuid
@@ -128,12 +130,11 @@ def ship_code(sc: SparkContext) -> str:
         archive = code_archive()
     except ValueError:
         return digest  # we run from an archive ourselves: it was given by --py-files
-    folder = Path(tempfile.gettempdir()) / f"sparkring-code-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"sparkring-{digest}.zip"
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(archive)
-    unfinished.replace(path)
+    # New and ours alone: executors import what is in it. Spark serves it for as long as the application lives.
+    folder = tempfile.mkdtemp(prefix="sparkring-code-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / f"sparkring-{digest}.zip"
+    path.write_bytes(archive)
     sc.addPyFile(str(path))
     return digest
 

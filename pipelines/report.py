@@ -7,6 +7,7 @@ opens in a browser, in MLflow's artifact viewer and in a mail.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -17,7 +18,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from conf.manifest import DatasetManifest
+from conf.manifest import DatasetManifest, digest
 from pipelines import figures
 from training import metrics
 from training.tracker import Tracker
@@ -129,8 +130,16 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     drawn.append(("calibration", "Calibration, slices of equal counts", figures.calibration_plot(bins), False))
     for name, values in held.columns.items():
         groups = metrics.share_by(values, held.labels, held.scores)
-        drawn.append((f"share_by_{name}", f"Share of {inputs.positive} by {name}", figures.shares(groups, name), True))
+        drawn.append(
+            (f"share_by_{file_name(name)}", f"Share of {inputs.positive} by {name}", figures.shares(groups, name), True)
+        )
     return drawn
+
+
+def file_name(column: str) -> str:
+    """A file's name for a column, which may be named anything; different for different columns."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", column)[:100]
+    return plain if plain == column else f"{plain}-{digest(column)[:8]}"
 
 
 def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:

@@ -183,7 +183,7 @@ def decode_value(value: Any) -> Any:
         return {key: decode_value(item) for key, item in value.items()}
     try:
         return DECODERS[kind](value)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{kind}: not a value of this kind ({error!r})") from error
 
 

@@ -24,12 +24,30 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
+
 from conf.storage import lock_file
+from conf.stored import OPEN, Count, parse
 
 log = logging.getLogger(__name__)
 Op = dict[str, Any]
 UNBORN, DAMAGED = "new~", "damaged~"  # how the names begin of folders that are not journals to be sent
 MOST_UNWRITTEN_BYTES = 16 << 20  # days of metrics
+
+
+@OPEN
+class State(TypedDict):
+    """state.json, as far as a replay cannot do without it."""
+
+    done: Count
+    runs: dict[str, str]
+
+
+@OPEN
+class StoredOp(TypedDict):
+    """A line of ops.jsonl, as far as all operations are alike."""
+
+    op: str
 
 
 class Journal:
@@ -40,7 +58,7 @@ class Journal:
         self._lock, self._append_lock = lock, threading.Lock()
         self.state: dict[str, Any] = {"done": 0, "runs": {}}
         if (folder / "state.json").exists():
-            self.state = _state(json.loads((folder / "state.json").read_text()))
+            self.state = dict(parse(State, (folder / "state.json").read_bytes(), f"{folder}/state.json"))
         self._ops = os.open(folder / "ops.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._end = os.fstat(self._ops).st_size  # of what is in the file for good
         self._unwritten: list[bytes] = []  # lines after it, while the disk takes no more
@@ -114,7 +132,7 @@ class Journal:
                     break
                 start += len(line)
                 if start > position:
-                    found.append((json.loads(line), start))
+                    found.append((dict(parse(StoredOp, line, f"{self.folder}/ops.jsonl")), start))
         return found
 
     def done(self, position: int) -> None:
@@ -161,14 +179,6 @@ def abandoned_journals(root: Path) -> Iterator[Journal]:
             log.warning("%s/state.json is damaged (%s); this journal is set aside, others are sent", aside, error)
             continue
         yield journal
-
-
-def _state(stored: Any) -> dict[str, Any]:
-    """ValueError where it is none of ours."""
-    done, runs = (stored.get(name) for name in ("done", "runs")) if isinstance(stored, dict) else (None, None)
-    if not isinstance(done, int) or done < 0 or not isinstance(runs, dict):
-        raise ValueError("it has no position in the journal, or no runs")
-    return dict(stored)
 
 
 def _modified(path: Path) -> float:

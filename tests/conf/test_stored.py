@@ -73,6 +73,8 @@ def feature(**changes: Any) -> Change:
         (feature(kind="subprocess"), "features"),
         (feature(std=0.0), "std"),
         (feature(column="z"), "'z' is not among the inputs"),
+        (top(features=-0.0), "features"),
+        (top(checks={}), "checks"),
         (top(text={"tokenizer_json": 3}), "tokenizer_json"),
         (top(checks=[{"name": "r"}]), r"checks\.0"),
     ],

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
+import stat
 import sys
+import tempfile
 import threading
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from pipelines.barrier import (
     StageOptions,
     barrier_crew,
     run_barrier,
+    ship_code,
     spark_reason,
 )
 from pipelines.package import code_archive, write_archive
@@ -174,6 +179,25 @@ def test_the_reason_in_a_stack_of_the_scheduler() -> None:
     ended = ": org.apache.spark.SparkException: Job 11 cancelled because SparkContext was shut down"
     assert spark_reason(Exception(ended)) == "Job 11 cancelled because SparkContext was shut down"
     assert "PYSPARK_PYTHON" in spark_reason(Exception("x\nModuleNotFoundError: No module named 'psutil'\n at"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder that is another user's")
+def test_the_code_archive_is_where_no_other_user_can_put_his_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that another user had made under the expected name was taken as it was."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    nobody = pwd.getpwnam("nobody").pw_uid
+    planted = tmp_path / f"sparkring-code-{os.getuid()}"
+    planted.mkdir(mode=0o777)
+    os.chown(planted, nobody, -1)
+    shipped: list[Path] = []
+    context = SimpleNamespace(_python_includes=[], addPyFile=lambda path: shipped.append(Path(path)))
+    digest = ship_code(context)  # type: ignore[arg-type]
+    (path,) = shipped
+    assert path.name == f"sparkring-{digest}.zip" and path.read_bytes() == code_archive()
+    found = path.parent.lstat()
+    assert stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
 
 
 def test_the_code_archive_is_reproducible_and_importable(tmp_path: Path) -> None:

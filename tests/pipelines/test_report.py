@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
+from conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo
 from pipelines import figures
 from pipelines.report import HeldOut, ReportInputs, build_report, draw, number, publish, verdict
 from training import metrics
@@ -45,8 +45,13 @@ def manifest() -> DatasetManifest:
         {"name": "distance", "rule": "0 < distance < 6000", "level": "row", "rows": 110, "failing": 10, "passed": True},
         {"name": "late", "rule": "share", "level": "dataset", "rows": 100, "failing": 60, "passed": False},
     ]
+    sizes = [("train", 22_500)] * 4 + [("test", 10_000)]
+    files = [
+        DataFile(path=f"{i}.parquet", split=split, rows=rows, bytes=1, sha256="ab" * 32, row_groups=(rows,))
+        for i, (split, rows) in enumerate(sizes)
+    ]
     return DatasetManifest(
-        name="flights", fingerprint="ab" * 32, created_at="", columns=(), files=(),
+        name="flights", fingerprint="ab" * 32, created_at="", columns=(), files=tuple(files),
         splits={"train": SplitInfo(rows=90_000, files=4), "test": SplitInfo(rows=10_000, files=1)},
         accounting=Accounting(rows_in=100_010, rows_out=100_000, quarantined={"distance": 10}),
         checks=checks, lineage=Lineage(sources={}),

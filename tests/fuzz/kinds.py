@@ -1,0 +1,313 @@
+"""What is read from outside: real examples of each kind, how it is read, and the errors its reader documents."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from pydantic import TypeAdapter
+
+from conf.load import ConfigError, load_config, recipe_names
+from conf.manifest import ManifestError, digest, read_manifest
+from conf.schema import RunConfig
+from conf.storage import open_storage
+from conf.stored import StoredError, read
+from etl.tokenizer import Codec, train_bpe
+from pipelines import serving
+from pipelines.evaluate import read_predictions
+from pipelines.report_job import Summary
+from pipelines.runs import RunRecord, Runs
+from training.channel import ProtocolError, decode
+from training.checkpoint import Checkpointer, RankFile, TrainerFile
+from training.checkpoint_catalog import committed, parse_marker
+from training.checkpoint_format import CheckpointError
+from training.checkpoint_plan import mismatch, read_index, to_metadata
+from training.loop import LoopRecord, TrainerState
+from training.tracking_buffer import Journal, abandoned_journals
+
+CONF = Path(__file__).parents[2] / "conf/recipes"
+SHA = "ab" * 32
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`read(data)` returns, or raises one of `errors`. `share`: how many of all inputs are of this kind."""
+
+    examples: list[bytes]
+    read: Callable[[bytes], Any]
+    errors: tuple[type[Exception], ...]
+    share: float = 1.0
+
+
+def kinds(folder: Path) -> dict[str, Kind]:
+    """All kinds; files are read from below `folder`."""
+    logging.getLogger().setLevel(logging.CRITICAL)
+    made = {"manifest": _manifest(folder), "run.json": _run(folder), "summary.json": _summary(folder)}
+    made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
+    made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
+    frames = [{"kind": "hello", "agent": "a-1", "proof": SHA}, {"kind": "metrics", "step": 3, "values": {"loss": 0.5}}]
+    made["frame"] = Kind([json.dumps(frame).encode() for frame in frames], decode, (ProtocolError,), 2.0)
+    return made
+
+
+def _manifest(folder: Path) -> Kind:
+    file = {"path": "d/a.parquet", "split": "train", "rows": 3, "bytes": 9, "sha256": SHA, "row_groups": [2, 1]}
+    numeric = {"name": "x", "kind": "numeric", "column": "x", "transform": "none", "mean": 1.0, "std": 2.0, "fill": 1.0,
+               "indicator": False, "train_nulls": 0}  # fmt: skip
+    plain = {
+        "name": "p",
+        "kind": "passthrough",
+        "column": "p",
+        "dtype": None,
+        "shape": None,
+        "nulls": "refuse",
+        "fill": None,
+    }
+    states = [numeric, plain, {"name": "c", "kind": "categorical", "column": "c", "values": ["a", "b"]},
+              {"name": "h", "kind": "cyclic", "column": "h", "period": 24.0}]  # fmt: skip
+    check = {"name": "r", "kind": "range", "level": "row", "rows": 4, "failing": 1, "share": 0.25, "max_share": 1.0,
+             "passed": True, "rule": "0 <= x", "detail": ""}  # fmt: skip
+    table = {
+        "format_version": 1, "name": "flights", "fingerprint": SHA, "created_at": "2026-11-22T00:00:00+00:00",
+        "columns": [{"name": "x", "dtype": "float32"}, {"name": "v", "dtype": "int8", "shape": [3]}],
+        "files": [file, file | {"path": "d/b.parquet", "split": "valid"}],
+        "splits": {"train": {"rows": 3, "files": 1}, "valid": {"rows": 3, "files": 1}},
+        "accounting": {"rows_in": 7, "rows_out": 6, "quarantined": {"r": 1}},
+        "features": {"version": 1, "inputs": dict.fromkeys("xpch", "double"), "features": states},
+        "checks": [check], "lineage": {"sources": {"t": {"path": "x", "files": 1}}},
+    }  # fmt: skip
+    about = {"tokenizer_json": "", "size": 256, "pad_id": 257, "seq_len": 16}
+    text = table | {"features": {}, "text": about | {"splits": {"train": {"unigram_entropy_nats": 3.1}}}}
+
+    def check_manifest(data: bytes) -> None:
+        (folder / "_manifest.json").write_bytes(data)
+        manifest = read_manifest(open_storage(str(folder)))
+        manifest.to_json()
+        serving.signature_inputs(manifest)
+        for split in manifest.splits:
+            manifest.files_of(split)
+
+    return Kind([json.dumps(table).encode(), json.dumps(text).encode()], check_manifest, (ManifestError,), 2.0)
+
+
+def _run(folder: Path) -> Kind:
+    runs = Runs(f"{folder}/runs", "r")
+    record = RunRecord("20261122-000000-abababab", "failed", SHA, SHA, None, "host boot", 12, 345)
+    file = Path(runs.at(record).root) / "run.json"
+    file.parent.mkdir(parents=True)
+
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        assert len(runs.records()) <= 1, "reads all it can"
+        runs.read(record.folder)
+
+    return Kind([record.to_json()], check, (StoredError,))
+
+
+def _summary(folder: Path) -> Kind:
+    train = {
+        "engine": "horovod",
+        "world": 2,
+        "steps": 10,
+        "samples": 100,
+        "best_step": 10,
+        "rows_per_s": 1.0,
+        "plan": "",
+    }
+    summary = {
+        "dataset": "d", "config": {"name": "x"}, "origins": {"name": "x.yaml:1"}, "config_digest": SHA, "attempts": 1,
+        "tracking_url": None, "commit": "", "failed_attempts": [], "timings": {"launch_s": 1.0},
+        "train": train | {"plan": ""},
+        "scores": {"this model": {"loss": 0.5}}, "missing": {}, "predictions": ["predictions/a.parquet"], "sample": "",
+        "per_step_s": {}, "once_s": {}, "history": {"train/loss": [[1, 0.5], [2, 0.4]]},
+    }  # fmt: skip
+
+    def check(data: bytes) -> None:
+        (folder / "summary.json").write_bytes(data)
+        read(Summary, open_storage(str(folder)), "summary.json")
+
+    return Kind([json.dumps(summary).encode()], check, (StoredError,))
+
+
+def _checkpoint(folder: Path) -> dict[str, Kind]:
+    storage = open_storage(str(folder))
+    checkpointer = Checkpointer(storage, asynchronous=False)
+
+    def state(value: float) -> dict[str, Any]:
+        return {"w": torch.full((4, 3), value), "b": torch.full((3,), value), "s": {"lr": value, "name": "x"}}
+
+    trainer = {
+        "state": TrainerState(step=1, cursor=8).to_json(),
+        "dataset": SHA,
+        "order": {"seed": 1},
+        "config_digest": "",
+    }
+    checkpointer.save(1, state(1.0), trainer, metric=0.5, rank_state={"codec": np.arange(3)})
+    info = checkpointer.latest()
+    assert info is not None
+    step, generation, record = storage.at("step-1"), info.generation, TypeAdapter(LoopRecord)
+    names = [f"{generation}/{name}" for name in ("index.json", "trainer.json", "rank-00000.json")]
+    whole = {name: step.read_bytes(name) for name in [*names, "COMMIT.json"]}
+
+    def check_marker(data: bytes) -> None:
+        step.put_atomic("COMMIT.json", data)
+        committed(storage)
+        parse_marker(data, "here")
+
+    def check_index(data: bytes) -> None:
+        step.put_atomic(names[0], data)
+        index = read_index(step, generation, info.files)
+        to_metadata(index)
+        mismatch({"w": [4, 3]}, index, {"w"})
+
+    def check_trainer(data: bytes) -> None:
+        step.put_atomic(names[1], data)
+        record.validate_python(read(TrainerFile, step, names[1]).trainer)
+
+    def check_rank(data: bytes) -> None:
+        step.put_atomic(names[2], data)
+        read(RankFile, step, names[2])
+
+    def load(data: bytes) -> None:
+        """The damaged file is signed, as who writes a checkpoint can; the other files are whole."""
+        name = names[data[0] % 3]
+        for path, content in (whole | {name: data[1:]}).items():
+            step.put_atomic(path, content)
+        marker = json.loads(whole["COMMIT.json"])
+        marker["files"][name] = {"bytes": len(data) - 1, "sha256": step.sha256(name)}
+        marker["digest"] = digest({key: value for key, value in marker.items() if key != "digest"})
+        step.put_atomic("COMMIT.json", json.dumps(marker).encode())
+        found, target = checkpointer.latest(), state(0.0)
+        assert found is not None, "its hashes are right"
+        try:
+            checkpointer.load(found, target, check=record.validate_python)
+        except CheckpointError:
+            assert not target["w"].any() and not target["b"].any(), "touched before all was read"
+            raise
+
+    signed = [bytes([number]) + whole[name] for number, name in enumerate(names)]
+    return {
+        "COMMIT.json": Kind([whole["COMMIT.json"]], check_marker, (StoredError,)),
+        "index.json": Kind([whole[names[0]]], check_index, (StoredError,), 2.0),
+        "trainer.json": Kind([whole[names[1]]], check_trainer, (ValueError,)),
+        "rank.json": Kind([whole[names[2]]], check_rank, (StoredError,)),
+        "checkpoint": Kind(
+            [signed[0], signed[1], signed[2]], lambda data: load(data or b"\0"), (CheckpointError,), 0.2
+        ),
+    }
+
+
+def _model(folder: Path) -> dict[str, Kind]:
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}, buffer)
+
+    def check_config(data: bytes) -> None:
+        serving.check_trusted(serving.parse(RunConfig, data, "config.json"), "config.json")
+
+    configs = [load_config(name).as_dict() for name in ("flights", "text")]
+    return {
+        "config.json": Kind([json.dumps(config).encode() for config in configs], check_config, (StoredError,)),
+        "weights.pt": Kind([buffer.getvalue()], lambda data: serving.read_weights(data, "weights.pt"), (StoredError,)),
+    }
+
+
+def _recipe(folder: Path) -> dict[str, Kind]:
+    file, small = folder / "fuzzed.yaml", folder / "small.yaml"
+    small.write_text("name: small\ndataset: here\n")
+
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        load_config(str(file))
+
+    def check_override(data: bytes) -> None:
+        load_config(str(small), [data.decode(errors="surrogateescape")])
+
+    block = {
+        "name": "x",
+        "dataset": "d",
+        "train": {"epochs": 2, "global_batch": 64},
+        "optim": {"lr": 0.1, "betas": [0.9, 0.99]},
+    }
+    block |= {
+        "model": {"args": {"width": 8}},
+        "data": {"filters": [["x", ">", 1]]},
+        "parallel": {"tp": 2},
+    }  # JSON is YAML
+    examples = [(CONF / f"{name}.yaml").read_bytes() for name in recipe_names()]
+    overrides = [
+        b"optim.lr=1e-3",
+        b"train.steps=[1, {a: &x 2, b: *x}]",
+        b"data.filters=[[a, '==', 1]]",
+        b"name=2026-01-01",
+    ]
+    return {
+        "recipe": Kind([*examples[:2], *[json.dumps(block).encode()] * 4], check, (ConfigError,), 0.5),
+        "override": Kind(overrides, check_override, (ConfigError,), 0.5),
+    }
+
+
+def _tokenizer() -> Kind:
+    codec = train_bpe(iter(["the cat sat on the mat", "a dog ran"] * 3), 300)
+
+    def check(data: bytes) -> None:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return  # it stands in a manifest, which is text
+        found = Codec(text, codec.size)
+        found.decode(next(found.encode(["the cat ☃"]))[:-1])
+
+    return Kind([codec.json.encode()], check, (StoredError,), 0.5)
+
+
+def _predictions(folder: Path) -> Kind:
+    sink, storage = io.BytesIO(), open_storage(str(folder))
+    pq.write_table(pa.table({"id": np.arange(20), "prediction": np.linspace(0, 1, 20), "label": np.ones(20)}), sink)
+
+    def check(data: bytes) -> None:
+        (folder / "p.parquet").write_bytes(data)
+        read_predictions(storage, ["p.parquet"], 20)
+
+    return Kind([sink.getvalue()], check, (StoredError, RuntimeError), 0.3)
+
+
+def _journal(folder: Path) -> Kind:
+    journal = Journal.create(folder, "j")
+    for op in (
+        {"op": "start", "key": "job", "tags": {}},
+        {"op": "metrics", "key": "job", "points": [["a", 1.0, 1, 2]]},
+    ):
+        journal.append(op)
+    journal.done(0)
+    name = journal.folder.name
+    files = {name: (journal.folder / name).read_bytes() for name in ("state.json", "ops.jsonl")}
+    journal.close(delete=True)
+
+    def check(data: bytes) -> None:
+        """The first byte says which of its files is damaged."""
+        here = folder / "buffer" / name
+        for old in (folder / "buffer").iterdir():
+            for path in old.glob("*"):
+                path.unlink() if path.is_file() else os.rmdir(path)
+            old.rmdir()
+        here.mkdir()
+        damaged = sorted(files)[(data or b"\0")[0] % 2]
+        for path, content in (files | {damaged: data[1:]}).items():
+            (here / path).write_bytes(content)
+        for found in abandoned_journals(folder):
+            try:
+                found.pending()
+            finally:
+                found.close(delete=False)
+
+    return Kind([bytes([i]) + files[path] for i, path in enumerate(sorted(files))], check, (ValueError,), 0.5)
