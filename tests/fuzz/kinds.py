@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from training.checkpoint import Checkpointer, RankFile, TrainerFile
 from training.checkpoint_catalog import committed, parse_marker
 from training.checkpoint_format import CheckpointError
 from training.checkpoint_plan import mismatch, read_index, to_metadata
+from training.data.audit import read_records
 from training.loop import LoopRecord, TrainerState
 from training.tracking_buffer import Journal, abandoned_journals
 
@@ -56,6 +58,10 @@ def kinds(folder: Path) -> dict[str, Kind]:
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
     frames = [{"kind": "hello", "agent": "a-1", "proof": SHA}, {"kind": "metrics", "step": 3, "values": {"loss": 0.5}}]
+    header = {"format": 2, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
+    records = np.array([0, 0, 8, 4, 2, 5, 6, 0, 1, 16, 4, 2, 1, 7], np.int64).tobytes()
+    audit = json.dumps(header).encode() + b"\n" + records
+    made["audit"] = Kind([audit], lambda data: read_records(data, "a.ids"), (ValueError,), 2.0)
     made["frame"] = Kind([json.dumps(frame).encode() for frame in frames], decode, (ProtocolError,), 2.0)
     return made
 
@@ -274,9 +280,11 @@ def _predictions(folder: Path) -> Kind:
     sink, storage = io.BytesIO(), open_storage(str(folder))
     pq.write_table(pa.table({"id": np.arange(20), "prediction": np.linspace(0, 1, 20), "label": np.ones(20)}), sink)
 
+    tested: Any = SimpleNamespace(row_numbers=lambda: np.arange(20))  # the rows of the test split, of `Chosen`
+
     def check(data: bytes) -> None:
         (folder / "p.parquet").write_bytes(data)
-        read_predictions(storage, ["p.parquet"], 20)
+        read_predictions(storage, ["p.parquet"], tested)
 
     return Kind([sink.getvalue()], check, (StoredError, RuntimeError), 0.3)
 
