@@ -162,7 +162,7 @@ def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None
 
 def test_a_model_is_registered_once_whenever_its_job_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("tracking_kill_program.py")), str(tmp_path)]
-    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == 4 + 1, "a job for each of the calls, and one that is not killed"

@@ -41,7 +41,7 @@ def test_a_journal_with_an_unreadable_state_does_not_hold_up_those_after_it(tmp_
     (folders[0] / "state.json").write_text('{"done": 0, "ru')
     os.utime(folders[0], (1, 1))
     (found,) = abandoned_journals(tmp_path)
-    assert found.folder == folders[1] and str(folders[0]) in caplog.text
+    assert found.folder == folders[1] and f"damaged~{folders[0].name}" in caplog.text
     found.close(delete=True)
 
 
