@@ -118,7 +118,10 @@ class TrainConfig(Strict):
     test_split: str | None = "test"
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads_per_rank: PositiveInt | None = Field(None, description="torch CPU threads; None: cores / ranks on the host")
+    threads_per_rank: PositiveInt | None = Field(
+        default=None,
+        description="torch CPU threads; None: cores / ranks on the fullest host when the run begins, then as it began",
+    )
     early_stopping: EarlyStopping | None = None
     best_metric: str = "loss"
     best_mode: Literal["min", "max"] = "min"

@@ -13,18 +13,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from torch import nn
 
 from conf.manifest import DatasetManifest, read_manifest
 from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
+from conf.stored import Stored, read
 from training.checkpoint import Checkpointer, CheckpointInfo
 from training.checkpoint_peers import Peers, solo, torch_peers
 from training.checkpoint_policy import Retention
@@ -43,6 +44,7 @@ from training.rank import WorkerContext
 from training.tasks import build_task, model_class
 
 log = logging.getLogger(__name__)
+THREADS = "threads.json"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
     folder, run = open_storage(ctx.payload["dataset"]), open_storage(ctx.payload["run"])
     manifest = read_manifest(folder)
     device = pick_device(config.train.device, ctx.local_rank)
-    set_threads(config.train.threads_per_rank, ctx.local_size)
+    offer = max(1, (os.cpu_count() or 1) // max(ctx.local_size, 1))  # ranks of one host share its cores
+    torch.set_num_threads(config.train.threads_per_rank or offer)
     seed_everything(config.train.seed)
 
     model = build_model(config, manifest)
@@ -96,6 +99,8 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
     failed = True
     readers: list[Reader] = []
     try:
+        gather = peers(ctx.world_size, config.checkpoint.timeout_s).gather
+        torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
@@ -152,6 +157,7 @@ def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> di
     summary: dict[str, Any] = {
         "engine": strategy.engine,
         "world": ctx.world_size,
+        "threads_per_rank": torch.get_num_threads(),
         "finished": state.step >= steps or state.stopped_early,
         "steps": state.step,
         "samples": state.cursor,
@@ -256,9 +262,32 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def set_threads(wanted: int | None, local_size: int) -> None:
-    """Ranks of one host share its cores; more threads than cores is slower than one."""
-    torch.set_num_threads(wanted or max(1, (os.cpu_count() or 1) // max(local_size, 1)))
+class ThreadsFile(Stored):
+    """threads.json of a run folder."""
+
+    threads_per_rank: Annotated[int, Field(ge=1)]
+
+
+def agree_threads(
+    run: Storage, configured: int | None, offer: int, gather: Callable[[bytes], list[bytes]], rank: int
+) -> int:
+    """Torch threads of every rank, chosen once and kept in the run folder: sums over threads have other last bits for
+    another number of them, and how ranks are packed on hosts may change from attempt to attempt. Collective.
+
+    Args:
+        configured: `train.threads_per_rank`; goes before what the run has.
+        offer: what this rank's host has for it; the smallest is taken where nothing else decides.
+    """
+    have = run.exists(THREADS) if rank == 0 else False
+    kept = read(ThreadsFile, run, THREADS).threads_per_rank if have else None
+    answers = [json.loads(answer) for answer in gather(json.dumps([offer, kept]).encode())]
+    kept = answers[0][1]
+    threads: int = configured or kept or min(answer[0] for answer in answers)
+    if rank == 0 and kept not in (None, threads):
+        log.warning("train.threads_per_rank = %d, the run began with %d: its last bits may be others", threads, kept)
+    if rank == 0 and kept != threads:
+        run.put_atomic(THREADS, ThreadsFile(threads_per_rank=threads).model_dump_json().encode())
+    return threads
 
 
 def seed_everything(seed: int, stream: int = 0) -> None:

@@ -18,12 +18,15 @@ import torch
 
 from conf.load import load_config
 from conf.manifest import MANIFEST_NAME, ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.storage import open_storage
+from conf.stored import StoredError
 from pipelines.audit import audit_run
 from training.attempt import Control
 from training.crew import Crew
 from training.failure import WorkerFailed
 from training.job import JobSpec
 from training.launch import local_crew
+from training.worker import agree_threads
 
 pytestmark = pytest.mark.ranks
 PRELOAD = ("torch", "horovod.torch", "training.worker")
@@ -221,13 +224,31 @@ def test_stopped_on_two_ranks_and_finished_on_one(crew: Crew, oracle: Job, table
         if step == 8:
             control.stop()
 
-    job = Job(tmp_path / "run", table).run(crew, 2, on_step=stop_at, control=control)
+    job = Job(tmp_path / "run", table, "train.threads_per_rank=null")
+    job.run(crew, 2, on_step=stop_at, control=control)
     assert not job.summary["finished"] and 8 <= job.summary["steps"] < 30
+    threads = job.summary["threads_per_rank"]
+    assert threads == max(1, (os.cpu_count() or 1) // 2)
     job.run(crew, 1, attempt=2)
+    assert job.summary["threads_per_rank"] == threads, "as the run began, though the host is one rank's alone now"
     assert job.summary["finished"] and job.summary["steps"] == 30
     for name, expected in oracle.weights().items():
         torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
     assert audit_run(str(job.folder)).ok
+
+
+def test_threads_are_chosen_once_for_the_run_unless_configured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = open_storage(str(tmp_path))
+    assert agree_threads(run, None, 6, lambda mine: [mine, b"[4, null]", b"[8, null]"], 0) == 4
+    assert agree_threads(run, None, 2, lambda mine: [mine, b"[2, null]"], 0) == 4
+    assert agree_threads(run, None, 2, lambda mine: [b"[2, 4]", mine], 1) == 4 and not caplog.text
+    assert agree_threads(run, 3, 2, lambda mine: [mine], 0) == 3
+    assert "threads_per_rank = 3, the run began with 4" in caplog.text
+    (tmp_path / "threads.json").write_text('{"threads_per_rank": 0}')
+    with pytest.raises(StoredError, match=r"threads\.json: threads_per_rank = 0"):
+        agree_threads(run, None, 2, lambda mine: [mine], 0)
 
 
 def test_a_mix_stopped_on_two_ranks_and_finished_on_one(crew: Crew, table: Path, tmp_path: Path) -> None:
