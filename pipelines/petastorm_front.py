@@ -9,7 +9,6 @@ write_petastorm(spark, rows, schema, "file:///data/set")   # rows: an RDD of dic
 
 from __future__ import annotations
 
-import pickle
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -80,14 +79,6 @@ def make_spark_converter(df: Any, cache: str, row_group_rows: int = 16_384, file
 
 def write_petastorm(spark: Any, rows: Any, schema: Any, url: str, row_group_mb: int | None = None) -> None:
     """A Petastorm dataset of an RDD of dicts by a Unischema: codecs applied on the executors, metadata written last."""
-
-    pickled = pickle.dumps(schema)  # as bytes: unpickling it imports petastorm, which needs the adapter there first
-
-    def encode(part: Any) -> Any:
-        from training.data import petastorm as on_executor
-
-        known = pickle.loads(pickled)
-        return [on_executor.encode_row(known, row) for row in part]
-
+    encoded = rows.map(lambda row: adapter.encode_row(schema, row))
     with adapter.materialize(spark, url, schema, row_group_mb):
-        spark.createDataFrame(rows.mapPartitions(encode), schema.as_spark_schema()).write.parquet(url)
+        spark.createDataFrame(encoded, schema.as_spark_schema()).write.parquet(url)

@@ -62,3 +62,22 @@ def test_a_unischema_dataset_is_written_by_executors_and_read_back(spark: Any, t
         ids = batch.columns["id"].tolist()
         assert batch.columns["matrix"].shape == (10, 2, 3) and batch.columns["matrix"][:, 1, 2].tolist() == ids
         assert batch.columns["words"].offsets[0].diff().tolist() == [i % 4 for i in ids]
+
+
+def test_a_script_of_petastorms_own_runs_as_it_is(spark: Any, tmp_path: Path) -> None:
+    """`dict_to_spark_row` and a schema in a closure: unpickled by Spark's Python workers, which never imported us."""
+    from petastorm.codecs import NdarrayCodec, ScalarCodec
+    from petastorm.etl.dataset_metadata import materialize_dataset
+    from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
+    from pyspark.sql.types import IntegerType
+
+    fields = [("id", np.int32, (), ScalarCodec(IntegerType()), False), ("v", np.float32, (2,), NdarrayCodec(), False)]
+    schema = Unischema("Own", [UnischemaField(*field) for field in fields])
+    url = f"file://{tmp_path}/own"
+    with materialize_dataset(spark, url, schema):
+        rows = spark.sparkContext.parallelize(range(20), 2).map(
+            lambda i: dict_to_spark_row(schema, {"id": np.int32(i), "v": np.full(2, i, np.float32)})
+        )
+        spark.createDataFrame(rows, schema.as_spark_schema()).write.parquet(url)
+    (batch,) = PetastormReader(url, None, 20, settings=PetastormSettings(pool="dummy", shuffle=False)).batches(0)
+    assert sorted(batch.columns["id"].tolist()) == list(range(20))

@@ -15,6 +15,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import operator
+import pickle
 import posixpath
 import sys
 import types
@@ -235,8 +236,39 @@ def _patch(module: types.ModuleType) -> None:
         import subprocess
 
         names["subprocess"] = _Namespace(subprocess, Popen=_start_process)
+    if module.__name__ == "petastorm.unischema":
+        _ship_with_closures()
     if module.__name__ == "petastorm.etl.legacy":
         _restore_namedtuples()
+
+
+def _ship_with_closures() -> None:
+    """What Spark sends to its Python workers and names petastorm names this module first: unpickled there it installs
+    the hook, and only then imports petastorm."""
+    if importlib.util.find_spec("pyspark") is None:
+        return
+    serializer = importlib.import_module("pyspark.serializers").CloudPickleSerializer
+    dumps = serializer.dumps
+
+    def dumps_with_hook(self: Any, value: Any) -> bytes:
+        pickled: bytes = dumps(self, value)
+        return dumps(self, _Shipped(pickled)) if b"petastorm" in pickled else pickled
+
+    serializer.dumps = dumps_with_hook
+
+
+class _Shipped:
+    """A pickle inside a pickle, whose outer one imports this module."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return load_shipped, (self._pickled,)
+
+
+def load_shipped(pickled: bytes) -> Any:
+    return pickle.loads(pickled)
 
 
 def _restore_namedtuples() -> None:
