@@ -53,8 +53,9 @@ class FakeRank:
     def _hear(self, message: Message | None) -> None:
         self._inbox.put_nowait(message)
 
-    async def live(self) -> None:
-        await self.link.open()
+    async def live(self, door: asyncio.Semaphore) -> None:
+        async with door:
+            await self.link.open()
         i = self._index
         seat = Seat(f"agent-{i}", i, f"host-{i // 8}", f"10.0.{i >> 8}.{i & 255}", "eth0", 4000, 5000, pid=i)
         self.link.send({"kind": "seat", "seat": asdict(seat), "hostname": f"h{i // 8}", "facts": self._facts})
@@ -89,20 +90,21 @@ class FakeRank:
 KILLED = 3
 
 
-async def all_agents(endpoint: Endpoint, ranks: int, beats: float) -> None:
+async def all_agents(endpoint: Endpoint, ranks: int, beats: float, at_once: int) -> None:
     """Every agent, until the driver says bye. A line on standard input kills a rank."""
     killed, facts = asyncio.Event(), collect_facts()
     asyncio.get_running_loop().add_reader(0, lambda: killed.set() if sys.stdin.readline() else None)
-    await asyncio.gather(*(FakeRank(endpoint, i, facts, beats, killed).live() for i in range(ranks)))
+    door = asyncio.Semaphore(at_once)
+    await asyncio.gather(*(FakeRank(endpoint, i, facts, beats, killed).live(door) for i in range(ranks)))
 
 
-def simulate(ranks: int, beats: float, seconds: float) -> dict[str, float]:
+def simulate(ranks: int, beats: float, seconds: float, at_once: int = 10_000) -> dict[str, float]:
     """Figures of one launch; AssertionError where the wrong rank is named."""
     found: dict[str, float] = {}
     allow_descriptors(ranks)
     before_kib = rss_kib()
     with Crew("127.0.0.1") as crew:
-        command = [sys.executable, __file__, "--agents", str(ranks), "--beats", str(beats)]
+        command = [sys.executable, __file__, "--agents", str(ranks), "--beats", str(beats), "--at-once", str(at_once)]
         agents = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert agents.stdin is not None
         agents.stdin.write(pickle.dumps(crew.endpoint).hex() + "\n")
@@ -245,16 +247,22 @@ def main() -> None:
     parser.add_argument("--beats", type=float, default=5.0, help="steps a second of each rank")
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, before a rank is killed")
     parser.add_argument("--pure-ranks", type=int, default=10_000)
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=10_000,
+        help="connections made at a time: fewer where the agents' process starves",
+    )
     parser.add_argument("--write", type=Path, help="result file")
     parser.add_argument("--agents", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.agents:
         allow_descriptors(args.agents)
         endpoint = pickle.loads(bytes.fromhex(sys.stdin.readline()))
-        return asyncio.run(all_agents(endpoint, args.agents, args.beats))
+        return asyncio.run(all_agents(endpoint, args.agents, args.beats, args.at_once))
     load = os.getloadavg()[0]
     pure = pure_parts(args.pure_ranks)
-    text = report(args.ranks, simulate(args.ranks, args.beats, args.seconds), args.pure_ranks, pure, load)
+    text = report(args.ranks, simulate(args.ranks, args.beats, args.seconds, args.at_once), args.pure_ranks, pure, load)
     print(text)
     if args.write:
         args.write.write_text(text)
