@@ -23,11 +23,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rule:
-    """`bites`: whether the combination is refused; `why` is formatted with the parallel block's and mesh's values."""
+    """`bites`: whether the combination is refused, or where not `refused` has no effect, which is logged; `why` is
+    formatted with the parallel block's and mesh's values."""
 
     name: str
     bites: Callable[[Facts], bool]
     why: str
+    refused: bool = True
 
 
 def _sharded(facts: Facts) -> bool:
@@ -68,6 +70,13 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.parallel["offload"] and (not _sharded(f) or f.engine == "horovod"),
         "parallel.offload=true with parallel.zero={zero} on this engine: what is offloaded is the shards of "
         "fully_shard; use zero 1, 2 or 3 with parallel.engine=torch",
+    ),
+    Rule(
+        "zero-needs-data",  # not refused: recovery may go on with one data rank of several
+        lambda f: _sharded(f) and f.mesh["dp"] * f.mesh["cp"] == 1,
+        "parallel.zero={zero}, parallel.offload={offload} with dp({dp}) * cp({cp}): have no effect, since there is one "
+        "data rank and nothing to shard over; every rank holds all of its weights and optimizer state",
+        refused=False,
     ),
     Rule(
         "shard-needs-zero",
@@ -130,9 +139,17 @@ def strategy_problems(
     parallel: Mapping[str, Any], mesh: Mapping[str, int], engine: str, device: str = "cpu"
 ) -> list[str]:
     """One line per rule that refuses the combination; empty when it can run."""
-    facts = Facts(parallel, mesh, engine, device)
-    values = {**parallel, **mesh}
-    return [rule.why.format(**values) for rule in RULES if rule.bites(facts)]
+    return _lines(Facts(parallel, mesh, engine, device), refused=True)
+
+
+def strategy_notes(parallel: Mapping[str, Any], mesh: Mapping[str, int], engine: str, device: str = "cpu") -> list[str]:
+    """One line per setting that has no effect in a combination that can run."""
+    return _lines(Facts(parallel, mesh, engine, device), refused=False)
+
+
+def _lines(facts: Facts, refused: bool) -> list[str]:
+    values = {**facts.parallel, **facts.mesh}
+    return [rule.why.format(**values) for rule in RULES if rule.refused == refused and rule.bites(facts)]
 
 
 def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accumulate: int) -> str | None:

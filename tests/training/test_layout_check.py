@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from conf.capabilities import RULES
+from conf.capabilities import RULES, strategy_notes
 from training.models.gpt import GPT
 from training.models.plan import plan_of
+from training.optim import build_optimizer
 from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.pipeline import chain_names, cut_chain, measured_costs
 from training.parallel.precision import loss_scale
 from training.parallel.ring_horovod import available
-from training.world import Mesh
+from training.tasks import BinaryTask
+from training.world import Mesh, resolve_mesh
 
 # rule -> (world, settings, device): the least that makes it bite
 BITES: dict[str, tuple[int, dict[str, Any], str]] = {
@@ -27,6 +30,7 @@ BITES: dict[str, tuple[int, dict[str, Any], str]] = {
     "horovod-zero": (2, {"zero": 2, "engine": "horovod"}, "cpu"),
     "horovod-hybrid": (4, {"zero": 1, "shard": 2, "engine": "horovod"}, "cpu"),
     "offload-needs-zero": (2, {"offload": True}, "cpu"),
+    "zero-needs-data": (2, {"tp": 2, "zero": 2, "offload": True, "engine": "torch"}, "cpu"),
     "shard-needs-zero": (4, {"shard": 2}, "cpu"),
     "shard-divides": (4, {"zero": 2, "shard": 3}, "cpu"),
     "sequence-needs-tensor": (2, {"sequence_parallel": True}, "cpu"),
@@ -54,8 +58,17 @@ def test_a_refused_combination_is_refused(name: str, monkeypatch: pytest.MonkeyP
     world, settings, device = BITES[name]
     rule = next(rule for rule in RULES if rule.name == name)
     said = problems(world, settings, device)
+    if not rule.refused:
+        mesh = resolve_mesh(world, **{axis: settings.get(axis, 1) for axis in ("cp", "pp", "tp")}, dp=-1)
+        assert said == ""
+        said = "".join(strategy_notes(asdict(ParallelSettings(**settings)), asdict(mesh), "torch", device))
     assert rule.why.split("{")[0] in said
     assert "{" not in said
+
+
+def test_what_has_no_effect_is_said_when_the_strategy_is_built(caplog: pytest.LogCaptureFixture) -> None:
+    build_strategy(ParallelSettings(zero=1, engine="torch"), Place(), torch.device("cpu"))
+    assert "parallel.zero=1" in caplog.text and "have no effect" in caplog.text
 
 
 def test_building_refuses_it_too() -> None:
@@ -86,6 +99,7 @@ def test_legal_combinations_are_not_refused() -> None:
         ),
         (4, {"accumulate": 4}, {"batch": 8}, "8 is less than dp(4) * accumulate(4) = 16"),
         (4, {"dp": 1, "tp": 4}, {"heads": 6}, "6 heads and 6 key/value heads, not divisible by tp(4) * cp(1)"),
+        (3, {"dp": 1, "tp": 3}, {"batch": 63, "heads": 3}, "blocks.0.mlp.gate has 128 outputs, not divisible by tp(3)"),
         (8, {"pp": 8}, {"layers": 2}, "5 layers are fewer than 8 stages"),
         (2, {"pp": 2, "engine": "horovod"}, {}, "Horovod has no send and receive"),
     ],
@@ -95,6 +109,16 @@ def test_bad_input_says_what_and_why(world: int, settings: dict[str, Any], more:
     with torch.device("meta"):
         model = GPT(vocab=32, width=48, layers=more.pop("layers", 4), heads=more.pop("heads", 4))
     assert said in problems(world, settings, model=model, **more)
+
+
+def test_a_model_that_cannot_be_trained_is_refused_in_its_own_words() -> None:
+    for model, said in (
+        (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
+        (nn.Sequential(nn.Embedding(4, 2, sparse=True)), r"'0' is Embedding\(sparse=True\).*make it with sparse=False"),
+    ):
+        strategy = build_strategy(ParallelSettings(), Place(), torch.device("cpu"))
+        with pytest.raises(ValueError, match=said):
+            strategy.prepare(model, BinaryTask(["x"], "y", None), lambda named: build_optimizer(named))
 
 
 def test_a_model_without_a_plan_is_told_what_to_write() -> None:

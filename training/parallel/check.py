@@ -9,7 +9,7 @@ from torch import nn
 from conf.capabilities import batch_problem, strategy_problems
 from training.models.plan import plan_of
 from training.parallel.compose import choose_engine
-from training.parallel.layout import check_heads
+from training.parallel.layout import check_widths
 from training.parallel.pipeline import chain_names, cut_chain, estimated_costs
 from training.parallel.schedules import schedule_problem
 from training.parallel.settings import ParallelSettings
@@ -54,7 +54,7 @@ def _model_problems(model: nn.Module, settings: ParallelSettings, mesh: Mesh) ->
     plan = plan_of(model)
     problems = []
     try:
-        check_heads(model, plan, mesh)
+        check_widths(model, plan, mesh)
     except ValueError as error:
         problems.append(str(error))
     if mesh.pp > 1:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from conf.capabilities import strategy_problems
+from conf.capabilities import strategy_notes, strategy_problems
 from training.parallel.axis import DataAxis, NoAxis
 from training.parallel.backend import GPU_BACKENDS, device_backend
 from training.parallel.core import MeshStrategy
@@ -84,6 +84,8 @@ def build_strategy(
     problems = strategy_problems(asdict(settings), asdict(mesh), engine, device.type)
     if problems:
         raise ValueError("; ".join(problems))
+    for note in strategy_notes(asdict(settings), asdict(mesh), engine, device.type) if place.rank == 0 else ():
+        log.warning("%s", note)
     if engine == "horovod":
         start_horovod(place.rank, place.world_size)
     if mesh.world > 1:

@@ -132,7 +132,7 @@ class MeshStrategy(Strategy):
         with self.layout.loss_scope():
             total = pipeline.train(batch, inputs, loss, self.axis.before_stage_backward, self._watched)
         self.axis.after_pipeline()
-        if not batch.rows:  # what padding has reached is not reached
+        if not batch.rows and not self.axis.forward_is_collective:  # ZeRO has summed by now, and noted what counts
             self.module.zero_grad(set_to_none=True)
         return total
 

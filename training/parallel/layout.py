@@ -37,6 +37,7 @@ from training.parallel.tensor import apply_tensor, gathered, vocabulary_parallel
 from training.world import Mesh
 
 log = logging.getLogger(__name__)
+CUT_DIM = {"column": 0, "row": 1}  # of a Linear's weight
 SliceSequence = Callable[[Columns, int, int], Columns]
 
 
@@ -107,7 +108,7 @@ class MeshLayout(Layout):
 
     def place(self, model: nn.Module, task: Any, sample: Batch | None) -> nn.Module:
         plan = plan_of(model)
-        check_heads(model, plan, self.mesh)
+        check_widths(model, plan, self.mesh)
         names = chain_names(model, plan) if self.mesh.pp > 1 else []
         if names and (rows := self._rows_to_compare(task, sample)) is not None:
             self._agree(lambda: chain_problem(model, names, task.inputs(rows.columns)[0]))
@@ -289,8 +290,9 @@ def needed(plan: ShardingPlan | None, model: nn.Module, axis: str) -> ShardingPl
     return plan
 
 
-def check_heads(model: nn.Module, plan: ShardingPlan | None, mesh: Mesh) -> None:
-    """Attention is cut by whole heads. ValueError names the counts."""
+def check_widths(model: nn.Module, plan: ShardingPlan | None, mesh: Mesh) -> None:
+    """Attention is cut by whole heads, matrices into equal parts (a vocabulary need not be). ValueError names the
+    counts."""
     for pattern in plan.heads if plan is not None else ():
         for name in expand(pattern, model):
             attention: Any = model.get_submodule(name)
@@ -298,6 +300,15 @@ def check_heads(model: nn.Module, plan: ShardingPlan | None, mesh: Mesh) -> None
                 raise ValueError(
                     f"{name} has {attention.heads} heads and {attention.kv_heads} key/value heads, not divisible by "
                     f"tp({mesh.tp}) * cp({mesh.cp}); change model.args.heads or kv_heads, or parallel.tp or cp"
+                )
+    for pattern, kind in plan.tensor.items() if plan is not None and mesh.tp > 1 else ():
+        for name in expand(pattern, model) if kind in CUT_DIM else ():
+            width = model.get_parameter(f"{name}.weight").shape[CUT_DIM[kind]]
+            if width % mesh.tp:
+                sides = "outputs" if kind == "column" else "inputs"
+                raise ValueError(
+                    f"{name} has {width} {sides}, not divisible by tp({mesh.tp}): "
+                    f"change the width in model.args, or parallel.tp, or make it 'replicate' in the sharding plan"
                 )
 
 

@@ -132,6 +132,8 @@ class Zero(DataAxis):
         self.roots: list[FSDPModule] = []
         self.whole: GradientReducer | None = None  # of the parameters that are not sharded
         self.reached: set[Any] = set()
+        self.came_back: set[int] = set()  # roots that this pass' backward has come to
+        self.unsharded: list[nn.Parameter] = []
 
     def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
         """Shard each stage's blocks, then the rest of it. 0-dim parameters, which have no dim to cut, and those that
@@ -146,9 +148,9 @@ class Zero(DataAxis):
                     self._shard(block, whole, reshard=self.level == 3)
             self.roots.append(self._shard(stage, whole, reshard=False))
         self.sharded = [each for each in self._all_sharded() if each.sharded_param.requires_grad]
-        trainable = [p for p in model.parameters() if p in whole and p.requires_grad]
-        if trainable:
-            self.whole = GradientReducer(trainable, GroupTransport(self.group), self.bucket_bytes)
+        self.unsharded = [p for p in model.parameters() if p in whole and p.requires_grad]
+        if self.unsharded:
+            self.whole = GradientReducer(self.unsharded, GroupTransport(self.group), self.bucket_bytes)
         return model
 
     def _shard(self, module: nn.Module, ignored: set[nn.Parameter], reshard: bool) -> FSDPModule:
@@ -164,14 +166,15 @@ class Zero(DataAxis):
         sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_reduce_scatter_unused_params(True)  # else each rank would reduce what its own rows have reached
         for group in fully_shard.state(sharded)._fsdp_param_groups:  # type: ignore[attr-defined]
-            group.post_backward = partial(self._post_backward, group, group.post_backward)
+            group.post_backward = partial(self._post_backward, len(self.roots), group, group.post_backward)
         if device_backend(self.device, self.mesh.get_group(self.mesh.ndim - 1)) == "gloo":
             sharded.set_custom_reduce_scatter(AllToAllReduceScatter(self.waiting))  # type: ignore[arg-type]
             sharded.set_custom_all_gather(TimedAllGather(self.waiting))  # type: ignore[arg-type]
         return sharded
 
-    def _post_backward(self, group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
+    def _post_backward(self, root: int, group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
         """Note what the backward of a group has reached, before it is reduced and freed."""
+        self.came_back.add(root)
         if self.counts:
             for each in group.fsdp_params:
                 if each.unsharded_accumulated_grad is not None or _unsharded_gradient(each) is not None:
@@ -209,7 +212,29 @@ class Zero(DataAxis):
         for root in self.roots:
             root.set_requires_gradient_sync(last or self.level >= 2)
             root.set_reshard_after_backward(last or self.level == 3)
+        before = [p for p in self.unsharded if p.grad is None]
         yield
+        self._complete()
+        if not self.counts:
+            for parameter in before:
+                parameter.grad = None
+
+    def _complete(self) -> None:
+        """Where no backward came (a frozen stage, rows that reach nothing): gather and reduce as it would have, since
+        other ranks may have had one, and free what forward gathered."""
+        for number, root in enumerate(self.roots):
+            if number not in self.came_back:
+                state = fully_shard.state(root)  # type: ignore[attr-defined]
+                inner = [g for s in state._state_ctx.all_states if s is not state for g in s._fsdp_param_groups]
+                for group in state._fsdp_param_groups:
+                    group.pre_backward(True)
+                for group in reversed(inner):
+                    group.pre_backward(True)
+                    group.post_backward()
+                for group in state._fsdp_param_groups:
+                    group.post_backward()
+                state._root_post_backward_final_callback()
+        self.came_back.clear()
 
     def before_stage_backward(self, module: nn.Module, last: bool) -> None:
         """In a pipeline gradients stay whole until the stage's last micro-batch and are reduced once. Where backward is
@@ -221,9 +246,10 @@ class Zero(DataAxis):
         module.set_reshard_after_backward(last or self.level == 3)
 
     def after_pipeline(self) -> None:
-        if not self.split_backward:
-            return
-        for root in self.roots:
+        if not self.counts:
+            for parameter in self.unsharded:
+                parameter.grad = None
+        for root in self.roots if self.split_backward else ():
             root.set_is_last_backward(True)
             root.set_requires_gradient_sync(True)
             root.set_reshard_after_backward(True)
@@ -232,6 +258,7 @@ class Zero(DataAxis):
                 for group in each._fsdp_param_groups:
                     group.post_backward()
             state._root_post_backward_final_callback()
+        self._complete()
 
     def finish(self) -> None:
         if self.whole is not None:
