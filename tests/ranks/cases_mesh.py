@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from problem import make_strategy, train
+from torch.nn import functional
 
 from training.data.batch import Batch
 from training.models.gpt import GPT, Block, LanguageModelTask
@@ -79,6 +80,37 @@ def run_case(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
     result = train(strategy, model, LanguageModelTask(), batches, before_step=before_step, **asked)
     strategy.axis.close(failed=True)  # keeps the process groups for the next case
     return result
+
+
+def bare(case: dict[str, Any], skipped: set[int] = frozenset()) -> dict[str, Any]:
+    """The same in float64 by plain torch, with none of our code but the model: norms, and start and end of every
+    trained parameter. `skipped`: steps that do not move it."""
+    problem = {**PROBLEM, **case}
+    model = small_gpt(problem["tied"], problem["kv_heads"], problem["shared"]).double()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    groups = [
+        {"params": [p for p in trained.values() if (p.ndim >= 2) == matrix], "weight_decay": 0.1 * matrix}
+        for matrix in (True, False)
+    ]
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(groups, lr=problem["lr"], momentum=0.9)
+        if problem["optimizer"] == "sgd"
+        else torch.optim.AdamW(groups, lr=problem["lr"])
+    )
+    start = {name: p.detach().clone() for name, p in trained.items()}
+    norms = []
+    for step in range(problem["steps"]):
+        batch = token_batch(step, (ROWS, 13)[step % 2])
+        model.blocks[1].whole = step % 3 != 1
+        tokens = batch.columns["tokens"]
+        logits = model(tokens[:, :-1]).flatten(0, 1)
+        losses = functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none").view(len(tokens), -1)
+        ((losses.mean(dim=1) * batch.weight).sum() / batch.global_rows).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained.values(), 0.5)))
+        if step not in skipped:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {"norms": norms, "start": start, "end": {name: p.detach() for name, p in trained.items()}}
 
 
 ORACLE = (set(PROBLEM) | {"precision"}) - {"spoil"}  # what one process takes of a case
