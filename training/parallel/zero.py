@@ -94,6 +94,56 @@ def own_blocks(stage: nn.Module) -> list[nn.Module]:
     return [block for _, _, block in repeated_blocks(stage) if alone(block)]
 
 
+def _one_dtype(group: list[Any]) -> None:
+    """What several passes have summed is in the dtype of the reduction, and fully_shard takes no mixture: what the last
+    pass alone has reached, or none, is brought to it."""
+    for each in group:
+        each.accumulate_unsharded_grad_if_needed()
+    if any(each.unsharded_accumulated_grad is not None for each in group):
+        for each in group:
+            each.to_accumulated_grad_if_needed()
+            if each.unsharded_accumulated_grad is None and each._unsharded_param.grad is None:
+                each.unsharded_accumulated_grad = torch.zeros_like(each._unsharded_param, dtype=each.reduce_dtype)
+
+
+class SameOrder:
+    """Lets a rank whose rows skip a block gather and reduce it all the same, when the ranks that enter it do: a skipped
+    block is run as the identity on what the next one is given, so that forward and backward pass through its hooks."""
+
+    def __init__(self, root: nn.Module, blocks: list[nn.Module]) -> None:
+        self.blocks, self.next = blocks, 0
+        root.register_forward_pre_hook(lambda *_: self._begin())
+        for index, block in enumerate(blocks):
+            block.register_forward_pre_hook(partial(self._enter, index), prepend=True)
+        root.register_forward_hook(lambda _, __, output: self._skip_to(len(self.blocks), output), prepend=True)
+
+    def _begin(self) -> None:
+        self.next = 0
+
+    def _enter(self, index: int, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if index < self.next:
+            return None
+        if self.next < index:
+            given = (self._skip_to(index, given[0]), *given[1:])
+        self.next = index + 1
+        return given
+
+    def _skip_to(self, index: int, x: Any) -> Any:
+        while self.next < index:
+            block = self.blocks[self.next]
+            if torch.is_grad_enabled() and not x.requires_grad:
+                x = x.detach().requires_grad_()
+            kept = block.__dict__.get("forward")
+            block.forward = lambda x: x
+            try:
+                x = block(x).to(x.dtype)
+            finally:
+                del block.forward
+                if kept is not None:
+                    block.forward = kept
+        return x
+
+
 def _unsharded_gradient(each: Any) -> torch.Tensor | None:
     """Of one of fully_shard's records; there is nothing before it was gathered once."""
     gradient: torch.Tensor | None = each._unsharded_param.grad if hasattr(each, "_unsharded_param") else None
@@ -143,10 +193,11 @@ class Zero(DataAxis):
         holders = Counter(p for stage in stages for p in stage.parameters())
         whole = {p for p, count in holders.items() if p.ndim == 0 or count > 1}
         for stage in stages:
-            for block in own_blocks(stage):
-                if all(holders[p] == 1 for p in block.parameters()):
-                    self._shard(block, whole, reshard=self.level == 3)
+            blocks = [b for b in own_blocks(stage) if all(holders[p] == 1 for p in b.parameters())]
+            for block in blocks:
+                self._shard(block, whole, reshard=self.level == 3)
             self.roots.append(self._shard(stage, whole, reshard=False))
+            SameOrder(stage, blocks)
         self.sharded = [each for each in self._all_sharded() if each.sharded_param.requires_grad]
         self.unsharded = [p for p in model.parameters() if p in whole and p.requires_grad]
         if self.unsharded:
@@ -179,6 +230,10 @@ class Zero(DataAxis):
             for each in group.fsdp_params:
                 if each.unsharded_accumulated_grad is not None or _unsharded_gradient(each) is not None:
                     self.reached.add(each)
+        if group.reduce_grads:
+            _one_dtype(
+                [e for e in group.fsdp_params if hasattr(e, "_unsharded_param") and e.sharded_param.requires_grad]
+            )
         post_backward(*unused)
 
     def _all_sharded(self) -> Iterator[Any]:
