@@ -61,11 +61,9 @@ AIMS = {
     "tokens": [("sparkring", peer, 1.0) for peer in ("HF datasets", "LitData", "MosaicML streaming")],
 }
 WHY = {
-    "table": """Why it is missed: every value is moved twice, once to permute its row group while that is in the
-processor's cache and once to gather batches from all lanes (both are `shuffle`); `decode + gather` moves it once,
-inside one window, and can neither resume there nor give other worlds the same batches. It does so in one thread; the
-reader's threads take turns in one interpreter for each of 41 columns of each row group, whose share is the difference
-between the sum of its own meter, which counts waiting for a turn, and its CPU time.""",
+    "table": """What differs, its share not measured apart: rows are permuted in their row group and gathered into
+batches (both are `shuffle`, whose seconds are below), where `decode + gather` moves them once, inside one window, in
+one thread, and can neither resume there nor give other worlds the same batches.""",
     "cache": """Why it is missed: a mapped row group costs no decoding, but its rows are still permuted and gathered
 (`shuffle`), which alone takes longer than decoding these columns does; and numbers that do not compress, as these, are
 decoded about as fast as they are copied.""",
