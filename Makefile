@@ -28,7 +28,7 @@ test: setup  ## everything but the long soaks, about 20 minutes on 2 cores
 test-slow: setup  ## the long ones
 	@$(BIN)/pytest -q -m slow $(ARGS)
 
-fuzz: setup  ## 100,000 damaged files and frames; rewrites benchmarks/results/fuzz.json (about 10 minutes on 2 cores)
+fuzz: setup  ## 100,000 damaged files and frames; rewrites benchmarks/results/fuzz.json (minutes)
 	@$(BIN)/python -m tests.fuzz.run --count 100000 --out benchmarks/results/fuzz.json
 
 check: setup  ## lint, format, types, import contracts

@@ -87,9 +87,8 @@ def _change(rng: random.Random, holder: list[Any]) -> None:
         other, other_key = rng.choice(places)
         parent[key] = copy.deepcopy(other[other_key])
     elif kind == 3 and isinstance(parent[key], int | float):
-        parent[key] = rng.choice(
-            (-parent[key], parent[key] + 1, parent[key] * 10**6, float(parent[key]), str(parent[key]))
-        )
+        was = parent[key]
+        parent[key] = rng.choice((-was, was + 1, was * 10**6, str(was)))
     elif kind == 4 and isinstance(parent, list):
         parent.insert(key, copy.deepcopy(parent[key]))
     else:
