@@ -187,11 +187,11 @@ class Attempt:
         """Agents that have fallen silent, or lost whoever carried them; the one that left first is told first."""
         limit_s = NO_ANSWER_S if self._killed else None
         alive = [self._states[rank] for rank in self._alive]
-        missing = [s for s in alive if over or s.rank in self._failed or self._crew.is_lost(s.agent, limit_s)]
+        missing = [s for s in alive if self._crew.is_lost(s.agent, limit_s) or over or s.rank in self._failed]
         for state in sorted(missing, key=lambda s: self._crew.left_at(s.agent)):
             gone = not self._crew.is_connected(state.agent)
             told = state.rank in self._failed
-            if told and gone:
+            if told and (gone or self._crew.is_lost(state.agent, limit_s)):  # one named as hanging may be lost, too
                 self._over(state)
             elif not told:
                 words = f"was lost with its agent: {over}" if over else "was lost: nothing is heard of its agent"

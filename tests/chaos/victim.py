@@ -123,7 +123,7 @@ def main() -> None:
         on_event,
         latest_step=latest_step,
         is_finished=lambda r: r.result["finished"],
-        limits=Limits(90, 4.0),
+        limits=Limits(90, 4.0 if own_timeouts else 300.0),
         options=StageOptions(silence_timeout_s=6.0, patience_s=6.0) if own_timeouts else StageOptions(),
         first_attempt=first_attempt,
     )
