@@ -36,6 +36,7 @@ from training.data.resume import explain_difference
 from training.data.select import AllGather, Tick, alone
 from training.loop import LoopRecord, LoopSettings, TrainerState, evaluate_split, fit, total_steps
 from training.models.dropout import draws_masks
+from training.models.initial import InitialModel, Unrecordable, record_model, whole_model
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
@@ -82,11 +83,7 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
     torch.set_num_threads(config.train.threads_per_rank or offer)
     seed_everything(config.train.seed)
 
-    model = build_model(config, manifest)
-    columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model))
-    task = build_task(
-        config.model.task, columns.features, columns.label, config.model.inputs, manifest.text.get("pad_id", -100)
-    )
+    made = start_model(config, manifest)
     ctx.heartbeat(0, "ring")
     timeout = timedelta(seconds=config.launch.collective_timeout_s)
     strategy = build_strategy(
@@ -102,6 +99,11 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
         gather = peers(ctx.world_size, config.checkpoint.timeout_s).gather
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
+        model = agreed_model(made, config, manifest, ctx)
+        columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
+        task = build_task(
+            config.model.task, columns.features, columns.label, config.model.inputs, manifest.text.get("pad_id", -100)
+        )
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
         open_reader = reader_opener(
@@ -117,7 +119,7 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
         strategy.close(failed)
 
 
-def _train(parts: Parts, model: nn.Module, fingerprint: str, began: float) -> dict[str, Any]:
+def _train(parts: Parts, model: InitialModel, fingerprint: str, began: float) -> dict[str, Any]:
     """Resume, fit, export, score: rank 0's summary as plain values."""
     ctx, config, strategy = parts.ctx, parts.config, parts.strategy
     reader = parts.open_reader("train", True)
@@ -335,6 +337,41 @@ def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
             f"model.args = {config.model.args}: {config.model.factory} does not take them: {error}"
         ) from error
     return model.to(getattr(torch, config.train.dtype))
+
+
+def start_model(config: RunConfig, manifest: DatasetManifest) -> InitialModel | Unrecordable:
+    """The recipe's module without memory, and its initial values; or why its constructor needs the memory."""
+    try:
+        return record_model(lambda: build_model(config, manifest), config.train.seed)
+    except Unrecordable as error:
+        return error
+
+
+def agreed_model(
+    model: InitialModel | Unrecordable, config: RunConfig, manifest: DatasetManifest, ctx: WorkerContext
+) -> InitialModel:
+    """The model, where every rank has one; else it is made whole, by one rank of a host after the other, and rank 0
+    alone keeps its values. Collective."""
+    everyone = peers(ctx.world_size, config.checkpoint.timeout_s)
+    why = str(model) if isinstance(model, Unrecordable) else ""
+    answers = [json.loads(answer) for answer in everyone.gather(json.dumps([why, ctx.local_size]).encode())]
+    reasons = [why for why, _ in answers if why]
+    if isinstance(model, InitialModel) and not reasons:
+        return model
+    if ctx.rank == 0:
+        log.warning(
+            "%s cannot be made without memory, so every host holds it whole before it is cut: %s",
+            config.model.factory,
+            reasons[0],
+        )
+    for turn in range(max(local_size for _, local_size in answers)):
+        ctx.heartbeat(0, f"build the model, turn {turn}")
+        if turn == ctx.local_rank:
+            seed_everything(config.train.seed)
+            model = whole_model(build_model(config, manifest), reasons[0], keep=ctx.rank == 0)
+        everyone.gather(b"")
+    assert isinstance(model, InitialModel)
+    return model
 
 
 def optimizer_factory(config: RunConfig) -> OptimizerFactory:

@@ -16,7 +16,7 @@ MOMENTS = 128  # at which what is held whole is counted, at most, in the one ste
 
 
 class DataAxis(ABC):
-    """Life: wrap -> (scope around each part's forward and backward, finish)* -> close."""
+    """Life: shard -> wrap -> (scope around each part's forward and backward, finish)* -> close."""
 
     engine: str
     size: int  # ranks the gradient is combined over
@@ -28,12 +28,16 @@ class DataAxis(ABC):
     forward_is_collective: bool = False  # every rank must run every pass, even on 0 rows
     counts: bool = True  # what backward reaches now is reached: not in passes over 0 rows
 
-    @abstractmethod
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
-        """Make the model's gradients be combined; returns what forward is called on. Parameters are rank 0's after.
+    def shard(self, model: nn.Module, stages: list[nn.Module] | None) -> None:
+        """Cut the parameters of a model on the meta device, where this rank is to hold a part of them only.
 
         `stages`: the modules a pipeline calls instead of `model`, which holds them all.
         """
+        return None
+
+    @abstractmethod
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Make the gradients of a model that has its values be combined; returns what forward is called on."""
 
     def parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         """What the optimizer is given: the model's trainable parameters, or the shards this rank owns."""
@@ -114,5 +118,5 @@ class NoAxis(DataAxis):
     def __init__(self, engine: str = "none") -> None:
         self.engine = engine
 
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         return model

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from training.data.batch import Batch, Columns
+from training.models.initial import InitialModel
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters -> optimizer; the strategy decides which parameters (or shards) it is given."""
@@ -67,13 +68,14 @@ class Strategy(ABC):
     @abstractmethod
     def prepare(
         self,
-        model: nn.Module,
+        model: nn.Module | InitialModel,
         task: Task,
         make_optimizer: OptimizerFactory,
         sample: Batch | None = None,
         compiled: bool = False,
     ) -> None:
-        """Place, wrap and shard `model`; every rank ends with the same parameters (rank 0's).
+        """Cut `model` while it has no memory, make this rank's part of it and wrap that. A model that has its memory
+        gives it up, and every rank ends with rank 0's parameters.
 
         `sample`: a batch of this data rank's where `wants_sample`, to time blocks and to compare the cut model with the
         whole one on. ValueError where they compute different outputs.

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from training.data.batch import Batch, Columns
+from training.models.initial import InitialModel, whole_model
 from training.parallel import state as names
 from training.parallel.axis import DataAxis
 from training.parallel.backend import abort_process_groups
@@ -23,6 +24,7 @@ from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
 from training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
 from training.parallel.blocks import compile_blocks
 from training.parallel.layout import Layout
+from training.parallel.materialize import materialize
 from training.parallel.measure import ActivationMeter, WireMeter, combined, held_bytes
 from training.parallel.norm import clip_factor, scale_gradients, square_sum
 from training.parallel.pipeline import Pipeline
@@ -70,22 +72,27 @@ class MeshStrategy(Strategy):
 
     def prepare(
         self,
-        model: nn.Module,
+        model: nn.Module | InitialModel,
         task: Task,
         make_optimizer: OptimizerFactory,
         sample: Batch | None = None,
         compiled: bool = False,
     ) -> None:
         self.task, self.compiled = task, compiled
-        check_trainable(model)
-        self.plain_keys = list(model.state_dict(keep_vars=True))
-        self.aliases = names.tied_names(model)
-        self.module = self.layout.place(model.to(self.device), task, sample)
+        initial = model if isinstance(model, InitialModel) else whole_model(model, "it was made before", self.rank == 0)
+        check_trainable(initial.module)
+        self.plain_keys = list(initial.module.state_dict(keep_vars=True))
+        self.aliases = names.tied_names(initial.module)
+        self.module = self.layout.place(initial.module, task, sample)
         self.pipeline = self.layout.pipeline
+        stages = list(self.pipeline.stages.values()) if self.pipeline else None
         if compiled:  # what each rank runs, as it is placed: a compiled model could not be cut any more
-            for stage in self.pipeline.stages.values() if self.pipeline else [self.module]:
+            for stage in stages or [self.module]:
                 compile_blocks(stage)
-        self.runnable = self.axis.wrap(self.module, list(self.pipeline.stages.values()) if self.pipeline else None)
+        self.axis.shard(self.module, stages)
+        if self.device.type != "meta":  # else built to be looked at
+            materialize(self.module, initial, self.device, self.settings.offload, self.mesh.world)
+        self.runnable = self.axis.wrap(self.module)
         self.named = list(self.axis.parameters(self.module))
         self.unreached = {names.plain_name(name) for name, _ in self.named}
         self.buffers = list(names.persistent_buffers(self.module).values())

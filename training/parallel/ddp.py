@@ -22,12 +22,8 @@ from training.parallel.axis import DataAxis
 from training.parallel.reduce import GradientReducer, Transport, local_tensor
 
 
-def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Parameters and buffers become those of the group's first rank."""
-    broadcast_tensors([*model.parameters(), *model.buffers()], group)
-
-
 def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """They become those of the group's first rank."""
     source = dist.get_global_rank(group, 0) if group is not None else 0
     with torch.no_grad():
         for tensor in tensors:
@@ -109,8 +105,7 @@ class TorchRing(DataAxis):
         self.transport = transport or GroupTransport(group)
         self.engine = engine
 
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
-        broadcast_model(model, self.group)
+    def wrap(self, model: nn.Module) -> nn.Module:
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.reducer = GradientReducer(trainable, self.transport, self.bucket_bytes)
         return model

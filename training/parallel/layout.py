@@ -17,7 +17,6 @@ from training.models.plan import ShardingPlan, expand, plan_of
 from training.parallel.batching import to_device
 from training.parallel.blocks import checkpoint_blocks
 from training.parallel.context import AllToAllCore, apply_context, gather_sequence
-from training.parallel.ddp import broadcast_model
 from training.parallel.pipeline import (
     Pipeline,
     Stage,
@@ -112,7 +111,6 @@ class MeshLayout(Layout):
         names = chain_names(model, plan) if self.mesh.pp > 1 else []
         if names and (rows := self._rows_to_compare(task, sample)) is not None:
             self._agree(lambda: chain_problem(model, names, task.inputs(rows.columns)[0]))
-        broadcast_model(model, None)
         if self.mesh.cp > 1:
             self.slice_sequence: SliceSequence = sequence_slicer(task)
             apply_context(model, needed(plan, model, "cp"), self.device_mesh["cp"].get_group())

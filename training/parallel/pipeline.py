@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from training.data.batch import Batch
+from training.models.initial import replace_tensors, without_memory
 from training.models.plan import ShardingPlan, expand
 from training.parallel.batching import pad_rows, slice_batch
 from training.parallel.messages import Link, Message
@@ -80,12 +81,13 @@ def estimated_costs(model: nn.Module, names: Sequence[str]) -> list[float]:
 
 
 def measured_costs(model: nn.Module, names: Sequence[str], x: torch.Tensor, repeats: int = 3) -> list[float]:
-    """Seconds of forward and backward per module of the chain on the input `x`, the fastest of `repeats`. Leaves no
-    gradients behind, and the random state as it was."""
-    costs = []
+    """Seconds of forward and backward per module of the chain on the input `x`, the fastest of `repeats`. Leaves the
+    model on the meta device (one module at a time gets weights, all zero) and the random state as it was."""
+    costs, device = [], x.device
     with torch.random.fork_rng():
         for name in names:
             module = model.get_submodule(name)
+            replace_tensors(module, lambda tensor: torch.zeros_like(tensor, device=device))
             best = float("inf")
             for _ in range(repeats):
                 given = x.detach().requires_grad_(x.is_floating_point())
@@ -97,7 +99,7 @@ def measured_costs(model: nn.Module, names: Sequence[str], x: torch.Tensor, repe
                 best = min(best, time.perf_counter() - began)
             costs.append(best)
             x = out.detach()
-    model.zero_grad(set_to_none=True)
+            without_memory(module)
     return costs
 
 

@@ -96,13 +96,8 @@ def start_horovod(rank: int, world_size: int) -> None:
         )
 
 
-def broadcast_from_first(model: nn.Module) -> None:
-    """Parameters and buffers become those of rank 0."""
-    tensors = {**dict(model.named_parameters()), **{f"buffer.{n}": b for n, b in model.named_buffers()}}
-    broadcast_named(tensors)
-
-
 def broadcast_named(tensors: Mapping[str, torch.Tensor]) -> None:
+    """They become those of rank 0."""
     import horovod.torch as hvd
 
     hvd.broadcast_parameters(sorted((name, t.data) for name, t in tensors.items() if t.numel()), root_rank=0)
@@ -142,8 +137,7 @@ class HorovodAxis(DataAxis):
 class HorovodRing(HorovodAxis):
     """Every rank holds everything; gradients are summed."""
 
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
-        broadcast_from_first(model)
+    def wrap(self, model: nn.Module) -> nn.Module:
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.reducer = GradientReducer(trainable, self.link, self.bucket_bytes)
         return model

@@ -36,7 +36,7 @@ from torch.distributed.fsdp import (
 from training.parallel.axis import DataAxis
 from training.parallel.backend import device_backend
 from training.parallel.blocks import repeated_blocks
-from training.parallel.ddp import GroupTransport, broadcast_model, broadcast_tensors
+from training.parallel.ddp import GroupTransport, broadcast_tensors
 from training.parallel.precision import DTYPES
 from training.parallel.reduce import GradientReducer
 
@@ -180,26 +180,30 @@ class Zero(DataAxis):
             cast_forward_inputs=False,  # autocast casts what each operation takes, as under every other strategy
         )
         self.roots: list[FSDPModule] = []
+        self.ignored: set[nn.Parameter] = set()
         self.whole: GradientReducer | None = None  # of the parameters that are not sharded
         self.reached: set[Any] = set()
         self.came_back: set[int] = set()  # roots that this pass' backward has come to
         self.unsharded: list[nn.Parameter] = []
 
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
+    def shard(self, model: nn.Module, stages: list[nn.Module] | None) -> None:
         """Shard each stage's blocks, then the rest of it. 0-dim parameters, which have no dim to cut, and those that
         two stages of this rank share, which nothing gathers for both, stay whole."""
-        broadcast_model(model, self.group)
         stages = stages or [model]
         holders = Counter(p for stage in stages for p in stage.parameters())
-        whole = {p for p, count in holders.items() if p.ndim == 0 or count > 1}
+        self.ignored = {p for p, count in holders.items() if p.ndim == 0 or count > 1}
         for stage in stages:
             blocks = [b for b in own_blocks(stage) if all(holders[p] == 1 for p in b.parameters())]
             for block in blocks:
-                self._shard(block, whole, reshard=self.level == 3)
-            self.roots.append(self._shard(stage, whole, reshard=False))
+                self._shard(block, self.ignored, reshard=self.level == 3)
+            self.roots.append(self._shard(stage, self.ignored, reshard=False))
             SameOrder(stage, blocks)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        for each in self._all_sharded():
+            each.reset_sharded_param()  # it keeps a view of what was on the meta device
         self.sharded = [each for each in self._all_sharded() if each.sharded_param.requires_grad]
-        self.unsharded = [p for p in model.parameters() if p in whole and p.requires_grad]
+        self.unsharded = [p for p in model.parameters() if p in self.ignored and p.requires_grad]
         if self.unsharded:
             self.whole = GradientReducer(self.unsharded, GroupTransport(self.group), self.bucket_bytes)
         return model

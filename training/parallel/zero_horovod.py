@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from training.parallel.reduce import Bucket, GradientReducer
-from training.parallel.ring_horovod import HorovodAxis, HorovodLink, broadcast_from_first
+from training.parallel.ring_horovod import HorovodAxis, HorovodLink
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
@@ -143,8 +143,7 @@ class HorovodZero1(HorovodAxis):
         super().__init__(mesh.size(), bucket_bytes)
         self.mesh = mesh
 
-    def wrap(self, model: nn.Module, stages: list[nn.Module] | None = None) -> nn.Module:
-        broadcast_from_first(model)
+    def wrap(self, model: nn.Module) -> nn.Module:
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.scalars = GradientReducer([p for p in trainable if p.ndim == 0], self.link, self.bucket_bytes)
         self.reducer = ShardReducer([p for p in trainable if p.ndim > 0], self.link, self.bucket_bytes)
