@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from training.data.batch import Batch
 from training.models.gpt import GPT, Block, LanguageModelTask
+from training.models.initial import record_model
 
 VOCAB, ROWS, TOKENS = 40, 16, 16
 
@@ -68,9 +69,9 @@ def run_case(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
     problem = {**PROBLEM, **{key: value for key, value in case.items() if key in PROBLEM}}
     options = {key: value for key, value in case.items() if key not in PROBLEM}
     strategy = make_strategy(rank, world, {"engine": "torch", "accumulate": 2, **options}, clip=0.5)
-    model = small_gpt(problem["tied"], problem["kv_heads"], problem["shared"]).to(getattr(torch, problem["dtype"]))
-
-    block = model.blocks[1]
+    dtype, form = getattr(torch, problem["dtype"]), (problem["tied"], problem["kv_heads"], problem["shared"])
+    model = record_model(lambda: small_gpt(*form).to(dtype), seed=3)
+    block = model.module.blocks[1]
 
     def before_step(step: int) -> None:
         block.whole = step % 3 != 1
