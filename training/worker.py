@@ -529,11 +529,11 @@ class Predictions:
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def add(self, batch: Batch, outputs: Any) -> None:
-        real = batch.row_weights() > 0
+        real = batch.row_weights().cpu() > 0  # ids are the host's, outputs and weights the device's
         assert batch.ids is not None, "evaluation readers carry ids"
         scores = self.task.probabilities(outputs).cpu()[real].numpy()
         labels = batch.columns[self.task.label].cpu()[real].numpy()
-        self.parts.append((batch.ids[real].cpu().numpy(), scores, labels))
+        self.parts.append((batch.ids[real].numpy(), scores, labels))
 
     def write(self, run: Storage, name: str) -> str | None:
         """One Parquet file below the run folder; its path, None where this rank scored nothing."""
