@@ -6,7 +6,6 @@ the exit code of the signal; the same command goes on from there, in the same ML
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import tempfile
@@ -36,6 +35,7 @@ from pipelines.train_job import Trained
 from training.planner import format_rows
 from training.tasks import TABLE_TASKS, build_task
 from training.tracker import JOB, Tracker, TrackerSettings, git_commit
+from training.weights import FILE
 from training.worker import Columns, pick_columns
 
 log = logging.getLogger("sparkring")
@@ -260,8 +260,8 @@ def publish_model(
 ) -> None:
     """The final model with its signature, features and scores, registered under `alias` where one is given."""
     tracking, summary = config.tracking, trained.summary
-    weights = folder.read_bytes(summary["weights"])
-    sha256 = hashlib.sha256(weights).hexdigest()
+    weights = folder.at(summary["weights"])
+    sha256 = weights.sha256(FILE)
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "model"
         serving.write_model_folder(target, config, manifest, weights)

@@ -24,6 +24,7 @@ from pipelines.etl_job import Dataset
 from pipelines.train_job import Trained
 from training.metrics import binary_scores, is_better
 from training.models.gpt import perplexity
+from training.weights import read_weights
 from training.worker import pick_columns
 
 log = logging.getLogger(__name__)
@@ -109,8 +110,7 @@ def evaluate_text(config: RunConfig, dataset: Dataset, run: Storage, trained: Tr
     if config.report.baselines:
         entropy = dataset.manifest.text["splits"][split]["unigram_entropy_nats"]
         scores["unigram frequencies"] = {"loss": entropy, "perplexity": perplexity(entropy)}
-    file = trained.summary["weights"]
-    writer = serving.Writer(config, dataset.manifest, serving.read_weights(run.read_bytes(file), f"{run.uri}/{file}"))
+    writer = serving.Writer(config, dataset.manifest, read_weights(run.at(trained.summary["weights"])))
     row = {"prompt": config.report.sample_prompt, "tokens": config.report.sample_tokens}
     (written,) = writer.predict([row])["text"]
     return Evaluation(scores, sample=config.report.sample_prompt + written)

@@ -2,7 +2,7 @@
 
     <folder>/config.json    the resolved configuration: which module, with which arguments, for which task
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
-             weights.pt     `torch.load(..., weights_only=True)`: parameter name -> tensor
+             weights.safetensors  parameter name -> tensor; training/weights.py says what of tied ones
 
 MLflow calls `_load_pyfunc`; nothing in the folder is code or an unrestricted pickle. It names code: the classes of
 `model.factory` and `model.task`, which may be of `training.models`, or of modules that the loading process trusts by
@@ -11,9 +11,9 @@ SPARKRING_MODEL_MODULES (names with commas between).
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ import torch
 
 from conf.manifest import Column, DatasetManifest
 from conf.schema import RunConfig
+from conf.storage import CHUNK_BYTES, Storage, open_storage
 from conf.stored import StoredError, parse
 from etl.features import apply_numpy
 from etl.tokenizer import Codec
 from training.models.gpt import generate
 from training.tasks import build_task
+from training.weights import FILE, read_weights
 from training.worker import build_model, pick_columns
 
 BATCH_ROWS = 8192
@@ -36,12 +38,13 @@ TRUSTED = "SPARKRING_MODEL_MODULES"
 MLFLOW_TYPES = {"numeric": "double", "cyclic": "double"}
 
 
-def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifest, weights: bytes) -> None:
-    """`weights`: the bytes of `model/weights.pt` in the run folder."""
+def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifest, weights: Storage) -> None:
+    """`weights`: the folder that training exported to."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config.model_dump(mode="json"), indent=1))
     (folder / "manifest.json").write_text(manifest.to_json())
-    (folder / "weights.pt").write_bytes(weights)
+    with weights.fs.open_input_stream(weights.path(FILE)) as source, open(folder / FILE, "wb") as target:
+        shutil.copyfileobj(source, target, CHUNK_BYTES)
 
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -159,7 +162,7 @@ def _load_pyfunc(path: str) -> Predictor | Writer:
     check_trusted(config, str(folder / "config.json"))
     manifest = DatasetManifest.from_json((folder / "manifest.json").read_bytes(), str(folder / "manifest.json"))
     kind = Writer if config.model.task == "language_model" else Predictor
-    return kind(config, manifest, read_weights((folder / "weights.pt").read_bytes(), str(folder / "weights.pt")))
+    return kind(config, manifest, read_weights(open_storage(str(folder))))
 
 
 def check_trusted(config: RunConfig, where: str) -> None:
@@ -172,17 +175,6 @@ def check_trusted(config: RunConfig, where: str) -> None:
                 f"{where}: {key} = {reference!r}: a stored file may name code of training.models only; if you trust "
                 f"that module and have it, set {TRUSTED}={module} where the model is loaded"
             )
-
-
-def read_weights(data: bytes, where: str) -> dict[str, torch.Tensor]:
-    """StoredError where they are no tensors by name."""
-    try:
-        weights: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as error:  # torch raises whatever its unpickler and zip reader do
-        raise StoredError(f"{where}: no weights ({type(error).__name__}: {str(error)[:200]})") from error
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise StoredError(f"{where}: holds a {type(weights).__name__}, not tensors by name")
-    return weights
 
 
 def signature_inputs(manifest: DatasetManifest) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -70,9 +70,12 @@ class Chunk:
         return self.fqn if self.sizes == tuple(shape) else f"{self.fqn}@{','.join(map(str, self.offsets))}"
 
 
-def layout(chunks: Sequence[tuple[Chunk, Sequence[int]]], file: str) -> tuple[bytes, list[Chunk]]:
-    """Header of a safetensors file of `chunks` (each with its tensor's full shape) in order, and where each lies."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def layout(
+    chunks: Sequence[tuple[Chunk, Sequence[int]]], file: str, notes: Mapping[str, str] | None = None
+) -> tuple[bytes, list[Chunk]]:
+    """Header of a safetensors file of `chunks` (each with its tensor's full shape) in order, and where each lies.
+    `notes`: further words of the header's metadata."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(notes or {})}}
     position = 0
     for chunk, shape in chunks:
         name = chunk.name(shape)

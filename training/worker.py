@@ -5,12 +5,13 @@ This is where configuration stops: everything built here gets plain arguments.
 
 from __future__ import annotations
 
+import collections
 import json
 import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ from training.parallel.base import OptimizerFactory, Strategy, Task
 from training.parallel.settings import ParallelSettings, Place
 from training.rank import WorkerContext
 from training.tasks import build_task, model_class
+from training.weights import write_weights
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
@@ -221,11 +223,21 @@ def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> dict
             checkpoints.load(best, state_dict, random_state=False)
             strategy.load_state_dict(state_dict)
             said["exported_step"] = best.step
-    parts.ctx.heartbeat(state.step, "export")
-    weights = strategy.full_model_state()
-    if parts.ctx.rank == 0 and weights is not None:
-        said["weights"] = write_weights(parts.run, weights)
+    described, values = strategy.stream_model()
+    values = heard(values, lambda number: parts.ctx.heartbeat(state.step, f"export tensor {number}"))
+    if parts.ctx.rank == 0:
+        write_weights(parts.run.at("model"), described, (v for v in values if v is not None), strategy.aliases)
+        said["weights"] = "model"
+    else:
+        collections.deque(values, maxlen=0)
     return said
+
+
+def heard(values: Iterator[Any], tick: Callable[[int], None]) -> Iterator[Any]:
+    """`values`, with a `tick` before each."""
+    for number, value in enumerate(values):
+        tick(number)
+        yield value
 
 
 def score_test_split(parts: Parts, test: Reader | None, step: int) -> dict[str, Any]:
@@ -511,14 +523,6 @@ def restore(
             )
         log.warning("%s; going on because checkpoint.allow_other_order is set", message)
     return left["state"]
-
-
-def write_weights(run: Storage, weights: dict[str, torch.Tensor]) -> str:
-    """The whole model as one file that `torch.load(..., weights_only=True)` opens; its path below the run folder."""
-    buffer = pa.BufferOutputStream()
-    torch.save(weights, pa.PythonFile(buffer, mode="w"))
-    run.put_atomic("model/weights.pt", buffer.getvalue().to_pybytes())
-    return "model/weights.pt"
 
 
 class Predictions:

@@ -228,7 +228,7 @@ def test_the_next_command_sweeps_what_a_killed_one_left_half_written(tmp_path: P
     with runs.begin(config, "f") as (record, _):
         folder = runs.at(runs.update(record.folder, status="failed"))
     killed = "import os, sys; from conf.storage import open_storage as o; os.fsync = lambda fd: os.kill(os.getpid(), 9)"
-    for name in ("summary.json", "model/weights.pt"):
+    for name in ("summary.json", "model/weights.safetensors"):
         subprocess.run([sys.executable, "-c", f"{killed}; o({folder.uri!r}).put_atomic({name!r}, b'x')"], cwd=ROOT)
     assert len([p for p in folder.list_files() if p.endswith(".part")]) == 2
     with folder.create("report.html") as file, runs.begin(config, "f") as (_, continued):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -16,10 +15,13 @@ import torch
 
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from conf.schema import RunConfig
+from conf.storage import Storage, open_storage
 from conf.stored import StoredError
 from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
+from training.parallel.state import Described
 from training.tracker import Tracker
 from training.tracking import TrackerSettings
+from training.weights import write_weights
 from training.worker import build_model
 
 ROOT = Path(__file__).parents[2]
@@ -52,13 +54,19 @@ def manifest() -> DatasetManifest:
     )  # fmt: skip
 
 
+def export(folder: Path, model: torch.nn.Module) -> Storage:
+    """The weights as training writes them."""
+    state, storage = model.state_dict(), open_storage(str(folder))
+    write_weights(storage, [Described(n, t.dtype, tuple(t.shape)) for n, t in state.items()], state.values(), {})
+    return storage
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     config = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
     torch.manual_seed(3)
-    weights = io.BytesIO()
-    torch.save(build_model(config, manifest()).state_dict(), weights)
-    write_model_folder(tmp_path / "model", config, manifest(), weights.getvalue())
+    exported = export(tmp_path / "run", build_model(config, manifest()))
+    write_model_folder(tmp_path / "model", config, manifest(), exported)
     return tmp_path / "model"
 
 
@@ -95,10 +103,10 @@ def test_a_model_folder_names_no_code_that_is_not_trusted(
         ("config.json", b'{"name": "x", "gone": 1}', "gone = 1"),
         ("config.json", b'{"name": "x", "optim": {"lr": "1"}}', "optim.lr = '1'"),
         ("manifest.json", b"[]", "manifest.json: "),
-        ("weights.pt", b"", "weights.pt: no weights"),
-        ("weights.pt", b"PK\x03\x04", "weights.pt: no weights"),
-        ("weights.pt", pickle.dumps({"a": 1}), "weights.pt: "),
-        ("weights.pt", pickle.dumps(subprocess.run), "weights.pt: no weights"),
+        ("weights.safetensors", b"", "weights.safetensors: no weights"),
+        ("weights.safetensors", b"PK\x03\x04", "weights.safetensors: no weights"),
+        ("weights.safetensors", pickle.dumps({"a": 1}), "weights.safetensors: "),
+        ("weights.safetensors", pickle.dumps(subprocess.run), "weights.safetensors: no weights"),
     ],
 )
 def test_a_damaged_model_folder_is_one_error_that_names_the_file(
@@ -144,10 +152,8 @@ def test_a_language_model_continues_prompts(tmp_path: Path) -> None:
     model = {"factory": "training.models.gpt:GPT", "task": "language_model"}
     small = {"width": 16, "layers": 1, "heads": 2}
     config = RunConfig.model_validate({"name": "text", "model": model | {"args": small}})
-    weights = io.BytesIO()
     torch.manual_seed(0)
-    torch.save(build_model(config, described).state_dict(), weights)
-    write_model_folder(tmp_path, config, described, weights.getvalue())
+    write_model_folder(tmp_path, config, described, export(tmp_path / "run", build_model(config, described)))
     writer = _load_pyfunc(str(tmp_path))
     rows = pd.DataFrame({"prompt": ["def f(", "def f(", "\u00e9", ""], "tokens": [5, 9, 40, None]})
     texts = writer.predict(rows)["text"].tolist()

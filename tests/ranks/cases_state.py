@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases_mesh import small_gpt, token_batch
 from cases_tower import tower
-from problem import Net, SquaredError, make_strategy, rank_part, table_batch
+from problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch
 from torch import nn
 
 from training.models.gpt import LanguageModelTask
@@ -72,11 +72,11 @@ def not_a_number(rank: int, world: int, payload: dict[str, Any]) -> dict[str, An
             batch = token_batch(step)
             if step == 1:
                 batch.weight[-2] = float("nan")
-            before = strategy.full_model_state()
+            before = full_state(strategy)
             strategy.forward_backward(rank_part(batch, strategy))
             infos.append(asdict(strategy.step(1e-2)))
-            after = strategy.full_model_state()
-            infos[-1]["moved"] = before is None or any(not torch.equal(before[k], after[k]) for k in before)
+            after = full_state(strategy)
+            infos[-1]["moved"] = not before or any(not torch.equal(before[k], after[k]) for k in before)
         results[name] = infos
         strategy.axis.close(failed=True)
     dist.destroy_process_group()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from training.data.batch import Batch
@@ -15,7 +16,7 @@ from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.core import MeshStrategy
 from training.parallel.reduce import local_tensor
-from training.parallel.state import model_tensors, plain_name, whole_tensor
+from training.parallel.state import Described, model_tensors, plain_name
 
 CPU = torch.device("cpu")
 
@@ -141,9 +142,25 @@ def train(
         "infos": infos,
         "gradients": recorder.gradients,
         "state": {n: whole_tensor(t) for n, t in model_tensors(strategy.module, strategy.aliases).items()},
-        "exported": strategy.full_model_state() or {},
+        "exported": full_state(strategy),
         "engine": strategy.engine,
     }
+
+
+def on_first_rank(described: list[Described], values: Iterator[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    """Whole tensors by name; none on the other ranks."""
+    return {each.name: value.clone() for each, value in zip(described, values, strict=True) if value is not None}
+
+
+def full_state(strategy: MeshStrategy) -> dict[str, torch.Tensor]:
+    """The whole model under all of its names, on rank 0."""
+    whole = on_first_rank(*strategy.stream_model())
+    return {key: whole[strategy.aliases.get(key, key)] for key in strategy.plain_keys if whole}
+
+
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The full value, on every rank that holds a part."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def worst_difference(ranks: list[dict[str, Any]], expected: dict[str, Any]) -> float:

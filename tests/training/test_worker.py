@@ -26,6 +26,7 @@ from training.crew import Crew
 from training.failure import WorkerFailed
 from training.job import JobSpec
 from training.launch import local_crew
+from training.weights import read_weights
 from training.worker import agree_threads
 
 pytestmark = pytest.mark.ranks
@@ -143,8 +144,7 @@ class Job:
         return found
 
     def weights(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = torch.load(self.folder / "model/weights.pt", weights_only=True)
-        return found
+        return read_weights(open_storage(str(self.folder / "model")))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ weight_i * loss_i / global_rows,  clips it by its global norm, and steps the opt
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from training.data.batch import Batch, Columns
 from training.models.initial import InitialModel
+from training.parallel.state import Described
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters -> optimizer; the strategy decides which parameters (or shards) it is given."""
@@ -56,6 +57,7 @@ class Strategy(ABC):
     engine: str  # what carries the collectives: "horovod", "torch-gloo", "torch-nccl", "none"
     data_rank: int  # which part of each global batch this rank reads ...
     data_size: int  # ... of how many
+    aliases: dict[str, str]  # further names of shared parameters and buffers -> the first
     speaks_for_data_rank: bool  # of the ranks that read the same rows, this is the one that reports them
     wants_sample: bool  # what `prepare` does with a sample it would leave undone without one
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
@@ -119,8 +121,9 @@ class Strategy(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     @abstractmethod
-    def full_model_state(self) -> dict[str, torch.Tensor] | None:
-        """The whole model on the CPU with the plain module's names, on global rank 0; None elsewhere. Collective."""
+    def stream_model(self) -> tuple[list[Described], Iterator[torch.Tensor | None]]:
+        """The whole model's parameters and persistent buffers under the first of their plain names, and their values
+        one at a time: on rank 0's CPU, None on the other ranks. Collective; every rank exhausts the iterator."""
 
     @abstractmethod
     def close(self, failed: bool = False) -> None:

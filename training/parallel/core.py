@@ -30,6 +30,7 @@ from training.parallel.norm import clip_factor, scale_gradients, square_sum
 from training.parallel.pipeline import Pipeline
 from training.parallel.precision import autocast, loss_scale
 from training.parallel.settings import ParallelSettings
+from training.parallel.state import Described
 from training.world import Mesh
 
 REACH_STEPS = 10  # within which a gradient must have reached every trainable parameter
@@ -82,7 +83,7 @@ class MeshStrategy(Strategy):
         initial = model if isinstance(model, InitialModel) else whole_model(model, "it was made before", self.rank == 0)
         check_trainable(initial.module)
         self.plain_keys = list(initial.module.state_dict(keep_vars=True))
-        self.aliases = names.tied_names(initial.module)
+        self.aliases = dict(initial.aliases)
         self.module = self.layout.place(initial.module, task, sample)
         self.pipeline = self.layout.pipeline
         stages = list(self.pipeline.stages.values()) if self.pipeline else None
@@ -302,12 +303,9 @@ class MeshStrategy(Strategy):
         self.scaler.load(state["scaler"])
         self.axis.after_step()
 
-    def full_model_state(self) -> dict[str, torch.Tensor] | None:
-        mine = {n: names.whole_tensor(t) for n, t in names.model_tensors(self.module, self.aliases).items()}
-        whole = self.layout.gather_state(mine)
-        if whole is None:
-            return None
-        return {key: whole[self.aliases.get(key, key)] for key in self.plain_keys}
+    def stream_model(self) -> tuple[list[Described], Iterator[torch.Tensor | None]]:
+        mine = names.model_tensors(self.module, self.aliases)
+        return names.stream_tensors(mine, self.plain_keys, self.rank, self.mesh.world)
 
     def close(self, failed: bool = False) -> None:
         self.axis.close(failed)

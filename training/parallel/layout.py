@@ -81,10 +81,6 @@ class Layout:
         """Whether the norm counts this rank's copy of the parameter (a tied weight has two)."""
         return True
 
-    def gather_state(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """Every stage's tensors, on rank 0."""
-        return tensors if self.rank == 0 else None
-
 
 class MeshLayout(Layout):
     """Context, tensor and pipeline parallelism, in this order, then activation checkpointing."""
@@ -257,15 +253,6 @@ class MeshLayout(Layout):
 
     def counted(self, name: str) -> bool:
         return name not in self.uncounted
-
-    def gather_state(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        if self.mesh.pp == 1:
-            return super().gather_state(tensors)
-        if (self.at.dp, self.at.cp, self.at.tp) != (0, 0, 0):
-            return None
-        parts: list[Any] | None = [None] * self.mesh.pp if self.rank == 0 else None
-        dist.gather_object(tensors, parts, dst=0, group=self.device_mesh["pp"].get_group())
-        return {name: t for part in reversed(parts) for name, t in part.items()} if parts is not None else None
 
 
 def sum_tied(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:

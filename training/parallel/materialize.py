@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from training.models.initial import InitialModel, Value, named_tensors, own_random_state, replace_tensors
-from training.parallel.state import plain_name
+from training.parallel.state import as_bytes, local_box, local_tensor, plain_name
 
 CPU = torch.device("cpu")
 
@@ -39,7 +38,7 @@ def materialize(module: nn.Module, initial: InitialModel, device: torch.device, 
             elif name in mine:
                 _, offsets = local_box(mine[name])
                 start = offsets[0] if offsets else 0
-                fill(mine[name], value.pieces(start, start + rows_of(local(mine[name]))))
+                fill(mine[name], value.pieces(start, start + rows_of(local_tensor(mine[name]))))
 
 
 def from_first_rank(initial: InitialModel, world: int) -> set[str]:
@@ -71,7 +70,7 @@ def first_ranks(value: Value, world: int) -> torch.Tensor:
     else:
         whole = torch.empty(value.size, dtype=value.dtype)
     if world > 1 and whole.numel():
-        dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)
+        dist.broadcast(as_bytes(whole), src=0)
     return whole
 
 
@@ -81,7 +80,7 @@ def every_piece(value: Value) -> list[tuple[int, torch.Tensor]]:
 
 def fill(tensor: torch.Tensor, pieces: Iterator[tuple[int, torch.Tensor]]) -> None:
     """Copy this rank's part of the rows into `tensor`, a plain or distributed one."""
-    into = local(tensor)
+    into = local_tensor(tensor.detach())
     sizes, offsets = local_box(tensor)
     if not into.numel():
         return
@@ -96,17 +95,5 @@ def fill(tensor: torch.Tensor, pieces: Iterator[tuple[int, torch.Tensor]]) -> No
         into[start - offsets[0] : stop - offsets[0]].copy_(rows)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def rows_of(tensor: torch.Tensor) -> int:
     return tensor.shape[0] if tensor.ndim else 1
-
-
-def local_box(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and offsets of this rank's part of the whole tensor."""
-    if not isinstance(tensor, DTensor):
-        return tuple(tensor.shape), (0,) * tensor.ndim
-    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

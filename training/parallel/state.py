@@ -6,12 +6,20 @@ saves by shard and loads into any other sharding. A tied weight has one key: the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from training.parallel.reduce import local_tensor
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 WRAPPERS = ("module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -23,21 +31,9 @@ def plain_name(name: str) -> str:
     return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Every further name of a shared parameter or buffer -> its first name."""
-    first: dict[int, str] = {}
-    aliases = {}
-    both = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in both:
-        owner = first.setdefault(id(tensor), name)
-        if owner != name:
-            aliases[name] = owner
-    return aliases
-
-
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     kept = set(model.state_dict(keep_vars=True))
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in kept}
 
 
 def model_tensors(model: nn.Module, aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -113,7 +109,89 @@ def _copy(target: torch.Tensor, source: Any) -> None:
         target.to_local().copy_(whole.to_local())
 
 
-def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The full value on the CPU, detached from the parameter's storage; collective for DTensors."""
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().to("cpu", copy=True)
+def local_box(tensor: torch.Tensor) -> Box:
+    """Sizes and offsets of this rank's piece in the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return tuple(tensor.shape), (0,) * tensor.ndim
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor of the whole model: all there is to know of it but its values."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def stream_tensors(
+    tensors: Mapping[str, torch.Tensor], order: Sequence[str], rank: int, world: int
+) -> tuple[list[Described], Iterator[torch.Tensor | None]]:
+    """What all ranks together hold, by name, and its values one tensor at a time: whole, on rank 0's CPU; None on the
+    other ranks, which send their pieces. Collective: every rank exhausts the iterator. A value may be the tensor's own
+    memory, to be read before the next one is asked for.
+
+    `order`: names that come first, in this order.
+    """
+    mine = {name: (t.dtype, tuple(t.shape), local_box(t)) for name, t in tensors.items()}
+    found: list[dict[str, Any]] = [mine] * world
+    if world > 1:
+        dist.gather_object(mine, found if rank == 0 else None, dst=0)
+    held: dict[str, dict[Box, int]] = {}  # name -> box -> the first rank that holds it
+    about: dict[str, Described] = {}
+    for holder, part in enumerate(found):
+        for name, (dtype, shape, box) in part.items():
+            about.setdefault(name, Described(name, dtype, shape))
+            if math.prod(box[0]):
+                held.setdefault(name, {}).setdefault(box, holder)
+    names = [*(name for name in order if name in about), *(name for name in about if name not in set(order))]
+    plan: list[Any] = [[about[name] for name in names]]
+    asked: list[Any] = [set()]
+    if world > 1:
+        by_rank: list[set[str]] = [set() for _ in range(world)]
+        for name, boxes in held.items():
+            for holder in boxes.values():
+                by_rank[holder].add(name)
+        dist.broadcast_object_list(plan, src=0)
+        dist.scatter_object_list(asked, by_rank if rank == 0 else None, src=0)
+    return plan[0], _values(tensors, plan[0], held, asked[0], rank, world)
+
+
+def _values(
+    tensors: Mapping[str, torch.Tensor],
+    described: list[Described],
+    held: Mapping[str, Mapping[Box, int]],
+    asked: set[str],
+    rank: int,
+    world: int,
+) -> Iterator[torch.Tensor | None]:
+    turn = torch.zeros(1)
+    for each in described:
+        if world > 1:  # so that no rank waits in a send for as long as rank 0 takes for all tensors before
+            dist.broadcast(turn, src=0)
+        if rank != 0:
+            if each.name in asked:
+                dist.send(as_bytes(local_tensor(tensors[each.name]).detach().cpu().contiguous()), dst=0)
+            yield None
+            continue
+        boxes = held.get(each.name, {})
+        if list(boxes.values()) == [0]:
+            yield local_tensor(tensors[each.name]).detach().cpu().contiguous()
+            continue
+        whole = torch.empty(each.shape, dtype=each.dtype)
+        for (sizes, offsets), holder in boxes.items():
+            piece = whole[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
+            if holder == 0:
+                piece.copy_(local_tensor(tensors[each.name]).detach())
+                continue
+            received = piece if piece.is_contiguous() else torch.empty(sizes, dtype=each.dtype)
+            dist.recv(as_bytes(received), src=holder)
+            if received is not piece:
+                piece.copy_(received)
+        yield whole
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor: what is sent has bits, whatever its dtype."""
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,61 @@
+"""The whole model as one safetensors file, written and read one tensor at a time.
+
+A weight that has several names in the model is stored under the first; the others are in the header's `tied`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from conf.storage import Storage
+from conf.stored import StoredError
+from training.checkpoint_format import DTYPES, Chunk, layout, raw_bytes, write_stream
+from training.parallel.state import Described
+
+FILE = "weights.safetensors"
+LONGEST_HEADER = 100 * 2**20  # safetensors' own bound
+
+
+def write_weights(
+    folder: Storage, described: Iterable[Described], values: Iterable[torch.Tensor], tied: Mapping[str, str]
+) -> None:
+    """Write `weights.safetensors` into `folder`; `values` are asked for one after the other, in order."""
+    chunks = [(Chunk(each.name, each.dtype, (0,) * len(each.shape), each.shape), each.shape) for each in described]
+    header, _ = layout(chunks, FILE, {"tied": json.dumps(dict(tied))})
+
+    def parts() -> Iterator[bytes | memoryview]:
+        yield header
+        yield from (raw_bytes(value) for value in values)
+
+    write_stream(folder, FILE, parts())
+
+
+def read_weights(folder: Storage) -> dict[str, torch.Tensor]:
+    """Every name of the model's state -> tensor. StoredError names a file that is not what was written."""
+    where = f"{folder.uri}/{FILE}"
+    with folder.fs.open_input_file(folder.path(FILE)) as file:
+        size = file.size()
+        length = int.from_bytes(file.read_at(8, 0), "little")
+        if size < 8 or length > min(size - 8, LONGEST_HEADER):
+            raise StoredError(f"{where}: no weights (its header is {length} bytes long, the file {size})")
+        try:
+            header = json.loads(file.read_at(length, 8))
+            tied = json.loads(header.pop("__metadata__")["tied"])
+            found = {name: _tensor(file, 8 + length, size, entry) for name, entry in header.items()}
+            return found | {name: found[first] for name, first in tied.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise StoredError(f"{where}: no weights ({type(error).__name__}: {str(error)[:200]})") from error
+
+
+def _tensor(file: Any, start: int, size: int, entry: dict[str, Any]) -> torch.Tensor:
+    dtype, shape, (begin, end) = DTYPES[entry["dtype"]], torch.Size(entry["shape"]), entry["data_offsets"]
+    if not 0 <= begin <= end <= size - start or end - begin != shape.numel() * dtype.itemsize:
+        raise ValueError(f"bytes {begin} to {end} do not hold {dtype} {tuple(shape)}")
+    if begin == end:
+        return torch.empty(shape, dtype=dtype)
+    data = bytearray(file.read_at(end - begin, start + begin))
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
