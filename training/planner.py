@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from training.models.plan import ShardingPlan, expand, plan_of
+from training.models.plan import ShardingPlan, chain_of, expand, plan_of
 from training.parallel.batching import part_bounds
-from training.parallel.blocks import repeated_blocks
+from training.parallel.blocks import own_units, repeated_blocks
 from training.parallel.measure import ring_share
-from training.parallel.pipeline import chain_names, cut_chain, estimated_costs
+from training.parallel.pipeline import Stage, chain_names, cut_chain, estimated_costs
 from training.parallel.schedules import schedule_table, simulate
 from training.parallel.settings import ParallelSettings
 from training.world import Mesh, describe, shard_groups
@@ -44,6 +44,7 @@ class StagePlan:
     weights: int
     gradients: int
     optimizer: int
+    start: int  # its weights as they are made, and one whole parameter beside them, at most
     gathered: int  # whole weights and gradients a ZeRO pass holds beyond its shards, at most
     # what the model keeps for backward at the schedule's fullest moment (the loss's own aside); None: not traced
     activations: int | None
@@ -58,6 +59,7 @@ class Plan:
     mesh: Mesh
     engine: str
     parameters: int
+    export: int  # bytes rank 0 holds at once beside its own part, one whole parameter; the other ranks less
     stages: tuple[StagePlan, ...]  # by pipeline rank
     sent_bytes: dict[str, int]  # axis -> per rank and step
     bubble: float  # idle over ideal time
@@ -220,6 +222,7 @@ def make_plan(
         mesh,
         engine,
         sum(p.numel() for p in model.parameters()),
+        max(p.numel() for p in model.parameters()) * element_bytes,
         tuple(stages),
         {axis: size for axis, size in sent_bytes.items() if size},
         outcome[0],
@@ -295,20 +298,23 @@ def _stage(
     cut = (
         sum(local[n] if p.ndim == 0 else math.ceil(local[n] / shard) for n, p in parameters.items()) if zero else whole
     )
-    blocks = block_numels(model, local)
+    chain = [name for name in chain_of(model) if names == [""] or name in names] if zero == 3 else []
+    units = own_units(Stage(model, names) if names != [""] else model, chain)
     horovod_zero = zero and engine == "horovod"
     weights = whole if horovod_zero else cut
     memory = {
         "parameters": sum(p.numel() for p in parameters.values()),
         "weights": weights * element,
+        "start": (weights + max(p.numel() for p in parameters.values())) * element,
         "gradients": cut * element,
         "optimizer": states * cut * element,
-        "gathered": _gathered(local, model, settings, mesh, engine, micro, element) if zero else 0,
+        "gathered": _gathered(local, units, settings, mesh, engine, micro, element) if zero else 0,
     }
     reduced = 1 if mesh.pp > 1 or zero <= 1 else micro
     gathers, scatters = float(whole), float(whole * reduced)
     if zero == 3:
-        gathers = micro * (2.0 * sum(blocks) + (whole - sum(blocks)))
+        twice = [name for name in units if [name] != chain[-1:] or name in block_names(model)]
+        gathers = micro * (float(whole) + sum(unit_numels(local, twice)))
     if not zero:
         sent = 2 * ring_share(mesh.dp * mesh.cp) * whole * element
     else:  # weights are gathered in the precision of compute, gradients reduced in that of the weights
@@ -323,31 +329,31 @@ def computed_bytes(settings: ParallelSettings, engine: str, element: int) -> int
 
 
 def _gathered(
-    local: Numels, model: nn.Module, settings: ParallelSettings, mesh: Mesh, engine: str, micro: int, element: int
+    local: Numels, units: list[str], settings: ParallelSettings, mesh: Mesh, engine: str, micro: int, element: int
 ) -> int:
     """Bytes of the weights and gradients ZeRO holds whole at once, at most.
 
     Horovod's: gradients, the buckets they are copied into, and what its exchange gives back. fully_shard's are most in
-    backward's first block (all weights, or with ZeRO-3 that block's and those of no block; the gradients of that block
-    and of what comes after the blocks), or at its end (weights and gradients of no block). Gradients of several parts
-    that add up before they are reduced are there all the time.
+    backward of the largest unit (all weights, or with ZeRO-3 that unit's and those of no unit; the gradients of that
+    unit and of what comes after the first), or at its end (weights and gradients of no unit). Gradients of several
+    parts that add up before they are reduced are there all the time.
     """
-    whole, blocks = sum(local.values()), block_numels(model, local)
+    whole, sizes = sum(local.values()), unit_numels(local, units)
     if engine == "horovod":
         return element * (2 * whole + (whole // 2 if mesh.dp * mesh.cp == 2 else whole))
-    rest, block = whole - sum(blocks), max(blocks, default=0)
+    rest, unit = whole - sum(sizes), max(sizes, default=0)
     size = computed_bytes(settings, engine, element)
-    weights = size * (rest + block if settings.zero == 3 else whole)
-    gradients = size * (after_blocks(local, model) + block)
+    weights = size * (rest + unit if settings.zero == 3 else whole)
+    gradients = size * (after_units(local, units) + unit)
     if micro > 1 and (settings.zero == 1 or mesh.pp > 1):
         # added to in place, where they need not be converted first
         return weights + element * whole + (gradients if size != element else 0)
     return max(weights + gradients, 2 * size * rest)
 
 
-def after_blocks(local: Numels, model: nn.Module) -> int:
-    """Of the parameters outside the blocks, those whose gradients come before the blocks'."""
-    inside = tuple(f"{name}." for name in block_names(model))
+def after_units(local: Numels, units: list[str]) -> int:
+    """Of the parameters of no unit, those after the first unit: their gradients come before a unit's."""
+    inside = tuple(f"{name}." for name in units)
     names = list(local)
     first = next((i for i, name in enumerate(names) if name.startswith(inside)), len(names))
     return sum(local[name] for name in names[first:] if not name.startswith(inside))
@@ -364,10 +370,9 @@ def stage_parameters(model: nn.Module, names: list[str]) -> dict[str, nn.Paramet
     return found
 
 
-def block_numels(model: nn.Module, local: Numels) -> list[int]:
-    """Elements per repeated block that lies in this stage."""
-    sizes = [sum(n for p, n in local.items() if p.startswith(f"{block}.")) for block in block_names(model)]
-    return [size for size in sizes if size]
+def unit_numels(local: Numels, units: list[str]) -> list[int]:
+    """Elements per unit that ZeRO gathers by itself."""
+    return [sum(n for p, n in local.items() if p.startswith(f"{unit}.")) for unit in units]
 
 
 def _activation_bytes(
@@ -435,10 +440,11 @@ def rows_of(plan: Plan, measured: dict[str, float] | None = None) -> list[dict[s
             max(s.parameters for s in plan.stages),
         ),
     ]
-    for kind in ("weights", "gradients", "optimizer", "gathered", "activations"):
+    for kind in ("start", "weights", "gradients", "optimizer", "gathered", "activations"):
         sizes = [getattr(stage, kind) for stage in plan.stages]
         rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
     rows += [(f"sent_bytes {axis}", "per rank and step", size) for axis, size in plan.sent_bytes.items()]
+    rows.append(("export_bytes", "rank 0, beside its part", plan.export))
     rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))
     known = measured or {}
     return [{"quantity": q, "unit": u, "predicted": v, "measured": known.get(q)} for q, u, v in rows]

@@ -46,8 +46,8 @@ def wide_problem() -> tuple[nn.Module, Any, Batch, tuple[torch.Tensor]]:
     return Wide(), MeanSquare(), Batch({"x": x}, 16, 16, 16), (x[:1],)
 
 
-def gpt_problem() -> tuple[nn.Module, Any, Batch, tuple[torch.Tensor]]:
-    model = GPT(vocab=512, width=128, layers=4, heads=4, hidden=256)
+def gpt_problem(tied: bool) -> tuple[nn.Module, Any, Batch, tuple[torch.Tensor]]:
+    model = GPT(vocab=512, width=128, layers=4, heads=4, hidden=256, tied=tied)
     tokens = torch.randint(0, 512, (32, 129))
     return model, LanguageModelTask(), Batch({"tokens": tokens}, 32, 32, 32), (tokens[:1, :-1],)
 
@@ -75,7 +75,7 @@ def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
     results = {}
     for name, (kind, settings) in payload["cases"].items():
         torch.manual_seed(0)
-        model, task, batch, inputs = gpt_problem() if kind == "gpt" else wide_problem()
+        model, task, batch, inputs = wide_problem() if kind == "wide" else gpt_problem(kind == "gpt")
         strategy = make_strategy(rank, world, settings)
         plan = make_plan(
             model, strategy.settings, strategy.mesh, strategy.engine, inputs=inputs, global_batch=batch.rows

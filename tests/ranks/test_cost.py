@@ -79,6 +79,7 @@ def check(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch")
 
 def test_data_parallel_on_two_ranks(launch: Any) -> None:
     gpt = {name: ("gpt", case) for name, case in {**GPT_ZERO, **BF16}.items()}
+    gpt["untied zero3"] = ("untied gpt", GPT_ZERO["gpt zero3"])
     check(launch, 2, {**{name: ("wide", case) for name, case in WIDE.items()}, **gpt})
 
 

@@ -129,7 +129,9 @@ def test_a_large_matrix_is_made_by_rows_and_of_its_last_writes_only() -> None:
     value = record_model(lambda: GPT(50_000, width=64, layers=1, heads=2), 0).values["embed.weight"]
     with own_random_state():
         ((first, piece),) = value.pieces(20_000, 20_001)
+        (_, before), (_, after) = value.pieces(0, 2 * len(piece))
     assert first <= 20_000 < first + len(piece) and piece.numel() <= initial.BLOCK
+    assert not torch.equal(before, after), "blocks are drawn apart"
     assert [call.name for call in value.program] == ["empty", "detach", "normal_"]  # type: ignore[attr-defined]
 
 

@@ -91,6 +91,17 @@ def test_memory_is_the_published_table() -> None:
         assert plan.stages[0].at_step / count == pytest.approx(float(row["bytes"]), rel=0.001), row
 
 
+def test_a_start_and_an_export_hold_a_ranks_part_and_one_parameter() -> None:
+    """70B on 512 ranks: 0.5 GiB of weights each where the whole model has 257 GiB, and 4 GiB of an embedding."""
+    model, tokens = gpt("gpt-70b"), torch.zeros(1, 8, dtype=torch.int64)
+    whole = 4 * sum(p.numel() for p in model.parameters())
+    largest = 4 * max(p.numel() for p in model.parameters())
+    plan = make_plan(model, ParallelSettings(zero=3), Mesh(dp=512), "torch-gloo", inputs=(tokens,), global_batch=512)
+    assert plan.export == largest and plan.stages[0].start == pytest.approx(whole / 512 + largest, rel=0.01)
+    rows = {row["quantity"]: row["predicted"] for row in rows_of(plan)}
+    assert rows["start_bytes"] == plan.stages[0].start < whole / 50 and rows["export_bytes"] == largest
+
+
 def test_volume_is_the_published_one() -> None:
     """wire_volume_measured.csv, 4 ranks, in 4 bytes x parameters: DDP 1.5, ZeRO-1 and 2 1.5, ZeRO-3 2.25, hybrid 2."""
     expected = {(0, 0): 1.5, (1, 0): 1.5, (2, 0): 1.5, (3, 0): 2.25, (3, 2): 2.0}

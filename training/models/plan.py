@@ -38,6 +38,12 @@ def plan_of(model: nn.Module) -> ShardingPlan | None:
     return found if isinstance(found, ShardingPlan) else None
 
 
+def chain_of(model: nn.Module) -> list[str]:
+    """The modules of the model's chain by name, in order; none where its plan has no chain."""
+    plan = plan_of(model)
+    return [name for pattern in plan.chain for name in expand(pattern, model)] if plan is not None else []
+
+
 def expand(pattern: str, model: nn.Module) -> list[str]:
     """`blocks.*.attn.q` -> `blocks.0.attn.q`, ...; ValueError when the model has no such module."""
     names = [""]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
@@ -40,6 +43,28 @@ def compile_blocks(model: nn.Module) -> None:
     for module in [block for _, _, block in repeated_blocks(model)] or [model]:
         inner = module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
         inner.forward = torch.compile(inner.forward)
+
+
+def own_units(model: nn.Module, chain: Sequence[str]) -> list[str]:
+    """Names of what ZeRO-3 gathers by itself: blocks, and the layers of the chain with a matrix that are none (an
+    embedding, a head: the chain says that they are called as modules). What shares a weight with another module, or is
+    called in two places, is gathered with the rest.
+    """
+    found = {id(block) for _, _, block in repeated_blocks(model)}
+    blocks = [name for name, module in model.named_modules() if id(module) in found]
+    layers = [
+        name
+        for name in chain
+        if not any(f"{name}.".startswith(f"{block}.") or block.startswith(f"{name}.") for block in blocks)
+        and any(p.ndim > 1 for p in model.get_submodule(name).parameters())
+    ]
+    places = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
+
+    def alone(name: str) -> bool:
+        inside = Counter(p for _, p in model.get_submodule(name).named_parameters(remove_duplicate=False))
+        return all(places[p] == count for p, count in inside.items())
+
+    return [name for name in (*blocks, *layers) if alone(name)]
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

@@ -33,10 +33,12 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from training.models.plan import chain_of
 from training.parallel.axis import DataAxis
 from training.parallel.backend import device_backend
-from training.parallel.blocks import repeated_blocks
+from training.parallel.blocks import own_units, repeated_blocks
 from training.parallel.ddp import GroupTransport, broadcast_tensors
+from training.parallel.pipeline import Stage
 from training.parallel.precision import DTYPES
 from training.parallel.reduce import GradientReducer
 
@@ -80,18 +82,6 @@ class AllToAllReduceScatter:
         with self.waiting():
             dist.all_to_all_single(received, input_tensor, group=group)
         torch.sum(received.view(group.size(), -1), dim=0, out=output_tensor.view(-1))
-
-
-def own_blocks(stage: nn.Module) -> list[nn.Module]:
-    """The blocks that are gathered by themselves: those whose weights stand nowhere else. What shares a weight with
-    another module, or is called in two places, is gathered with the rest of the stage."""
-    places = Counter(p for _, p in stage.named_parameters(remove_duplicate=False))
-
-    def alone(block: nn.Module) -> bool:
-        inside = Counter(p for _, p in block.named_parameters(remove_duplicate=False))
-        return all(places[p] == count for p, count in inside.items())
-
-    return [block for _, _, block in repeated_blocks(stage) if alone(block)]
 
 
 def _one_dtype(group: list[Any]) -> None:
@@ -187,17 +177,22 @@ class Zero(DataAxis):
         self.unsharded: list[nn.Parameter] = []
 
     def shard(self, model: nn.Module, stages: list[nn.Module] | None) -> None:
-        """Shard each stage's blocks, then the rest of it. 0-dim parameters, which have no dim to cut, and those that
-        two stages of this rank share, which nothing gathers for both, stay whole."""
+        """Shard each stage's units, then the rest of it. 0-dim parameters, which have no dim to cut, and those that
+        two stages of this rank share, which nothing gathers for both, stay whole. Of ZeRO-3 the last layer of all is
+        kept from its forward to its backward, which comes next."""
         stages = stages or [model]
         holders = Counter(p for stage in stages for p in stage.parameters())
         self.ignored = {p for p, count in holders.items() if p.ndim == 0 or count > 1}
         for stage in stages:
-            blocks = [b for b in own_blocks(stage) if all(holders[p] == 1 for p in b.parameters())]
-            for block in blocks:
-                self._shard(block, self.ignored, reshard=self.level == 3)
+            chain = stage.names if isinstance(stage, Stage) else chain_of(stage)
+            units = [stage.get_submodule(name) for name in own_units(stage, chain if self.level == 3 else ())]
+            units = [unit for unit in units if all(holders[p] == 1 for p in unit.parameters())]
+            repeated = {id(block) for _, _, block in repeated_blocks(stage)}
+            for unit in units:
+                last = id(unit) not in repeated and unit is stage.get_submodule(chain[-1])
+                self._shard(unit, self.ignored, reshard=self.level == 3 and not last)
             self.roots.append(self._shard(stage, self.ignored, reshard=False))
-            SameOrder(stage, blocks)
+            SameOrder(stage, [unit for unit in units if id(unit) in repeated])
 
     def wrap(self, model: nn.Module) -> nn.Module:
         for each in self._all_sharded():

@@ -1,0 +1,79 @@
+"""Host memory of a start, a load and an export: the peak of the process beyond what it had before."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from problem import make_strategy
+
+from conf.storage import open_storage
+from training.checkpoint import Checkpointer
+from training.checkpoint_peers import torch_peers
+from training.models.gpt import GPT, LanguageModelTask
+from training.models.initial import record_model
+from training.optim import build_optimizer
+from training.parallel.core import MeshStrategy
+from training.weights import write_weights
+
+LARGE = {"vocab": 1000, "width": 1024, "layers": 4, "heads": 8, "tied": False}
+SMALL = {**LARGE, "width": 64}
+
+
+def now(key: str) -> int:
+    """`VmRSS` or `VmHWM`, its peak, in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def growth(act: Callable[..., Any], *given: Any) -> int:
+    """Bytes by which resident memory was larger within than before, at most."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory that is kept would hide new memory
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again here
+    before = now("VmRSS")
+    act(*given)
+    return now("VmHWM") - before
+
+
+def prepared(strategy: MeshStrategy, shape: dict[str, Any], whole: bool) -> None:
+    model = GPT(**shape) if whole else record_model(lambda: GPT(**shape), 0)
+    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named))
+
+
+def exported(strategy: MeshStrategy, folder: Path) -> None:
+    described, values = strategy.stream_model()
+    given = (value for value in values if value is not None)
+    if strategy.rank == 0:
+        write_weights(open_storage(str(folder)), described, given, strategy.aliases)
+    assert not list(given)
+
+
+def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """By case: the most that a start, a load and an export have added. A small model goes first, for what the code
+    itself needs."""
+    found = {}
+    for name, settings in payload["cases"].items():
+        options = {key: value for key, value in settings.items() if key != "whole"}
+        for shape in (SMALL, LARGE):
+            folder = Path(payload["tmp"]) / f"{name}-{shape['width']}"
+            strategy = make_strategy(rank, world, options)
+            start = growth(prepared, strategy, shape, settings.get("whole", False))
+            export = growth(exported, strategy, folder / "model")
+            found[name] = {"start": start, "export": export}
+            if settings.get("zero") == 3:
+                checkpoints = Checkpointer(open_storage(str(folder)), torch_peers(timedelta(minutes=5)))
+                state = strategy.state_dict()
+                checkpoints.save(1, state, {})
+                info = checkpoints.latest(verify=False)
+                checkpoints.close()
+                assert info is not None
+                found[name]["load"] = growth(checkpoints.load, info, state)
+            strategy.axis.close(failed=True)
+    torch.distributed.destroy_process_group()
+    return found
