@@ -6,14 +6,14 @@ A weight that has several names in the model is stored under the first; the othe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from conf.storage import Storage
+from conf.storage import CHUNK_BYTES, Storage
 from conf.stored import StoredError
-from training.checkpoint_format import DTYPES, Chunk, layout, raw_bytes, write_stream
+from training.checkpoint_format import DTYPES, Chunk, layout, raw_bytes
 from training.parallel.state import Described
 
 FILE = "weights.safetensors"
@@ -27,11 +27,12 @@ def write_weights(
     chunks = [(Chunk(each.name, each.dtype, (0,) * len(each.shape), each.shape), each.shape) for each in described]
     header, _ = layout(chunks, FILE, {"tied": json.dumps(dict(tied))})
 
-    def parts() -> Iterator[bytes | memoryview]:
-        yield header
-        yield from (raw_bytes(value) for value in values)
-
-    write_stream(folder, FILE, parts())
+    with folder.create(FILE) as file:
+        file.write(header)
+        for value in values:
+            data = raw_bytes(value)
+            for start in range(0, len(data), CHUNK_BYTES):
+                file.write(data[start : start + CHUNK_BYTES])
 
 
 def read_weights(folder: Storage) -> dict[str, torch.Tensor]:
