@@ -381,7 +381,7 @@ def agreed_model(
         if turn == ctx.local_rank:
             seed_everything(config.train.seed)
             model = whole_model(build_model(config, manifest), reasons[0], keep=ctx.rank == 0)
-        everyone.gather(b"")
+        everyone.gather(b"done")
     assert isinstance(model, InitialModel)
     return model
 

@@ -16,7 +16,7 @@ from cases_memory import LARGE
 from training.models.gpt import GPT
 from training.models.initial import record_model
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 SLACK = 40 * 2**20  # what allocators keep, buffers of sockets and files
 PIPE = {"pp": 2, "micro_batches": 2}
 CASES: dict[str, tuple[dict[str, Any], float]] = {  # case -> settings, and its share of the weights on one rank

@@ -231,7 +231,8 @@ class Recorder(TorchDispatchMode):
         outside = [x for x in tree_flatten(written)[0] if isinstance(x, torch.Tensor) and not isinstance(x, Sketch)]
         if outside and (sketches or any(x.untyped_storage()._cdata in self.constants for x in outside)):
             raise Unrecordable(f"{name} changes a tensor that was made elsewhere")
-        made_by_size = name in MADE_BY_SIZE and not (isinstance(args[0], list) and 0 in args[0])
+        sizes = [x for x in args if isinstance(x, list)]  # of no dimensions: a seed or a rate, which may be asked for
+        made_by_size = name in MADE_BY_SIZE and all(size and 0 not in size for size in sizes)
         if not sketches and (tensors or not made_by_size):
             return func(*args, **kwargs)
         if kwargs.get("generator") is not None:

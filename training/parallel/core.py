@@ -63,7 +63,7 @@ class MeshStrategy(Strategy):
         self.batches = 0  # since prepare
         self.steps = 0  # the optimizer has made
         self.held: dict[str, float] = {}
-        self.pending = False
+        self.pending = self.wrapped = False
 
     @property
     def waited_s(self) -> float:
@@ -93,7 +93,7 @@ class MeshStrategy(Strategy):
         self.axis.shard(self.module, stages)
         if self.device.type != "meta":  # else built to be looked at
             materialize(self.module, initial, self.device, self.settings.offload, self.mesh.world)
-        self.runnable = self.axis.wrap(self.module)
+        self.runnable, self.wrapped = self.axis.wrap(self.module), True
         self.named = list(self.axis.parameters(self.module))
         self.unreached = {names.plain_name(name) for name, _ in self.named}
         self.buffers = list(names.persistent_buffers(self.module).values())
@@ -308,7 +308,8 @@ class MeshStrategy(Strategy):
         return names.stream_tensors(mine, self.plain_keys, self.rank, self.mesh.world)
 
     def close(self, failed: bool = False) -> None:
-        self.axis.close(failed)
+        if self.wrapped:
+            self.axis.close(failed)
         if not dist.is_initialized():
             return
         if failed:
