@@ -1,0 +1,215 @@
+"""One-line changes that break a promise, as data. Each must make a test fail; `make mutants` tries them.
+
+A mutant is found by its text, so a file that moves changes a path only. `tests` are the files that must notice, named
+so that a mutant costs seconds; `equivalent` says why a change cannot be noticed, where that is so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` stands exactly once in `file` and becomes `new`; pytest's arguments are `tests`."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+    equivalent: str = ""
+
+
+REDUCE, BATCHING, CORE = "training/parallel/reduce.py", "training/parallel/batching.py", "training/parallel/core.py"
+NORM, ZERO, HVD_ZERO = "training/parallel/norm.py", "training/parallel/zero.py", "training/parallel/zero_horovod.py"
+CONTEXT, TENSOR, LAYOUT = "training/parallel/context.py", "training/parallel/tensor.py", "training/parallel/layout.py"
+SCHEDULES, OPTIM, LOSS = "training/parallel/schedules.py", "training/optim.py", "training/loss.py"
+ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "training/data/pool.py"
+ELASTIC, POLICY, LOOP = "training/elastic.py", "training/checkpoint_policy.py", "training/loop.py"
+CATALOG, PLAN, READER = "training/checkpoint_catalog.py", "training/checkpoint_plan.py", "training/data/reader.py"
+FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+
+RING, MESH, ODD = "tests/ranks/test_ring.py", "tests/ranks/test_mesh.py", "tests/ranks/test_odd.py"
+T_ORDER, T_AUDIT = "tests/training/test_data_order.py", "tests/training/test_data_audit.py"
+T_READER, T_ELASTIC = "tests/training/test_data_reader.py", "tests/training/test_elastic.py"
+T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/test_checkpoint_policy.py"
+T_CHECKPOINT, T_DAMAGE = "tests/training/test_checkpoint.py", "tests/training/test_checkpoint_damage.py"
+T_OPTIM, T_SCHEDULES, T_LOSS = (f"tests/training/test_{n}.py" for n in ("optim", "schedules", "loss"))
+T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
+T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_build_rules.py"
+
+MUTANTS = (
+    # Gradients: what is summed, weighted, clipped and stepped.
+    Mutant(REDUCE, "view.copy_(local_tensor(grad))", "view.add_(local_tensor(grad))", RING),
+    Mutant(REDUCE, "bucket.missing.add(index)", "pass", RING),
+    Mutant(REDUCE, "parameter.grad = None", "pass", RING),
+    Mutant(REDUCE, "if not next(counts)]", "if next(counts) < 2]", RING),
+    Mutant(REDUCE, "        self.next_start = 0\n        # all", "        # all", RING),
+    Mutant(BATCHING, "return (row_losses * batch.weight.to(row_losses)).sum()", "return row_losses.sum()", RING),
+    Mutant(BATCHING, "global_rows=batch.global_rows,", "global_rows=stop - start,", RING),
+    Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", RING),
+    Mutant(BATCHING, "torch.zeros(missing)]", "torch.ones(missing)]", MESH),
+    Mutant(CORE, "combined = self.axis.size if self.axis.averages else 1", "combined = 1", RING),
+    Mutant(CORE, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
+    Mutant(CORE, "clip_factor(norm, self.clip_norm) / self.scaler.scale", "clip_factor(norm, self.clip_norm)", MESH),
+    Mutant(CORE, "norm = self._norm() / self.scaler.scale", "norm = self._norm()", MESH),
+    Mutant(CORE, 'group["lr"] = lr * group.get("lr_scale", 1.0)', 'group["lr"] = lr', T_OPTIM),
+    Mutant(CORE, "        self.optimizer.step()\n", "", RING),
+    Mutant(CORE, "self.optimizer.zero_grad(set_to_none=True)", "pass", RING),
+    Mutant(CORE, "if self.batches != REACH_STEPS:", "if True:", RING),
+    Mutant(NORM, "* (count / holders)", "/ holders", MESH),
+    Mutant(NORM, "min(1.0, limit / (norm + 1e-6))", "limit / (norm + 1e-6)", MESH),
+    Mutant(NORM, "if factor != 1.0 and gradients:", "if factor > 1.0 and gradients:", RING),
+    Mutant(LAYOUT, "self.uncounted.update(mine)", "pass", MESH),
+    Mutant(LAYOUT, "dist.all_reduce(local_tensor(parameter.grad), group=group)", "pass", MESH),
+    Mutant(CONTEXT, "return _all_to_all(grads[0], ctx.group), None", "return grads[0].contiguous(), None", MESH),
+    Mutant(HVD_ZERO, "torch._foreach_copy_(self.sent, self.weights)", "pass", RING),
+    Mutant(HVD_ZERO, "None if whole in unreached else gradient", "gradient", RING),
+    Mutant(OPTIM, "weight_decay if matrix else 0.0", "weight_decay", T_OPTIM),
+    Mutant(OPTIM, "(step + 1) / warmup_steps", "step / warmup_steps", T_OPTIM),
+    Mutant(OPTIM, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_OPTIM),
+    Mutant(LOSS, "weight_N = grad_N.to(norm_N.dtype) * kept_N", "weight_N = grad_N.to(norm_N.dtype)", T_LOSS),
+    Mutant(LOSS, "return loss_N.masked_fill_(~kept_N, 0.0)", "return loss_N", T_LOSS),
+    Mutant(LOSS, "new_full((len(chunk_CV), 1), -1.0)", "new_full((len(chunk_CV), 1), 1.0)", T_LOSS),
+    Mutant(SCHEDULES, "(2 if per_rank > 1 and not split else 1) * hops", "hops", T_SCHEDULES),
+    Mutant(SCHEDULES, "if split and done >= rank:", "if split and done >= rank + 1:", T_SCHEDULES),
+    # Order: which row is in which global batch.
+    Mutant(
+        ORDER,
+        "lengths = rows // lanes + (slot_of_lane < rows % lanes)",
+        "lengths = rows // lanes + 0 * slot_of_lane",
+        T_ORDER,
+    ),
+    Mutant(ORDER, "left_first = (lane + epoch) % 2 == 1", "left_first = lane % 2 == 1", T_ORDER),
+    Mutant(ORDER, "_random(plan.seed, epoch, lane, group, 0)", "_random(plan.seed, 0, lane, group, 0)", T_ORDER),
+    Mutant(ORDER, "_random(plan.seed, epoch, lane, window, 1)", "_random(plan.seed, epoch, lane, 0, 1)", T_ORDER),
+    Mutant(ORDER, "range(plan.lanes * rank // size,", "range(plan.lanes * rank // size + 1,", T_ORDER),
+    Mutant(ORDER, 'whole + (1 if rest and self.tail == "pad" else 0)', "whole", T_ORDER),
+    Mutant(ORDER, "for step in range(1, lanes + 1) if gcd(step, lanes) == 1", "for step in (1,)", T_ORDER),
+    Mutant(
+        ORDER,
+        "end = (epoch + 1) * steps_per_epoch if steps is None",
+        "end = epoch * steps_per_epoch if steps is None",
+        T_ORDER,
+    ),
+    # Reader and audit: that the rows of the order are those decoded.
+    Mutant(
+        READER,
+        "order = group_order(self.plan, epoch, group, self._lanes)",
+        "order = group_order(self.plan, 0, group, self._lanes)",
+        f"{T_READER} {T_AUDIT}",
+    ),
+    Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),
+    Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/test_dropout.py"),
+    Mutant(AUDIT, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
+    Mutant(
+        AUDIT,
+        "ids[1:][ids[1:] == ids[:-1]]",
+        "ids[:0]",
+        T_AUDIT,
+        "a repeated row makes its step another than the order's, which is reported too",
+    ),
+    Mutant(
+        AUDIT,
+        '("steps whose rows are not those the order gives them", moved)',
+        '("steps whose rows are not those the order gives them", [])',
+        T_AUDIT,
+    ),
+    Mutant(AUDIT, "if len(set(ranks)) < found[0].size:", "if False:", T_AUDIT),
+    Mutant(
+        AUDIT,
+        "if (count := due - sum(number < due for number in found)) > 0:",
+        "if (count := due - len(found)) > due:",
+        T_AUDIT,
+    ),
+    Mutant(
+        AUDIT, "-(-expected.steps // expected.steps_per_epoch)", "expected.steps // expected.steps_per_epoch", T_AUDIT
+    ),
+    Mutant(
+        AUDIT,
+        "if min(epoch, step, cursor, global_rows, count) < 0 or end > len(numbers):",
+        "if end > len(numbers):",
+        T_AUDIT,
+    ),
+    # Checkpoints.
+    Mutant(POLICY, "by_step[-max(keep.last, 1) :]", "by_step[-keep.last :]", T_POLICY),
+    Mutant(POLICY, 'sign = 1.0 if mode == "min" else -1.0', "sign = 1.0", T_POLICY),
+    Mutant(POLICY, "metric is not None and math.isfinite(metric)", "metric is not None", T_POLICY),
+    Mutant(CATALOG, "if digest(content) != expected:", "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"),
+    Mutant(CATALOG, 'if folder.sha256(path, tick) != want["sha256"]:', "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"),
+    Mutant(
+        PLAN,
+        "if have != math.prod(shape) or _overlap(chunks, len(shape)):",
+        "if have != math.prod(shape):",
+        f"{T_CHECKPOINT} {T_DAMAGE}",
+    ),
+    # The loop.
+    Mutant(LOOP, "value < best - min_delta if", "value < best if", T_LOOP),
+    Mutant(LOOP, "if not math.isfinite(value):\n        return False", "if False:\n        return False", T_LOOP),
+    Mutant(LOOP, "stopped_early=without >= settings.patience", "stopped_early=without > settings.patience", T_LOOP),
+    Mutant(
+        LOOP,
+        "if state.skipped_in_a_row > settings.max_skipped_steps:",
+        "if state.skipped_steps > settings.max_skipped_steps:",
+        T_LOOP,
+    ),
+    # What follows a failure.
+    Mutant(
+        ELASTIC, "if in_a_row(history) >= policy.max_attempts:", "if len(history) >= policy.max_attempts:", T_ELASTIC
+    ),
+    Mutant(ELASTIC, "ended.from_step >= furthest", "ended.from_step > furthest", T_ELASTIC),
+    Mutant(
+        ELASTIC,
+        "min(slots, policy.world) // policy.multiple_of * policy.multiple_of",
+        "min(slots, policy.world)",
+        T_ELASTIC,
+    ),
+    Mutant(ELASTIC, "before = ended.step is None or ended.step <= ended.from_step", "before = True", T_ELASTIC),
+    Mutant(ELASTIC, 'second.cause in ("exception", "exit") and', "", T_ELASTIC),
+    Mutant(ELASTIC, "wait_s = 0.0 if last.cause in PLANNED else", "wait_s =", T_ELASTIC),
+    Mutant(ELASTIC, "policy.cool_down_s * 2 ** (min(times, MOST_DOUBLINGS) - 1)", "policy.cool_down_s", T_ELASTIC),
+    # Features, checks and splits.
+    Mutant(
+        FEATURES,
+        "code_of.get(as_text(v, spark_type), UNSEEN_CODE)",
+        "code_of.get(as_text(v, spark_type), NULL_CODE)",
+        T_NUMPY,
+    ),
+    Mutant(FEATURES, 'x = np.where(null, state["fill"], x)', "x = np.where(null, 0.0, x)", T_NUMPY),
+    Mutant(FEATURES, "np.log1p(np.maximum(x, 0.0))", "np.log1p(x)", T_NUMPY),
+    Mutant(
+        FEATURES,
+        "(spread or 1.0) if feature.scale else 1.0",
+        "spread if feature.scale else 1.0",
+        f"{T_NUMPY} {T_FEATURES}",
+    ),
+    Mutant(FIT, "F.when(null, F.lit(NULL_CODE)).otherwise(unseen_or_known)", "unseen_or_known", T_FEATURES),
+    Mutant(FIT, "F.stddev_pop(value)", "F.stddev_samp(value)", T_FEATURES),
+    Mutant(
+        FIT,
+        "F.when(raw.isNotNull(), _transformed(raw, feature.transform))",
+        "_transformed(raw, feature.transform)",
+        T_FEATURES,
+    ),
+    Mutant(
+        CHECKS, "F.coalesce(F.expr(check.sql), F.lit(False))", "F.coalesce(F.expr(check.sql), F.lit(True))", T_CHECKS
+    ),
+    Mutant(CHECKS, "F.row_number().over(window) > 1", "F.row_number().over(window) > 2", T_CHECKS),
+    Mutant(
+        CHECKS,
+        'F.col(check.column).isNotNull() & F.col(f"{name}_hit").isNull()',
+        'F.col(f"{name}_hit").isNull()',
+        T_CHECKS,
+    ),
+    Mutant(CHECKS, "[column > check.max]", "[column >= check.max]", T_CHECKS),
+    Mutant(CHECKS, '"passed": share <= limit,', '"passed": share < limit,', T_CHECKS),
+    Mutant(
+        SPLIT, "edges.append(round(total * BUCKETS))", "edges.append(round(share * BUCKETS))", T_RULES + " " + T_CHECKS
+    ),
+    Mutant(
+        SPLIT,
+        "F.when(column >= F.lit(text)",
+        "F.when(column > F.lit(text)",
+        T_CHECKS + " tests/spark/test_etl_build.py",
+    ),
+)
