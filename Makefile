@@ -5,7 +5,7 @@ BIN := .venv/bin
 export MLFLOW_DISABLE_TELEMETRY := true
 ARGS ?=
 
-.PHONY: help setup check format test test-slow fuzz demo ui peers lock package clean
+.PHONY: help setup check format test test-slow fuzz mutants demo ui peers lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,6 +14,9 @@ help:  ## what there is
 	@.ci/setup.sh
 
 setup: .venv/.ready  ## environment, Java, Horovod (GPU=1 for NCCL)
+
+mutants: setup  ## one-line changes, each of which a test must notice; rewrites benchmarks/results/mutants.json
+	@$(BIN)/python -m tests.mutants.run --out benchmarks/results/mutants.json
 
 demo: setup  ## the main job on real data: flights, two ranks, Horovod ring, MLflow, report (ARGS="key=value ...")
 	@$(BIN)/python -m etl.raw flights
