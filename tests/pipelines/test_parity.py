@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from conf.schema import RunConfig
 from conf.schema_data import DataConfig
 from conf.storage import open_storage
@@ -46,7 +46,7 @@ STATES: dict[str, Any] = {
 
 def written(folder: Path, features: dict[str, Any]) -> DatasetManifest:
     (folder / "data").mkdir()
-    pq.write_table(pa.table(STORED), folder / "data/train-0.parquet")
+    pq.write_table(pa.table(STORED | {ROW_NUMBER: pa.array(range(5), pa.int64())}), folder / "data/train-0.parquet")
     data = (folder / "data/train-0.parquet").read_bytes()
     file = DataFile(
         path="data/train-0.parquet", split="train", rows=5, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conf.load import load_config
-from conf.manifest import MANIFEST_NAME, Column, SplitInfo
+from conf.manifest import MANIFEST_NAME, Column
 from training.crew import Crew
 from training.job import JobSpec
 from training.launch import local_crew
@@ -40,18 +40,17 @@ STRATEGIES = {  # the one override -> the axis its bytes are sent over
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bytes of the standard library's sources as tokens; the validation split is the training split's file again."""
+    """Bytes of the standard library's sources as tokens; the validation split has the training split's rows."""
     folder = tmp_path_factory.mktemp("text")
     source = "".join(Path(module.__file__).read_text() for module in (textwrap, json.decoder))
     tokens = np.frombuffer(source.encode(), np.uint8)[: LENGTH * ROWS].reshape(ROWS, LENGTH).astype(np.int32)
     column = Column(name="tokens", dtype="int32", layout="vector", shape=(LENGTH,), cardinality=256)
-    manifest = write_dataset(folder, [[32] * (ROWS // 32)], [column], lambda ids: {"tokens": list(tokens[ids])})
-    (file,) = manifest.files
-    both = {
-        "files": (file, file.model_copy(update={"split": "valid"})),
-        "splits": {split: SplitInfo(rows=ROWS, files=1) for split in ("train", "valid")},
-    }
-    (folder / MANIFEST_NAME).write_text(manifest.model_copy(update=both).to_json())
+    train, valid = (
+        write_dataset(folder, [[32] * (ROWS // 32)], [column], lambda ids: {"tokens": list(tokens[ids])}, split)
+        for split in ("train", "valid")
+    )
+    both = {"files": train.files + valid.files, "splits": train.splits | valid.splits}
+    (folder / MANIFEST_NAME).write_text(train.model_copy(update=both).to_json())
     return folder
 
 
