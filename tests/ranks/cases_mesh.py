@@ -11,6 +11,7 @@ from torch.nn import functional
 from training.data.batch import Batch
 from training.models.gpt import GPT, Block, LanguageModelTask
 from training.models.initial import record_model
+from training.parallel.materialize import materialize
 
 VOCAB, ROWS, TOKENS = 40, 16, 16
 
@@ -84,10 +85,13 @@ def run_case(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def bare(case: dict[str, Any], skipped: set[int] = frozenset()) -> dict[str, Any]:
-    """The same in float64 by plain torch, with none of our code but the model: norms, and start and end of every
-    trained parameter. `skipped`: steps that do not move it."""
+    """The same in float64 by plain torch, with none of our code but the model and its initial weights: norms, and start
+    and end of every trained parameter. `skipped`: steps that do not move it."""
     problem = {**PROBLEM, **case}
-    model = small_gpt(problem["tied"], problem["kv_heads"], problem["shared"]).double()
+    form = (problem["tied"], problem["kv_heads"], problem["shared"])
+    initial = record_model(lambda: small_gpt(*form).double(), seed=3)
+    model = initial.module
+    materialize(model, initial, torch.device("cpu"), offload=False, world=1)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = [
         {"params": [p for p in trained.values() if (p.ndim >= 2) == matrix], "weight_decay": 0.1 * matrix}
