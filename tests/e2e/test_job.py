@@ -14,6 +14,8 @@ from typing import Any
 
 import pandas as pd
 import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
@@ -134,8 +136,8 @@ def test_the_registered_model_predicts_raw_rows(
 import mlflow, pandas as pd, json
 mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")
 model = mlflow.pyfunc.load_model("models:/weather@champion")
-rows = pd.DataFrame({"origin": ["JFK", None], "hour": [6.0, 18.0], "humid": [99.0, None]})
-rows["temp"], rows["wind_speed"] = [40.0, 70.0], [3.0, 12.0]
+rows = pd.DataFrame({"origin": ["JFK", "JFK", None], "hour": [6.0, 18.0, 18.0], "humid": [99.0, 40.0, None]})
+rows["temp"], rows["wind_speed"] = [40.0, 70.0, 70.0], [3.0, 12.0, 12.0]
 print(json.dumps(model.predict(rows)["prediction"].tolist()))
 """
     done = subprocess.run(
@@ -147,8 +149,8 @@ print(json.dumps(model.predict(rows)["prediction"].tolist()))
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    foggy, clear = json.loads(done.stdout.strip().splitlines()[-1])
-    assert 0 <= clear < foggy <= 1
+    foggy, clear, unknown = json.loads(done.stdout.strip().splitlines()[-1])
+    assert 0 <= clear < foggy <= 1 and 0 <= unknown <= 1
 
 
 def test_every_row_was_consumed_once(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:
@@ -333,8 +335,11 @@ def test_a_model_that_loses_to_a_baseline_does_not_get_the_alias(
     assert "does not beat" in client.get_run(record["mlflow_run_id"]).data.tags["sparkring.lost"]
     folder = workplace.folder / "data/runs/weather" / record["folder"]
     assert "not good enough" in (folder / "report.html").read_text()
-    rows = json.loads((folder / "summary.json").read_text())["train"]["test_rows"]
-    assert rows == sum(len(pq.read_table(p)) for p in folder.glob("predictions/*/*.parquet"))
+    scored = pa.concat_tables(pq.read_table(p) for p in folder.glob("predictions/*/*.parquet"))
+    stored = pa.concat_tables(
+        pq.read_table(p) for p in (workplace.folder / "data/datasets").glob("*/data-*/test-*.parquet")
+    )
+    assert scored.num_rows == pc.sum(pc.greater(stored["humid"], 0)).as_py() < stored.num_rows
     (folder / "report.html").unlink()
     assert workplace.run("report", RECIPE).returncode == 0
     again = (folder / "report.html").read_text()

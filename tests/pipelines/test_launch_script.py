@@ -52,7 +52,7 @@ def test_what_cannot_travel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         (["--world", "0", "train.py"], "'0': a whole number, at least 1"),
         (["--master", "spark://h:7077", "train.py"], "--world: say how many ranks"),
-        (["nothing.py"], "no such script"),
+        (["--world", "2", "nothing.py"], "no such script"),
     ],
 )
 def test_a_command_that_cannot_be_run_is_a_usage_error(
