@@ -259,7 +259,10 @@ def test_a_failed_rebuild_leaves_the_dataset_that_was_there(spark, built, raw, m
             {"views": {"v": "select *, 1 as Carrier from flights"}, "rows": "v"},
             "called 'carrier' and 'Carrier'",
         ),
-        ({"views": {"v": "select *, 1 as __split from flights"}, "rows": "v"}, "'__split': names that begin with `__`"),
+        (
+            {"views": {"v": "select *, 1 as __split from flights"}, "rows": "v"},
+            "names with two underscores before them, as '__split', are the job's own",
+        ),
         ({"key": ["id"]}, r"etl\.key: rows have no column 'id'"),
         ({"label": "lat"}, "etl.label = 'lat': rows have no such column"),
         ({"keep": ["dest"]}, "one role"),
