@@ -35,7 +35,10 @@ from training.checkpoint_format import CheckpointError
 from training.checkpoint_plan import mismatch, read_index, to_metadata
 from training.data.audit import read_records
 from training.loop import LoopRecord, TrainerState
+from training.parallel.state import Described
 from training.tracking_buffer import Journal, abandoned_journals
+from training.weights import FILE as WEIGHTS_FILE
+from training.weights import read_weights, write_weights
 
 CONF = Path(__file__).parents[2] / "conf/recipes"
 SHA = "ab" * 32
@@ -214,8 +217,14 @@ def _checkpoint(folder: Path) -> dict[str, Kind]:
 
 
 def _model(folder: Path) -> dict[str, Kind]:
-    buffer = io.BytesIO()
-    torch.save({"w": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}, buffer)
+    exported = open_storage(str(folder))
+    tensors = {"w": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    described = [Described(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+    write_weights(exported, described, tensors.values(), {"v": "w"})
+
+    def check_weights(data: bytes) -> None:
+        (folder / WEIGHTS_FILE).write_bytes(data)
+        read_weights(exported)
 
     def check_config(data: bytes) -> None:
         serving.check_trusted(serving.parse(RunConfig, data, "config.json"), "config.json")
@@ -223,7 +232,7 @@ def _model(folder: Path) -> dict[str, Kind]:
     configs = [load_config(name).as_dict() for name in ("flights", "text")]
     return {
         "config.json": Kind([json.dumps(config).encode() for config in configs], check_config, (StoredError,)),
-        "weights.pt": Kind([buffer.getvalue()], lambda data: serving.read_weights(data, "weights.pt"), (StoredError,)),
+        WEIGHTS_FILE: Kind([(folder / WEIGHTS_FILE).read_bytes()], check_weights, (StoredError,)),
     }
 
 
