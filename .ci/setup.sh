@@ -36,15 +36,15 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 say "locked packages (requirements.lock, every one by hash)"
 pip install --quiet --no-deps --require-hashes -r requirements.lock
 if ! .venv/bin/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "2.13.0")' 2>/dev/null; then
-    say "torch 2.13.0 (by hash), then the libraries of a CUDA wheel (by the versions it names; they are not hashed)"
-    wanted=.ci/torch.txt
-    if [ -n "${TORCH_HASH:-}" ]; then
-        wanted=.venv/torch.txt
-        echo "torch==2.13.0 --hash=$TORCH_HASH" >"$wanted"
-    fi
-    pip install --quiet --no-deps --only-binary=:all: --require-hashes ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r "$wanted" ||
-        die "no wheel of torch with a listed hash (above: the one found); if you trust it, say TORCH_HASH=sha256:..."
-    pip install --quiet --only-binary=:all: ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+    say "torch 2.13.0 (by hash; the libraries that a CUDA wheel names are not hashed)"
+    # Fetched, checked, then installed: with --require-hashes pip would prefer the index's CUDA wheel to a local one.
+    fetched=$(mktemp -d)
+    trap 'rm -rf "$fetched"' EXIT
+    pip download --quiet --no-deps --only-binary=:all: ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -d "$fetched" torch==2.13.0
+    digest=sha256:$(sha256sum "$fetched"/torch-*.whl | cut -d" " -f1)
+    [ "$digest" = "${TORCH_HASH:-}" ] || grep -q -- "--hash=$digest" .ci/torch.txt ||
+        die "torch's wheel $(basename "$fetched"/torch-*.whl) is $digest, not listed in .ci/torch.txt; if you trust it, say TORCH_HASH=$digest"
+    pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$fetched"/torch-*.whl
 fi
 
 if ! command -v "${CXX:-g++}" >/dev/null; then
