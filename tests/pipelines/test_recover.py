@@ -29,7 +29,10 @@ STEPS = 12
 
 
 def counting(ctx: Any) -> dict[str, Any]:
-    """A job in small: steps with a Gloo all-reduce, a checkpoint every 4, faults as its payload says."""
+    """A job in small: steps with a Gloo all-reduce, a checkpoint every 4, faults as its payload says.
+
+    On fewer ranks than ``ends_on`` it waits before its last step but one until it is asked to stop.
+    """
     import torch
     import torch.distributed as dist
 
@@ -38,6 +41,9 @@ def counting(ctx: Any) -> dict[str, Any]:
     state = json.loads(path.read_text()) if path.exists() else {"step": 0, "total": 0.0}
     while state["step"] < STEPS:
         ctx.heartbeat(state["step"] + 1, "step")
+        if state["step"] == STEPS - 2 and ctx.world_size < ctx.payload.get("ends_on", 0):
+            while not ctx.should_stop():
+                time.sleep(0.01)
         for at, attempt, rank, fault in ctx.payload["faults"]:
             if (at, attempt, rank) == (state["step"] + 1, ctx.attempt, ctx.rank):
                 if fault == "raise":
@@ -142,7 +148,7 @@ def test_fewer_ranks_while_a_slot_is_missing_and_more_when_it_returns(tmp_path: 
         [[6, 1, 2, "SIGKILL"]],
         Policy(3, min_world=1, max_attempts=3, backoff_s=0.1),
         Platform(lambda: cluster.room, cluster.open_crew),
-        sleep_s=0.05,
+        ends_on=3,
     )
     job._on_event = on_event
     result = job.run()
