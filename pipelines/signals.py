@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from training.attempt import Control
-from training.failure import Cancelled
+from training.failure import Cancelled, WorkerFailed
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,8 @@ def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
     """SIGUSR1 asks the ranks for a checkpoint. Ctrl-C and SIGTERM ask for a last one; a second of them, or `grace_s`
     passing, kills the ranks.
 
-    Leaves as KeyboardInterrupt or SystemExit(143) once the ranks are gone, so callers see what happened.
+    Leaves as KeyboardInterrupt or SystemExit(143) once the ranks are gone, however they ended, so callers see what
+    happened.
     """
     if threading.current_thread() is not threading.main_thread():  # a notebook's worker thread: signals are not ours
         yield
@@ -44,9 +45,11 @@ def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: control.checkpoint())
     try:
         yield
-    except Cancelled:
+    except (Cancelled, WorkerFailed) as error:
         if not received:
             raise
+        if isinstance(error, WorkerFailed):
+            log.error("while stopping: %s", error)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,6 +10,7 @@ import importlib
 import os
 import pickle
 import runpy
+import signal
 import socket
 import sys
 import tempfile
@@ -47,7 +48,7 @@ class WorkerContext:
         self._channel = channel
         self._requests: set[str] = set()
         self._step, self._ticked = 0, -TICK_S
-        self.told_to_stop = False  # whether a script has heard from `progress` that the driver wants the end
+        self.told_to_stop = False  # whether a script has heard, from `progress` or by SIGTERM, that the driver wants the end
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         self.send({"kind": "metrics", "step": int(step), "values": {k: float(v) for k, v in values.items()}})
@@ -134,11 +135,15 @@ def run_rank(document: dict[str, Any], channel: socket.socket, stacks_fd: int, s
 
 
 def _listen(channel: Plain, context: WorkerContext) -> None:
-    """Requests of the driver, as the agent passes them on."""
+    """Requests of the driver, as the agent passes them on. A program with a handler of its own for SIGTERM hears of the
+    end by that signal too, as it would from torchrun; one without is left to ask."""
     try:
         while True:
-            message = channel.receive()
-            context.request(message["kind"])
+            kind = channel.receive()["kind"]
+            context.request(kind)
+            if kind == "stop" and callable(signal.getsignal(signal.SIGTERM)):
+                context.told_to_stop = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
     except (EOFError, OSError, ProtocolError):
         return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -94,3 +95,39 @@ def test_a_script_of_two_ranks_fails_once_and_is_started_again(tmp_path: Path) -
     said = [line for line in done.stdout.splitlines() if "sum" in line]
     assert sorted(said)[-1] == "[rank 1] sum 2.0 ['--lr', '1'] 1" and len(said) == 4
     assert "rank 1 on" in done.stderr and "exited with code 7" in done.stderr
+
+
+HANDLER = """
+import os, signal, sys, time
+def end(number, frame):
+    print("saved", flush=True)
+    sys.exit(int(os.environ["RANK"]))
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.spark
+def test_a_script_with_a_handler_for_sigterm_hears_of_the_end_by_it(tmp_path: Path) -> None:
+    """One rank ends well and one with an exit code: the command was told to end, and says so by its own."""
+    (tmp_path / "train.py").write_text(HANDLER)
+    command = [sys.executable, "-m", "pipelines.cli", "launch", "--world", "2", "train.py"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "err").open("w"),
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[rank 0] ready\n", "[rank 1] ready\n"]
+        process.send_signal(signal.SIGTERM)
+        lines, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert sorted(lines.splitlines()) == ["[rank 0] saved", "[rank 1] saved"]
+    assert process.returncode == Exit.TERMINATED, (tmp_path / "err").read_text()
