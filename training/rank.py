@@ -48,7 +48,7 @@ class WorkerContext:
         self._channel = channel
         self._requests: set[str] = set()
         self._step, self._ticked = 0, -TICK_S
-        self.told_to_stop = False  # whether a script has heard, from `progress` or by SIGTERM, that the driver wants the end
+        self.told_to_stop = False  # a script has heard, from `progress` or by SIGTERM, that the driver wants the end
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         self.send({"kind": "metrics", "step": int(step), "values": {k: float(v) for k, v in values.items()}})
