@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
+from conf.capabilities import strategy_notes
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import open_storage
@@ -21,7 +23,7 @@ from training.parallel.settings import ParallelSettings
 from training.planner import Plan, Untraceable, first_line, format_rows, make_plan, rows_of
 from training.tasks import TABLE_TASKS, build_task, model_class
 from training.worker import build_model, pick_columns
-from training.world import resolve_mesh
+from training.world import Mesh, resolve_mesh
 
 log = logging.getLogger(__name__)
 UNPLANNED = "activations, and what is sent for them, are not planned"
@@ -34,8 +36,7 @@ def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
     except ValueError as error:  # names model.factory or model.args, and what is wrong with them
         return [str(error)]
     settings = ParallelSettings(**config.parallel.model_dump())
-    device = "cuda" if config.train.device == "cuda" else "cpu"
-    problems = layout_problems(settings, config.launch.world, config.train.global_batch, device, model)
+    problems = layout_problems(settings, config.launch.world, config.train.global_batch, device_of(config), model)
     return [*problems, *input_problems(config)]
 
 
@@ -73,18 +74,28 @@ def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module
         return build()
 
 
+def mesh_of(config: RunConfig) -> tuple[ParallelSettings, Mesh, str]:
+    """The parallel block, its mesh on launch.world ranks, and the engine of its data ranks."""
+    settings = ParallelSettings(**config.parallel.model_dump())
+    mesh = resolve_mesh(config.launch.world, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
+    return settings, mesh, choose_engine(settings, mesh)
+
+
+def device_of(config: RunConfig) -> str:
+    return "cuda" if config.train.device == "cuda" else "cpu"
+
+
 def plan_of(config: RunConfig, manifest: DatasetManifest | None) -> Plan:
     """The plan of the recipe's block for its model. ManifestError where its size comes from a missing dataset."""
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
-    settings = ParallelSettings(**config.parallel.model_dump())
-    mesh = resolve_mesh(config.launch.world, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
+    settings, mesh, engine = mesh_of(config)
     model = meta_model(config, manifest)
     return make_plan(
         model,
         settings,
         mesh,
-        choose_engine(settings, mesh),
+        engine,
         inputs=one_row(config, manifest, draws_masks(model)),
         global_batch=config.train.global_batch,
         optimizer=config.optim.name,
@@ -124,10 +135,12 @@ def sequence_length(config: RunConfig) -> int:
 
 
 def show_plan(config: RunConfig) -> str:
-    """The table as text, and what it cannot say."""
+    """The table as text, what it cannot say, and settings that have no effect."""
     plan = plan_of(config, known_manifest(config))
-    table = format_rows(rows_of(plan))
-    return f"{table}\n\n{UNPLANNED}: {plan.untraced}" if plan.untraced else table
+    settings, mesh, engine = mesh_of(config)
+    notes = strategy_notes(asdict(settings), asdict(mesh), engine, device_of(config))
+    untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
+    return "\n\n".join([format_rows(rows_of(plan)), *untraced, *notes])
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:

@@ -60,6 +60,13 @@ def test_stages_that_training_will_measure_are_said_to_be_estimated() -> None:
     assert "stages by estimated costs, training measures them" in measured["parameters_per_stage"][0]
 
 
+def test_settings_without_effect_are_said_below_the_table() -> None:
+    words = ["launch.world=4", "train.device=cpu", "parallel.tp=4", "parallel.dp=1", "train.global_batch=64"]
+    assert "no effect" not in show_plan(load_config("gpt-124m", [*words, "parallel.zero=0"]).config)
+    shown = show_plan(load_config("gpt-124m", [*words, "parallel.zero=2"]).config)
+    assert "parallel.zero=2, parallel.offload=False with dp(1) * cp(1): have no effect" in shown
+
+
 def test_a_model_of_unknown_size_has_no_plan() -> None:
     with pytest.raises(ManifestError, match="run `sparkring etl` first"):
         show_plan(load_config("text").config)
