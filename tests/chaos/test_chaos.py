@@ -79,8 +79,8 @@ def test_a_host_that_vanishes_costs_one_attempt_under_the_default_timeouts(tmp_p
             run.end()
         finally:
             run.kill()
+        checks.verdict(run, checks.undisturbed_run(500, 3))  # reads the disk, which goes with the cluster
     assert [e["cause"] for e in run.events if e["kind"] == "attempt_ended"] == ["lost"]
-    checks.verdict(run, checks.undisturbed_run(500, 3))
 
 
 def test_a_port_left_open_is_noticed(cluster: Any, tmp_path: Path) -> None:
