@@ -1,0 +1,95 @@
+"""What the pages name exists: files, commands, make targets, settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from conf.schema import RunConfig
+from pipelines.cli import parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md"))
+}
+FOLDERS = ("conf", "etl", "training", "pipelines", "tests", "docs", "examples", "benchmarks", ".ci")
+FILE = re.compile(
+    rf"(?<![\w/.~-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*{{}},-]*|[\w-]+\.(?:py|yaml|toml|lock))(?!\w)"
+)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+BRACES = re.compile(r"(.*)\{(.*)\}(.*)")
+FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+
+
+def expanded(name: str) -> list[str]:
+    """`a{b,c}` -> ab, ac."""
+    if found := BRACES.match(name):
+        return [found[1] + each + found[3] for each in found[2].split(",")]
+    return [name]
+
+
+def exists(page: str, name: str) -> bool:
+    """From the root, beside the page, or as the name of any file of ours."""
+    name = name.rstrip("./")
+    if (ROOT / name).exists() or (ROOT / page).parent.joinpath(name).exists():
+        return True
+    return any(fnmatch(file, name) or ("/" not in name and file.endswith(f"/{name}")) for file in FILES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page: str) -> None:
+    names = [*FILE.findall(PAGES[page]), *LINK.findall(PAGES[page])]
+    assert [name for name in names for each in expanded(name) if not exists(page, each)] == []
+
+
+def test_named_commands_exist() -> None:
+    text = "\n".join(PAGES.values())
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)) - targets == set()
+    commands = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    assert set(re.findall(r"(?:^|[`/])sparkring ([a-z]+)", text, re.M)) - set(commands) == set()
+
+
+def setting_exists(key: str) -> bool:
+    model: object = RunConfig
+    for part in key.split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return True  # an argument of a model, a name the user gives
+        if part not in model.model_fields:
+            return False
+        kinds = [model.model_fields[part].annotation]
+        while kinds and not isinstance(kinds[0], type):
+            kinds = [each for kind in kinds for each in getattr(kind, "__args__", ())]
+        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return True
+
+
+def test_named_settings_exist() -> None:
+    pattern = re.compile(rf"`((?:{'|'.join(RunConfig.model_fields)})(?:\.[a-z_0-9]+)+)(?:`|=|: )")
+    named = {(page, key) for page, text in PAGES.items() for key in pattern.findall(text)}
+    assert len(named) > 20
+    foreign = {"spark", "py", "html"}  # Spark's own, file names
+    wrong = [
+        (page, key)
+        for page, key in sorted(named)
+        if not setting_exists(key) and not foreign & {key.split(".")[0], key.split(".")[-1]}
+        if importlib.util.find_spec(key.rpartition(".")[0]) is None
+    ]
+    assert wrong == []
+
+
+def test_the_architecture_names_every_module() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGES["docs/architecture.md"]))
+    code = [
+        name
+        for name in FILES
+        if name.endswith(".py") and name.split("/")[0] in ("conf", "etl", "training", "pipelines")
+    ]
+    stems = {Path(name).stem.removeprefix("checkpoint_") for name in code if "__init__" not in name}
+    assert stems - named == set()
