@@ -54,7 +54,7 @@ def submit(folder: Path, master: str, *words: str, conf: tuple[str, ...] = ()) -
 QUICK = ("train.steps=20", "report.baselines=false", "tracking.system_metrics=false")
 
 
-def check_run(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
+def assert_finished(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
     """It finished, and it ran from the shipped archive, not from the checkout this test lies in."""
     assert done.returncode == 0, done.stderr[-1500:] + done.stdout[-4000:]
     client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
@@ -67,7 +67,7 @@ def check_run(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_local(folder: Path) -> None:
-    check_run(folder, submit(folder, "local[*]", "run", str(EXAMPLE / "weather.yaml"), *QUICK))
+    assert_finished(folder, submit(folder, "local[*]", "run", str(EXAMPLE / "weather.yaml"), *QUICK))
 
 
 def test_the_exit_code_is_the_jobs(folder: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_exit_code_is_the_jobs(folder: Path) -> None:
 
 def test_local_cluster(folder: Path) -> None:
     done = submit(folder, "local-cluster[2,1,1024]", "run", str(EXAMPLE / "weather.yaml"), *QUICK)
-    check_run(folder, done)
+    assert_finished(folder, done)
 
 
 @contextlib.contextmanager
@@ -115,4 +115,4 @@ def standalone(folder: Path) -> Iterator[str]:
 def test_standalone_master_and_two_workers(folder: Path) -> None:
     with standalone(folder) as url:
         memory = ("spark.executor.memory=700m", "spark.executor.cores=1")
-        check_run(folder, submit(folder, url, "run", str(EXAMPLE / "weather.yaml"), *QUICK, conf=memory))
+        assert_finished(folder, submit(folder, url, "run", str(EXAMPLE / "weather.yaml"), *QUICK, conf=memory))

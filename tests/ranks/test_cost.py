@@ -50,7 +50,7 @@ def may_isolate() -> bool:
     return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
 
 
-def check(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
+def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
     if not may_isolate():
         pytest.skip("a private network namespace (unshare --net) is not allowed here: bytes were NOT checked")
     ranks = launch(world, "cases_cost:cost", {"cases": cases}, engine=engine, prefix=NAMESPACE)
@@ -80,21 +80,21 @@ def check(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch")
 def test_data_parallel_on_two_ranks(launch: Any) -> None:
     gpt = {name: ("gpt", case) for name, case in {**GPT_ZERO, **BF16}.items()}
     gpt["untied zero3"] = ("untied gpt", GPT_ZERO["gpt zero3"])
-    check(launch, 2, {**{name: ("wide", case) for name, case in WIDE.items()}, **gpt})
+    assert_as_planned(launch, 2, {**{name: ("wide", case) for name, case in WIDE.items()}, **gpt})
 
 
 def test_data_parallel_on_four_ranks(launch: Any) -> None:
-    check(launch, 4, {name: ("wide", case) for name, case in {**WIDE, **HYBRID}.items()})
+    assert_as_planned(launch, 4, {name: ("wide", case) for name, case in {**WIDE, **HYBRID}.items()})
 
 
 def test_zero_within_model_parallel(launch: Any) -> None:
-    check(launch, 4, {name: ("gpt", case) for name, case in MIXED.items()})
+    assert_as_planned(launch, 4, {name: ("gpt", case) for name, case in MIXED.items()})
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_horovod(launch: Any, world: int) -> None:
-    check(launch, world, {name: ("wide", case) for name, case in HOROVOD.items()}, engine="horovod")
+    assert_as_planned(launch, world, {name: ("wide", case) for name, case in HOROVOD.items()}, engine="horovod")
 
 
 def test_model_parallel(launch: Any) -> None:
-    check(launch, 2, {name: ("gpt", case) for name, case in GPT.items()})
+    assert_as_planned(launch, 2, {name: ("gpt", case) for name, case in GPT.items()})

@@ -41,7 +41,7 @@ def save(launch: Any, folder: Path, world: int, cases: dict[str, Any], engine: s
         launch(world, "cases_state:save_half", {"cases": missing, "tmp": str(folder)}, engine=engine)
 
 
-def load(launch: Any, folder: Path, cases: dict[str, Any], names: list[str], engine: str = "torch") -> None:
+def assert_goes_on(launch: Any, folder: Path, cases: dict[str, Any], names: list[str], engine: str = "torch") -> None:
     """Every checkpoint goes on under every layout of two ranks as one process which never stopped."""
     payload = {"cases": cases, "saved": names, "tmp": str(folder)}
     curves = launch(2, "cases_state:load_half", payload, engine=engine)[0]
@@ -53,14 +53,14 @@ def load(launch: Any, folder: Path, cases: dict[str, Any], names: list[str], eng
 
 def test_saved_under_one_layout_continues_under_another(launch: Any, saved: Path) -> None:
     save(launch, saved, 4, FOUR)
-    load(launch, saved, TWO, list(FOUR))
+    assert_goes_on(launch, saved, TWO, list(FOUR))
 
 
 def test_checkpoints_go_from_horovod_to_torch_and_back(launch: Any, saved: Path) -> None:
     save(launch, saved, 2, HOROVOD, "horovod")
     save(launch, saved, 4, {"dp-tp-zero3": FOUR["dp-tp-zero3"]})
-    load(launch, saved, {"tp": TWO["tp"]}, list(HOROVOD))
-    load(launch, saved, HOROVOD, ["dp-tp-zero3", "horovod-zero1"], "horovod")
+    assert_goes_on(launch, saved, {"tp": TWO["tp"]}, list(HOROVOD))
+    assert_goes_on(launch, saved, HOROVOD, ["dp-tp-zero3", "horovod-zero1"], "horovod")
 
 
 NAN = {  # case -> (settings, the rank whose loss is not a number: the first that sees the last data rank's loss)
@@ -82,8 +82,9 @@ NAN_FOUR = {  # the last stage of the last data rank's pipeline
 }
 
 
-def skipped_together(ranks: list[dict[str, Any]], bad: dict[str, int]) -> None:
+def assert_skipped_together(ranks: list[dict[str, Any]], bad: dict[str, int]) -> None:
     for results in ranks:
+        assert results.keys() == bad.keys()
         for name, infos in results.items():
             assert [info["skipped"] for info in infos] == [False, True, False], name
             assert infos[1]["first_bad_rank"] == bad[name], name
@@ -95,12 +96,12 @@ def skipped_together(ranks: list[dict[str, Any]], bad: dict[str, int]) -> None:
 def test_a_nan_on_one_rank_skips_the_step_on_all(launch: Any, world: int, layouts: dict[str, Any]) -> None:
     cases = {name: settings for name, (settings, _) in layouts.items()}
     ranks = launch(world, "cases_state:not_a_number", {"cases": cases})
-    skipped_together(ranks, {name: rank for name, (_, rank) in layouts.items()})
+    assert_skipped_together(ranks, {name: rank for name, (_, rank) in layouts.items()})
 
 
 def test_a_nan_on_one_rank_skips_the_step_on_all_of_horovods(launch: Any) -> None:
     ranks = launch(2, "cases_state:not_a_number", {"cases": HOROVOD}, engine="horovod")
-    skipped_together(ranks, dict.fromkeys(HOROVOD, 1))
+    assert_skipped_together(ranks, dict.fromkeys(HOROVOD, 1))
 
 
 def test_a_parameter_that_no_step_reaches_is_named_on_every_rank(launch: Any) -> None:
@@ -122,6 +123,7 @@ def test_evaluation_gives_whole_outputs_and_sees_the_last_step(launch: Any) -> N
     cases["cp"] = {"engine": "torch", "cp": 2}
     first, second, _ = evaluated(0, 1, {"cases": {"one": {}}})["one"]
     for rank in launch(2, "cases_state:evaluated", {"cases": cases}):
+        assert rank.keys() == cases.keys()
         for name, (got, later, is_output_rank) in rank.items():
             assert (got is not None) == is_output_rank, name
             if got is not None:

@@ -561,7 +561,7 @@ def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Pa
         reader = ParquetReader(open_storage({str(tmp_path)!r}), manifest, "train", None, 25)
         rows = sum(batch.rows for batch in reader.batches(0))
         reader.close()
-        assert rows == 100, rows
-        assert "pandas" not in sys.modules
+        print(rows, "pandas" in sys.modules)
     """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["100", "False"], done.stderr

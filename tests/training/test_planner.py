@@ -48,18 +48,20 @@ def gpt(recipe: str) -> GPT:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_named_recipes_are_built_as_planned(fake_world: Any, recipe: str) -> None:
+def test_named_recipes_are_assert_built_as_planned(fake_world: Any, recipe: str) -> None:
     config = load_config(recipe).config
     settings = ParallelSettings(**config.parallel.model_dump())
-    built_as_planned(fake_world, recipe, settings, config.launch.world, config.train.global_batch)
+    assert_built_as_planned(fake_world, recipe, settings, config.launch.world, config.train.global_batch)
 
 
 @pytest.mark.parametrize("name", list(PIPELINES))
-def test_big_pipelines_are_built_as_planned(fake_world: Any, name: str) -> None:
-    built_as_planned(fake_world, name.split()[0], ParallelSettings(engine="torch", **PIPELINES[name]), 512, 1024)
+def test_big_pipelines_are_assert_built_as_planned(fake_world: Any, name: str) -> None:
+    assert_built_as_planned(fake_world, name.split()[0], ParallelSettings(engine="torch", **PIPELINES[name]), 512, 1024)
 
 
-def built_as_planned(fake_world: Any, recipe: str, settings: ParallelSettings, world: int, global_batch: int) -> None:
+def assert_built_as_planned(
+    fake_world: Any, recipe: str, settings: ParallelSettings, world: int, global_batch: int
+) -> None:
     """One rank of every stage, built on the meta device as if all the others were there."""
     mesh = resolve_mesh(world, pp=settings.pp, tp=settings.tp)
     assert layout_problems(settings, world, global_batch, model=gpt(recipe)) == []
