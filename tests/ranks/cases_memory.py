@@ -21,8 +21,9 @@ from training.optim import build_optimizer
 from training.parallel.core import MeshStrategy
 from training.weights import write_weights
 
-LARGE = {"vocab": 1000, "width": 1024, "layers": 4, "heads": 8, "tied": False}
+LARGE = {"vocab": 1000, "width": 768, "layers": 2, "heads": 8, "tied": False}
 SMALL = {**LARGE, "width": 64}
+M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def now(key: str) -> int:
@@ -34,7 +35,9 @@ def now(key: str) -> int:
 def growth(act: Callable[..., Any], *given: Any) -> int:
     """Bytes by which resident memory was larger within than before, at most."""
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory that is kept would hide new memory
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(M_MMAP_THRESHOLD, 2**20)  # what is larger goes back when it is freed: resident is what is held
+    libc.malloc_trim(0)  # freed memory that is kept would hide new memory
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again here
     before = now("VmRSS")
     act(*given)
@@ -54,26 +57,30 @@ def exported(strategy: MeshStrategy, folder: Path) -> None:
     assert not list(given)
 
 
+def saved_and_loaded(strategy: MeshStrategy, folder: Path) -> int:
+    checkpoints = Checkpointer(open_storage(str(folder)), torch_peers(timedelta(minutes=5)))
+    state = strategy.state_dict()
+    checkpoints.save(1, state, {})
+    info = checkpoints.latest(verify=False)
+    checkpoints.close()
+    assert info is not None
+    return growth(checkpoints.load, info, state)
+
+
 def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """By case: the most that a start, a load and an export have added. A small model goes first, for what the code
+    """By case: the most that a start, an export and a load have added. A small model goes first, for what the code
     itself needs."""
-    found = {}
+    found: dict[str, dict[str, int]] = {}
     for name, settings in payload["cases"].items():
-        options = {key: value for key, value in settings.items() if key != "whole"}
+        whole = name == "made whole"
         for shape in (SMALL, LARGE):
             folder = Path(payload["tmp"]) / f"{name}-{shape['width']}"
-            strategy = make_strategy(rank, world, options)
-            start = growth(prepared, strategy, shape, settings.get("whole", False))
-            export = growth(exported, strategy, folder / "model")
-            found[name] = {"start": start, "export": export}
-            if settings.get("zero") == 3:
-                checkpoints = Checkpointer(open_storage(str(folder)), torch_peers(timedelta(minutes=5)))
-                state = strategy.state_dict()
-                checkpoints.save(1, state, {})
-                info = checkpoints.latest(verify=False)
-                checkpoints.close()
-                assert info is not None
-                found[name]["load"] = growth(checkpoints.load, info, state)
+            strategy = make_strategy(rank, world, {"engine": "torch", **settings})
+            found[name] = {"start": growth(prepared, strategy, shape, whole)}
+            if not whole:
+                found[name]["export"] = growth(exported, strategy, folder / "model")
+            if name == "zero3":
+                found[name]["load"] = saved_and_loaded(strategy, folder)
             strategy.axis.close(failed=True)
     torch.distributed.destroy_process_group()
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -98,6 +99,7 @@ def main() -> None:
         import horovod.torch  # noqa: F401
     import training.parallel  # noqa: F401
 
+    gc.freeze()  # a rank's collector need not walk (and so copy) what all of them share
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()

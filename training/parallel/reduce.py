@@ -93,7 +93,7 @@ class GradientReducer:
     def _bucket(self, name: str, parameters: list[nn.Parameter]) -> Bucket:
         locals_ = [local_tensor(p.detach()) for p in parameters]
         sizes = [t.numel() for t in locals_]
-        buffer = torch.zeros(sum(sizes) + len(sizes), dtype=locals_[0].dtype, device=locals_[0].device)
+        buffer = torch.empty(sum(sizes) + len(sizes), dtype=locals_[0].dtype, device=locals_[0].device)
         *pieces, reached = buffer.split([*sizes, len(sizes)])
         views = [piece.view(t.shape) for piece, t in zip(pieces, locals_, strict=True)]
         return Bucket(name, parameters, buffer, views, reached)

@@ -167,6 +167,8 @@ def _values(
     world: int,
 ) -> Iterator[torch.Tensor | None]:
     turn = torch.zeros(1)
+    largest = max((math.prod(each.shape) * each.dtype.itemsize for each in described), default=0)
+    room, spare = torch.empty(2, largest if rank == 0 else 0, dtype=torch.uint8)  # malloc keeps what is freed
     for each in described:
         if world > 1:  # so that no rank waits in a send for as long as rank 0 takes for all tensors before
             dist.broadcast(turn, src=0)
@@ -179,13 +181,13 @@ def _values(
         if list(boxes.values()) == [0]:
             yield local_tensor(tensors[each.name]).detach().cpu().contiguous()
             continue
-        whole = torch.empty(each.shape, dtype=each.dtype)
+        whole = shaped(room, each.shape, each.dtype)
         for (sizes, offsets), holder in boxes.items():
             piece = whole[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
             if holder == 0:
                 piece.copy_(local_tensor(tensors[each.name]).detach())
                 continue
-            received = piece if piece.is_contiguous() else torch.empty(sizes, dtype=each.dtype)
+            received = piece if piece.is_contiguous() else shaped(spare, sizes, each.dtype)
             dist.recv(as_bytes(received), src=holder)
             if received is not piece:
                 piece.copy_(received)
@@ -195,3 +197,8 @@ def _values(
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor: what is sent has bits, whatever its dtype."""
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def shaped(memory: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor at the beginning of `memory`, (n,) uint8."""
+    return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
