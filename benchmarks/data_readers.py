@@ -64,9 +64,8 @@ WHY = {
     "table": """What differs, its share not measured apart: rows are permuted in their row group and gathered into
 batches (both are `shuffle`, whose seconds are below), where `decode + gather` moves them once, inside one window, in
 one thread, and can neither resume there nor give other worlds the same batches.""",
-    "cache": """Why it is missed: a mapped row group costs no decoding, but its rows are still permuted and gathered
-(`shuffle`), which alone takes longer than decoding these columns does; and numbers that do not compress, as these, are
-decoded about as fast as they are copied.""",
+    "cache": """A mapped row group costs no decoding, but its rows are permuted and gathered all the same (`shuffle`
+below), which takes more seconds than decoding these columns.""",
 }
 BATCH = {"table": 4096, "cache": 4096, "images": 256, "tokens": 1024}
 GROUP = {"table": 16_384, "cache": 16_384, "images": 512, "tokens": 2048}
