@@ -1,5 +1,5 @@
 """Every layout of layouts.py equals one process: float64, ten AdamW steps with accumulation and clipping, the first
-step's gradients compared parameter by parameter. A gradient spoiled by 1e-6 is seen."""
+step's gradients compared parameter by parameter. A gradient spoiled by 1e-9 is seen."""
 
 from __future__ import annotations
 
