@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from problem import Net, SquaredError, make_strategy, table_batch, train
+from problem import Net, SquaredError, make_strategy, rank_part, table_batch, train
+from torch import nn
 
 
 def one_process() -> dict[str, Any]:
@@ -26,5 +27,21 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         results[name] = train(strategy, Net().double(), SquaredError(), batches, uneven=uneven, lr=1e-2)
         results[name]["axis"] = type(strategy.axis).__name__
         strategy.axis.close(failed=True)  # keeps the process groups for the next case
+    strategy.close()
+    return results
+
+
+def running_means(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Of the table's columns, after three steps."""
+    results = {}
+    for name, case in payload["cases"].items():
+        strategy = make_strategy(rank, world, case)
+        model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1), nn.Flatten(0)).double()
+        strategy.prepare(model, SquaredError(), lambda named: torch.optim.SGD([p for _, p in named]))
+        for step in range(3):
+            strategy.forward_backward(rank_part(table_batch(step, 24), strategy))
+            strategy.step(1e-3)
+        results[name] = next(b for key, b in strategy.module.named_buffers() if key.endswith("running_mean"))
+        strategy.axis.close(failed=True)
     strategy.close()
     return results

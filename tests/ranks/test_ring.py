@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cases_ring import one_process
 from cases_tower import many as tower
-from problem import worst_difference
+from problem import table_batch, worst_difference
 
 pytestmark = pytest.mark.ranks
 
@@ -59,6 +60,17 @@ def test_equals_one_process(launch: Any, launched: dict[str, list[dict[str, Any]
     assert {rank["axis"] for rank in ranks} == {cases[case][0]}
     assert {rank["engine"] for rank in ranks} == {{"horovod": "horovod", "torch": "torch-gloo"}[engine]}
     assert worst_difference(ranks, expected) < 1e-12
+
+
+@pytest.mark.parametrize(("engine", "levels"), [("torch", range(4)), ("horovod", range(2))])
+def test_buffers_become_the_first_ranks(launch: Any, engine: str, levels: range) -> None:
+    alone = torch.nn.BatchNorm1d(6).double()
+    for step in range(3):
+        alone(table_batch(step, 24).columns["x"][:12])
+    cases = {f"zero {level}": {"engine": engine, "zero": level} for level in levels}
+    for rank in launch(2, "cases_ring:running_means", {"cases": cases}, engine=engine):
+        for name in cases:
+            assert torch.allclose(rank[name], alone.running_mean, rtol=0, atol=1e-12), name
 
 
 def test_a_users_model_with_a_table_is_cut_over_pipeline_and_tensor_ranks(launch: Any) -> None:
