@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from training.data.batch import Batch
 from training.optim import build_optimizer
@@ -115,6 +116,21 @@ class Recorder:
         return self.strategy.aliases.get(plain_name(name), plain_name(name))
 
 
+class HostReads(TorchFunctionMode):
+    """Counts the moments at which the host asks for values of a tensor, for which it would wait on a GPU. Reads by
+    torch's own C++ code are not seen, nor copies from the host that wait."""
+
+    READS = {getattr(torch.Tensor, name) for name in ("item", "tolist", "numpy", "__array__", "__contains__")}
+    READS |= {getattr(torch.Tensor, f"__{name}__") for name in ("bool", "float", "int", "index")}
+    READS |= {torch.equal, torch.nonzero, torch.Tensor.equal, torch.Tensor.nonzero}
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in self.READS
+        return func(*args, **(kwargs or {}))
+
+
 def train(
     strategy: MeshStrategy,
     model: nn.Module,
@@ -131,15 +147,19 @@ def train(
     recorder = Recorder(strategy, spoil)
     sample = rank_part(batches[0], strategy, uneven)
     strategy.prepare(model, task, lambda named: recorder.make(optimizer, list(named)), sample)
-    losses, infos = [], []
+    losses, infos, reads = [], [], []
     for step, batch in enumerate(batches):
         before_step(step)
-        value = strategy.forward_backward(rank_part(batch, strategy, uneven))
-        infos.append(strategy.step(lr))
+        part = rank_part(batch, strategy, uneven)
+        with HostReads() as host:
+            value = strategy.forward_backward(part)
+            infos.append(strategy.step(lr))
+        reads.append(host.count)
         losses.append(float(strategy.sum_over_data(value.reshape(1).double()).sum()) / batch.global_rows)
     return {
         "losses": losses,
         "infos": infos,
+        "reads": reads,
         "gradients": recorder.gradients,
         "state": {n: whole_tensor(t) for n, t in model_tensors(strategy.module, strategy.aliases).items()},
         "exported": full_state(strategy),

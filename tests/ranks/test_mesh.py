@@ -55,6 +55,9 @@ def test_layout_equals_one_process(results: Results, launch: Any, world: str, ca
     expected = results.oracle(BY_LAUNCH[world][1][case])
     assert expected["infos"][0].grad_norm > 1.0, "clipping at 0.5 must act"
     assert worst_difference([rank[case] for rank in ranks], expected) < TOLERANCE
+    if BY_LAUNCH[world][1][case].get("optimizer", "adamw") == "adamw":  # layer-wise ones read the norm of each layer
+        for rank in ranks:  # steps that leave no layer out and no rank without rows
+            assert {rank[case]["reads"][step] for step in (2, 6, 8)} == {1}, "the host waits for the norm alone"
 
 
 SPOILED = {

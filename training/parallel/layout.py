@@ -258,12 +258,14 @@ class MeshLayout(Layout):
 
 def sum_tied(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
     """Sum the gradients of a weight's copies; None where none of them has one."""
-    reached = torch.tensor(float(parameter.grad is not None))
+    here = parameter.grad is not None
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    dist.all_reduce(local_tensor(parameter.grad), group=group)
+    mine = local_tensor(parameter.grad)
+    reached = mine.new_full((), float(here))
+    dist.all_reduce(mine, group=group)
     dist.all_reduce(reached, group=group)
-    if not reached:
+    if not here and not reached:
         parameter.grad = None
 
 

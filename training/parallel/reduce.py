@@ -155,14 +155,14 @@ class GradientReducer:
         self._start_ready()
         for bucket in self.buckets:
             bucket.result = self.transport.wait(bucket.handle)
-            bucket.filled, bucket.missing, bucket.handle = set(), set(), None
-        self.next_start = 0
-        # all of them at once: on a GPU the host waits for it
-        counts = iter(torch.cat([self._reached_by(b).float() for b in self.buckets]).tolist() if self.buckets else [])
-        for bucket in self.buckets:
-            bucket.unreached = [parameter for parameter in bucket.parameters if not next(counts)]
+            # what has a gradient here was reached; only for the rest must the host wait, on a GPU, and look
+            lacking = sorted(bucket.missing)
+            counts = self._reached_by(bucket)[lacking].tolist() if lacking else []
+            bucket.unreached = [bucket.parameters[i] for i, count in zip(lacking, counts, strict=True) if not count]
             for parameter in bucket.unreached:
                 parameter.grad = None
+            bucket.filled, bucket.missing, bucket.handle = set(), set(), None
+        self.next_start = 0
 
     def close(self) -> None:
         for hook in self.hooks:

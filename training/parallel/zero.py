@@ -319,11 +319,15 @@ class Zero(DataAxis):
             self.whole.finish()
             for bucket in self.whole.buckets:
                 bucket.buffer.div_(self.size)
-        reached = torch.tensor([each in self.reached for each in self.sharded], dtype=torch.uint8, device=self.device)
+        lacking = [index for index, each in enumerate(self.sharded) if each not in self.reached]
+        reached = torch.ones(len(self.sharded), dtype=torch.uint8, device=self.device)
+        for index in lacking:
+            reached[index] = 0
         dist.all_reduce(reached, dist.ReduceOp.MAX, group=self.group)
-        for each, by_some_rank in zip(self.sharded, reached.tolist(), strict=True):
-            if not by_some_rank:
-                each.sharded_param.grad = None
+        if lacking:  # else the host need not wait, on a GPU, to look
+            for each, by_some_rank in zip(self.sharded, reached.tolist(), strict=True):
+                if not by_some_rank:
+                    each.sharded_param.grad = None
         self.reached.clear()
 
     def share_buffers(self, buffers: list[torch.Tensor]) -> None:
