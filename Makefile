@@ -25,7 +25,7 @@ demo: setup  ## the main job on real data: flights, two ranks, Horovod ring, MLf
 ui: setup  ## browse runs, checkpoints, models and reports at http://127.0.0.1:5000
 	@$(BIN)/sparkring ui
 
-test: setup  ## everything but the long soaks, about 20 minutes on 2 cores
+test: setup  ## everything but the long soaks, about 25 minutes on 2 cores
 	@$(BIN)/pytest -q -m "not slow" $(ARGS)
 
 test-slow: setup  ## the long ones

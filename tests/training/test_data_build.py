@@ -135,7 +135,9 @@ def test_cuda_batches_are_the_hosts(make_dataset: MakeDataset, tmp_path: Path) -
         make_reader(DataConfig(), open_storage(str(tmp_path)), manifest, "train", None, 64, device=torch.device(kind))
         for kind in ("cpu", "cuda")
     ]
-    for host, device in zip(*(r.batches(0) for r in readers), strict=True):
+    batches = list(zip(*(r.batches(0) for r in readers), strict=True))
+    assert len(batches) == 31
+    for host, device in batches:
         assert device.columns["x"].is_cuda and torch.equal(host.columns["x"], device.columns["x"].cpu())
     for reader in readers:
         reader.close()

@@ -305,7 +305,9 @@ def nullable(policy: str, fill: Any = None) -> tuple[list[Column], Callable[[np.
 
 def test_nulls_masked_keep_their_dtype_and_say_where(make_dataset: MakeDataset, tmp_path: Path) -> None:
     columns, make = nullable("mask")
-    for batch in epoch_of(read(tmp_path, make_dataset(tmp_path, [[50]], columns, make), 10)):
+    batches = epoch_of(read(tmp_path, make_dataset(tmp_path, [[50]], columns, make), 10))
+    assert len(batches) == 5
+    for batch in batches:
         there = [i % 3 != 0 for i in batch.columns["id"].tolist()]
         for name in ("n", "v", "f"):
             assert batch.columns[f"{name}__valid"].tolist() == there
@@ -315,7 +317,9 @@ def test_nulls_masked_keep_their_dtype_and_say_where(make_dataset: MakeDataset, 
 
 def test_nulls_filled(make_dataset: MakeDataset, tmp_path: Path) -> None:
     columns, make = nullable("fill", 1)
-    for batch in epoch_of(read(tmp_path, make_dataset(tmp_path, [[50]], columns, make), 10)):
+    batches = epoch_of(read(tmp_path, make_dataset(tmp_path, [[50]], columns, make), 10))
+    assert len(batches) == 5
+    for batch in batches:
         for i, n, v in zip(*(batch.columns[k].tolist() for k in ("id", "n", "v")), strict=True):
             assert (n, v) == ((i + 2**60, [i, i]) if i % 3 else (1, [1, 1]))
 
