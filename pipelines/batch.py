@@ -59,7 +59,10 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
         raise ConfigError(config.name, problems)
     fingerprint = etl_job.wanted_fingerprint(config)
     found = etl_job.find(config, fingerprint) if etl else etl_job.require(config, fingerprint)
-    if found is not None and train:
+    if found is not None and not train:
+        log.info("dataset: %s is there already", found.folder.uri)
+        return Exit.OK
+    if found is not None:
         check_against(config, found)
     runs = Runs(config.storage.runs, config.name)
     with runs.begin(config, fingerprint) if train else nullcontext((None, False)) as (record, continued):

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from conf.load import ConfigError
+from conf.load import ConfigError, load_config
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from conf.schema import RunConfig
 from conf.storage import open_storage
-from pipelines.batch import check_against, metric_problems_of, note_end
+from pipelines.batch import check_against, metric_problems_of, note_end, run_job
 from pipelines.etl_job import Dataset
+from pipelines.exits import Exit
 from pipelines.runs import Runs
 
 SPLITS = ("train", "valid", "test")
@@ -40,8 +41,8 @@ def config(**blocks: Any) -> RunConfig:
     return RunConfig.model_validate({"name": "b", "dataset": "somewhere"} | blocks)
 
 
-def refusal(config: RunConfig, folder: Path) -> str:
-    manifest = DatasetManifest(
+def manifest() -> DatasetManifest:
+    return DatasetManifest(
         name="b", fingerprint="a" * 64, created_at="", columns=COLUMNS, lineage=Lineage(sources={}),
         splits={name: SplitInfo(rows=5000, files=1) for name in SPLITS},
         files=tuple(
@@ -50,8 +51,11 @@ def refusal(config: RunConfig, folder: Path) -> str:
         ),
         accounting=Accounting(rows_in=15_000, rows_out=15_000),
     )  # fmt: skip
+
+
+def refusal(config: RunConfig, folder: Path) -> str:
     try:
-        check_against(config, Dataset(manifest, open_storage(str(folder))))
+        check_against(config, Dataset(manifest(), open_storage(str(folder))))
     except ConfigError as error:
         return "\n".join(error.problems)
     return ""
@@ -82,6 +86,18 @@ def test_names_there_are_pass(tmp_path: Path) -> None:
     early = {"best_metric": "accuracy", "early_stopping": {"metric": "positive_share"}}
     assert refusal(config(report={"share_by": ["carrier", "late"]}, train=early), tmp_path) == ""
     assert refusal(config(model={"task": f"{__name__}:OwnTask"}, train={"best_metric": "gini"}), tmp_path) == ""
+
+
+def test_a_dataset_that_is_there_is_found_without_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session of Spark takes ten seconds and a JVM."""
+    (tmp_path / "_manifest.json").write_bytes(manifest().to_json().encode())
+    resolved = load_config("flights", ["etl=null", f"dataset={tmp_path}", "tracking.enabled=false"])
+    monkeypatch.setattr("pipelines.batch.spark_session", None)
+    with caplog.at_level("INFO"):
+        assert run_job(resolved, etl=True, train=False) == Exit.OK
+    assert f"dataset: {tmp_path} is there already" in caplog.text
 
 
 def test_metrics_of_a_built_in_task_are_checked_before_a_dataset_is_built() -> None:

@@ -174,11 +174,12 @@ class EpochReport:
 @dataclass(frozen=True)
 class AuditReport:
     """`ok`: at least one epoch is complete, every step the checkpoint vouches for is recorded and is the order's, and
-    nothing contradicts anything."""
+    nothing contradicts anything. `left_out`: rows an epoch has beyond its whole batches, where the tail is dropped."""
 
     epochs: tuple[EpochReport, ...]
     problems: tuple[str, ...]
     expected_rows: int = 0
+    left_out: int = 0
 
     @property
     def ok(self) -> bool:
@@ -187,10 +188,13 @@ class AuditReport:
     def lines(self) -> list[str]:
         """For people."""
         out = []
+        exact = (
+            f"each exactly once, {self.left_out} left out by data.tail" if self.left_out else "every row exactly once"
+        )
         for e in self.epochs:
-            verdict = "every row exactly once" if e.exact else "NOT exact" if e.complete else "not finished"
+            verdict = exact if e.exact else "NOT exact" if e.complete else "not finished"
             out.append(
-                f"epoch {e.epoch}: {e.steps} steps, {e.rows} of {self.expected_rows} rows, "
+                f"epoch {e.epoch}: {e.steps} steps, {e.rows} of {self.expected_rows + self.left_out} rows, "
                 f"attempts {list(e.attempts)}, ranks {list(e.worlds)}: {verdict}"
             )
         return [*out, *(f"problem: {p}" for p in self.problems)]
@@ -253,7 +257,8 @@ def check_records(records: Iterable[StepRecord], expected: Expected, problems: S
         wrong += _epoch_problems(epoch, counted, expected, due)
         reports.append(_report(epoch, counted, expected, exact=not wrong))
         found += wrong
-    return AuditReport(tuple(reports), tuple(found), expected.epoch_rows)
+    left_out = len(expected.ids) - expected.epoch_rows
+    return AuditReport(tuple(reports), tuple(found), expected.epoch_rows, left_out)
 
 
 def _agreed(name: str, attempts: dict[int, list[StepRecord]], problems: list[str]) -> list[StepRecord]:
