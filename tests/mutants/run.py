@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,20 @@ def try_mutant(tree: Path, mutant: Mutant) -> dict[str, Any]:
     }
 
 
+def merged(out: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results and those of an earlier run, in the list's order, without mutants that are no longer in it."""
+    known = {key(r): r for r in [*(json.loads(out.read_text()) if out.exists() else []), *results]}
+    return [known[key(asdict(m))] for m in MUTANTS if key(asdict(m)) in known]
+
+
+def key(entry: dict[str, Any]) -> tuple[str, str, str]:
+    return entry["file"], entry["old"], entry["new"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mutants whose file or tests contain this")
-    parser.add_argument("--out", type=Path, help="a JSON file for the results")
+    parser.add_argument("--out", type=Path, help="a JSON file for the results; those of mutants not chosen stay in it")
     arguments = parser.parse_args()
     chosen = [m for m in MUTANTS if arguments.only in m.file or arguments.only in m.tests]
     results = []
@@ -100,9 +111,9 @@ def main() -> None:
                 f"{number}/{len(chosen)} {found['verdict']:10} {found['file']}: {mutant.old!r} ({found['seconds']} s)",
                 flush=True,
             )
+            if arguments.out:
+                arguments.out.write_text(json.dumps(merged(arguments.out, results), indent=1) + "\n")
     survivors = [r for r in results if r["verdict"] == "SURVIVED"]
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     print(f"{len(results) - len(survivors)} of {len(results)} mutants are caught or equivalent")
     sys.exit(1 if survivors else 0)
 
