@@ -28,10 +28,12 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+SHARDED = {0: "ddp", 1: "zero1 (torch)", 3: "zero3"}  # measured with accumulation and in bf16, too
 PIPE = {"engine": "torch", "micro_batches": 8, "schedule": "1f1b"}
 
 
 def cases(world: int) -> dict[str, dict[str, Any]]:
+    torch = {"engine": "torch"}
     return {
         "horovod": {"engine": "horovod"},
         "ddp": {"engine": "torch"},
@@ -43,6 +45,9 @@ def cases(world: int) -> dict[str, dict[str, Any]]:
         "zero-bubble": {**PIPE, "pp": world, "schedule": "zero-bubble"},
         "tensor": {"engine": "torch", "tp": world},
         "context": {"engine": "torch", "cp": world},
+        "horovod, accumulate 4": {"engine": "horovod", "accumulate": 4},
+        **{f"{name}, accumulate 4": {**torch, "accumulate": 4, "zero": level} for level, name in SHARDED.items()},
+        **{f"{name}, bf16": {**torch, "precision": "bf16", "zero": level} for level, name in SHARDED.items()},
     }
 
 
@@ -206,15 +211,12 @@ def verdict(interval: Interval) -> str:
 
 def cells(result: dict[str, Any]) -> list[str]:
     """One line of the table."""
-    blocks, bare = result["blocks"], result["bare_sent_bytes"] is not None
-    row = [result["case"], result["engine"], f"{np.median([block['ours'][0] for block in blocks]):.3f}"]
-    if bare:
-        row += [f"{np.median([block['bare'][0] for block in blocks]):.3f}", str(len(blocks))]
-        row += [judged(ratio([blocks], what)) for what in (0, 1)]
-    else:
-        row += ["-"] * 4
-    row += [f"{result['sent_bytes'] / 1e6:.2f}", f"{result['planned_bytes'] / 1e6:.2f}"]
-    row += [f"{result['bare_sent_bytes'] / 1e6:.2f}" if bare else "-", f"{result['memory_bytes'] / 1e6:.1f}"]
+    blocks = result["blocks"]
+    row = [result["case"], result["engine"]]
+    row += [f"{np.median([block[code][0] for block in blocks]):.3f}" for code in ("ours", "bare")]
+    row += [str(len(blocks)), *(judged(ratio([blocks], what)) for what in (0, 1))]
+    row += [f"{result[key] / 1e6:.2f}" for key in ("sent_bytes", "planned_bytes", "bare_sent_bytes")]
+    row.append(f"{result['memory_bytes'] / 1e6:.1f}")
     row.append(f"{result['hidden_share']:.0%}" if "hidden_share" in result else "-")
     row.append("{:.2f} ({:.2f})".format(*result["bubble"]) if result["bubble"][0] is not None else "-")
     return row
@@ -237,8 +239,7 @@ def together(found: dict[str, Any]) -> str:
     by_case: dict[str, list[list[Block]]] = {}
     for part in found.values():
         for result in part["results"]:
-            if result["bare_sent_bytes"] is not None:
-                by_case.setdefault(result["case"], []).append(result["blocks"])
+            by_case.setdefault(result["case"], []).append(result["blocks"])
     for case, parts in by_case.items():
         own = [verdict(ratio([blocks], 0)) for blocks in parts]
         counts = ", ".join(str(own.count(kind)) for kind in ("met", "undecided", "missed"))
@@ -263,8 +264,9 @@ def main() -> None:
             results = run(world, link, arguments.seconds, arguments.cases)
             others_s = machine_busy_s() - busy_s - (children_s() - own_s)
             others = max(0.0, others_s) / (time.monotonic() - began) / (os.cpu_count() or 1)
+            now = {"others_share": others, "load": os.getloadavg()[1], "results": results}
             name = f"{world} ranks, {link}"
-            found[name] = merged(found.get(name), {"others_share": others, "results": results}, list(cases(world)))
+            found[name] = merged(found.get(name), now, list(cases(world)))
             target.with_suffix(".json").write_text(json.dumps(found))
     target.with_suffix(".md").write_text(report(found))
 
@@ -275,8 +277,8 @@ def merged(before: dict[str, Any] | None, now: dict[str, Any], order: list[str])
         return now
     by_case = {result["case"]: result for part in (before, now) for result in part["results"]}
     whole = len(now["results"]) == len(by_case)
-    others = now["others_share"] if whole else max(before["others_share"], now["others_share"])
-    return {"others_share": others, "results": [by_case[name] for name in order if name in by_case]}
+    worse = {key: now[key] if whole else max(before[key], now[key]) for key in ("others_share", "load")}
+    return {**worse, "results": [by_case[name] for name in order if name in by_case]}
 
 
 def machine_busy_s() -> float:
@@ -303,30 +305,19 @@ def report(found: dict[str, Any]) -> str:
         "bare`: mean over the middle half of the pairs' ratios, its 95 % interval by bootstrap over the pairs, and "
         "whether ours costs at most 2 % more: met when the whole interval says so, missed when none of it does. CPU "
         "time is that of all ranks and all their threads.\n\n"
-        "Bare code (`strategies_bare.py`): horovod is its DistributedOptimizer, ddp torch's, zero 1-3 fully_shard with "
-        "the same all-to-all in place of Gloo's reduce-scatter, zero1 (horovod) flat buckets with Horovod's own "
-        "reduce-scatter and all-gather, 1f1b and zero-bubble torch's schedules over the same cut, tensor the same "
-        "torch styles, context an all-to-all around attention under DDP. Both end a few steps at the same loss. "
-        "`hidden`: share of the all-reduce's time alone that the step does not show. All AdamW kernels are fused ones. "
-        "The GPU paths have not been run: no GPU was at hand.\n\n"
-        "DDP is asked for four buckets where it would take two of a model this small: 2 % on loopback, for more to "
-        "hide behind backward on slow links. Where a rank waits for Horovod ours sleeps and bare code spins, hence its "
-        "CPU time. A pipeline's measured bubble holds what its messages make it wait, and its stages are not quite "
-        "equal.\n\n"
-        "With two ranks on a slow link single steps take longer by one direction's time, ours and bare, wherever "
-        "Gloo's all-to-all or all-gather runs: it posts what it sends before what it receives, the two ranks share one "
-        "connection, so the later rank's word that it is ready waits behind all its data, and the link carries one "
-        "direction after the other. Seen as bytes per 25 ms (25/25 MB/s in steps that are quick, 25/0 and then 0/25 in "
-        "those that are not), and with torch alone: isend before irecv takes twice as long when the ranks are 5 ms "
-        "apart, irecv before isend does not. It is neither the queue (no packet dropped, no retransmission timeout) "
-        "nor the congestion control (BBR and CUBIC alike). zero1 (horovod) therefore reduce-scatters the gradients of "
-        "two ranks (training/parallel/zero_horovod.py): 1.26 times bare code's time at 200 Mbit before. Its "
-        "all-gather, like the all-to-alls and all-gathers of torch's engines, still meets this, ours beside bare code. "
-        "An all-reduce of the weights' bits, each rank taking its own away again, would not; it took 0.98 of bare "
-        "code's time at 200 Mbit and 1.05 on loopback (one run each), and was left.\n"
+        "Bare code (`strategies_bare.py`) shares the model with ours and nothing else: horovod is its "
+        "DistributedOptimizer, ddp torch's DistributedDataParallel beside our ring over torch's all-reduce, zero 1-3 "
+        "fully_shard with an all-to-all in place of Gloo's reduce-scatter, zero1 (horovod) flat buckets with Horovod's "
+        "own reduce-scatter and all-gather, 1f1b and zero-bubble torch's schedules over the same cut, tensor torch's "
+        "styles by hand, context an all-to-all around attention under DDP. Both end a few steps at the same loss. With "
+        "accumulate 4 a pass has 2 rows. `hidden`: share of the all-reduce's time alone that the step does not show. "
+        "All AdamW kernels are fused ones. No GPU was at hand.\n\n"
+        "Where a rank waits for Horovod ours sleeps and bare code spins, hence its CPU time. A pipeline's measured "
+        "bubble holds what its messages make it wait, and its stages are not quite equal.\n"
     )
     parts = [
-        f"\n## {name}\n\nAll but the ranks took {part['others_share']:.0%} of the cores.\n\n{table(part['results'])}\n"
+        f"\n## {name}\n\nAll but the ranks took {part['others_share']:.0%} of the cores; load average "
+        f"over the last 5 minutes {part['load']:.1f}.\n\n{table(part['results'])}\n"
         for name, part in found.items()
     ]
     if any(part["others_share"] > 0.1 for part in found.values()):

@@ -1,9 +1,11 @@
-"""The same step written directly against torch and Horovod, as their tutorials do: what ours is compared to."""
+"""The same step written directly against torch and Horovod, as their tutorials do: what ours is compared to. Nothing of
+ours is in it but the model that is trained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,57 +13,84 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleavedZeroBubble
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from training.models.gpt import PLAN
-from training.parallel.pipeline import Stage, chain_names, cut_chain, estimated_costs
-from training.parallel.tensor import apply_tensor, vocabulary_parallel_loss
-from training.parallel.zero import AllToAllReduceScatter
+from training.models.gpt import GPT
 
 Step = Callable[[], torch.Tensor | None]  # gives this rank's mean loss, where it has one
+Make = Callable[..., Step]  # (model, tokens (B, T + 1), rank, world, passes, bf16)
 
 
 def _adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, fused=True)
 
 
-def _step(run: nn.Module, parameters: list[Any], optimizer: Any, task: Any, part: Any) -> Step:
+def mean_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def _passes(
+    run: nn.Module,
+    tokens: torch.Tensor,
+    passes: int,
+    bf16: bool,
+    around: Callable[[bool], AbstractContextManager[Any]] = lambda last: nullcontext(),
+) -> torch.Tensor:
+    """Forward and backward of every part of the batch; the mean loss."""
+    total: Any = 0
+    for number, part in enumerate(tokens.chunk(passes)):
+        with around(number == passes - 1):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+                loss = mean_loss(run(part[:, :-1]), part[:, 1:]) / passes
+            loss.backward()
+        total = total + loss.detach()
+    return total.full_tensor() if isinstance(total, DTensor) else total  # type: ignore[no-any-return]
+
+
+def ddp(model: GPT, tokens: torch.Tensor, rank: int, world: int, passes: int, bf16: bool) -> Step:
+    run = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    parameters = list(model.parameters())
+    optimizer = _adamw(parameters)
+
     def step() -> torch.Tensor:
-        loss = task.loss(run(*task.inputs(part.columns)), part.columns).mean()
-        loss.backward()
+        loss = _passes(run, tokens, passes, bf16, lambda last: nullcontext() if last else run.no_sync())
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return loss
 
     return step
 
 
-def ddp(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
-    run = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    parameters = list(model.parameters())
-    return _step(run, parameters, _adamw(parameters), task, part)
-
-
-def horovod(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
+def horovod(model: GPT, tokens: torch.Tensor, rank: int, world: int, passes: int, bf16: bool) -> Step:
     import horovod.torch as hvd
 
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     parameters = list(model.parameters())
-    optimizer = hvd.DistributedOptimizer(_adamw(parameters), named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        _adamw(parameters), named_parameters=model.named_parameters(), backward_passes_per_step=passes
+    )
 
     def step() -> torch.Tensor:
-        loss = task.loss(model(*task.inputs(part.columns)), part.columns).mean()
-        loss.backward()
+        loss = _passes(model, tokens, passes, bf16)
         optimizer.synchronize()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         with optimizer.skip_synchronize():
             optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return loss
 
     return step
 
@@ -93,10 +122,11 @@ class FlatShard:
             self.missing = len(self.parameters)
 
 
-def zero1_horovod(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
+def zero1_horovod(model: GPT, tokens: torch.Tensor, rank: int, world: int, passes: int, bf16: bool) -> Step:
     """ZeRO-1 by hand: four flat buckets, reduce-scattered while backward runs, stepped by slice, gathered."""
     import horovod.torch as hvd
 
+    assert passes == 1, "its hooks start the reduction in the first backward"
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     parameters = list(model.parameters())[::-1]
     filled = torch.tensor([p.numel() for p in parameters]).cumsum(0)
@@ -109,8 +139,7 @@ def zero1_horovod(model: nn.Module, task: Any, part: Any, rank: int, world: int)
     optimizer = _adamw(owned)
 
     def step() -> torch.Tensor:
-        loss = task.loss(model(*task.inputs(part.columns)), part.columns).mean()
-        loss.backward()
+        loss = _passes(model, tokens, 1, bf16)
         for shard in shards:
             shard.owned.grad = hvd.synchronize(shard.handle)
         square = nn.utils.get_total_norm([p.grad for p in owned]).square()
@@ -121,38 +150,82 @@ def zero1_horovod(model: nn.Module, task: Any, part: Any, rank: int, world: int)
         for shard, handle in zip(shards, handles, strict=True):
             shard.weights.copy_(hvd.synchronize(handle))
             shard.gradients.zero_()
-        return loss.detach()
+        return loss
 
     return step
 
 
-def fsdp(reshard: bool) -> Any:
-    """fully_shard with the same all-to-all reduce-scatter as ours: stock Gloo would move twice the bytes."""
+class ExchangedSum:
+    """A reduce-scatter that moves (w-1)/w of the bytes: stock Gloo's moves twice as many."""
 
-    def make(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
-        for module in [*model.blocks, model]:  # type: ignore[misc,list-item]
-            fully_shard(module, reshard_after_forward=reshard and module is not model)
-            module.set_custom_reduce_scatter(AllToAllReduceScatter())
-            module.set_force_sum_reduction_for_comms(True)
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        exchanged = torch.empty_like(input_tensor)
+        dist.all_to_all_single(exchanged, input_tensor, group=group)
+        torch.sum(exchanged.view(group.size(), -1), 0, out=output_tensor.view(-1))
+
+
+def fsdp(level: int) -> Make:
+    def make(model: GPT, tokens: torch.Tensor, rank: int, world: int, passes: int, bf16: bool) -> Step:
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
+        for module in [*model.blocks, model]:
+            fully_shard(module, reshard_after_forward=level == 3 and module is not model, mp_policy=policy)
+            module.set_custom_reduce_scatter(ExchangedSum())  # type: ignore[operator,arg-type]
+            module.set_force_sum_reduction_for_comms(True)  # type: ignore[operator]
+        run: Any = model
         parameters = list(model.parameters())
-        return _step(model, parameters, _adamw(parameters), task, part)
+        optimizer = _adamw(parameters)
+
+        def around(last: bool) -> AbstractContextManager[None]:
+            run.set_requires_gradient_sync(last or level > 1)
+            run.set_reshard_after_backward(last or level == 3)
+            return nullcontext()
+
+        def step() -> torch.Tensor:
+            loss = _passes(model, tokens, passes, bf16, around)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
 
     return make
 
 
-def tensor(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
-    apply_tensor(model, PLAN, init_device_mesh("cpu", (world,)), sequence=False)
-    parameters = list(model.parameters())
-    optimizer = _adamw(parameters)
+def tensor(model: GPT, tokens: torch.Tensor, rank: int, world: int, passes: int, bf16: bool) -> Step:
+    """Megatron's cut by torch's styles, written out for this model; norms stay plain, whole tensors."""
+    mesh = init_device_mesh("cpu", (world,))
+    enter = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"attn": enter, "mlp": enter})
+        columns = {name: ColwiseParallel() for name in ("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up")}
+        parallelize_module(block, mesh, {**columns, "attn.o": RowwiseParallel(), "mlp.down": RowwiseParallel()})
+    head = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(model, mesh, {"embed": RowwiseParallel(input_layouts=Replicate()), "head": head})
+    model.head.weight = model.embed.weight
+    kinds: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for parameter in model.parameters():
+        kinds[isinstance(parameter, DTensor)].append(parameter)
+    optimizer = _adamw([{"params": kind} for kind in kinds])
 
     def step() -> torch.Tensor:
-        with vocabulary_parallel_loss():
-            loss = task.loss(model(*task.inputs(part.columns)), part.columns).mean()
-            loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        with loss_parallel():
+            loss = _passes(model, tokens, passes, bf16)
+        whole, cut = (nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds)
+        norm = torch.hypot(whole, cut.full_tensor())  # type: ignore[attr-defined]
+        for kind in kinds:
+            for parameter in kind:
+                grad: Any = parameter.grad
+                local = grad.to_local() if isinstance(grad, DTensor) else grad
+                local.mul_((1.0 / (norm + 1e-6)).clamp(max=1.0))
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return loss
 
     return step
 
@@ -176,28 +249,36 @@ class Ulysses(nn.Module):
         return all_to_all_single_autograd(x.contiguous(), sent, sent, self.group)  # type: ignore[arg-type]
 
 
-def context(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
+def context(model: GPT, tokens: torch.Tensor, rank: int, world: int, passes: int, bf16: bool) -> Step:
     """DeepSpeed-Ulysses by hand under DDP: each rank its stretch of every row."""
-    for block in model.blocks:  # type: ignore[union-attr]
-        block.attn.core = Ulysses(block.attn.core, world)  # type: ignore[union-attr]
-    mine = replace(part, columns=task.slice_sequence(part.columns, rank, world))
-    return ddp(model, task, mine, rank, world)
+    for block in model.blocks:
+        block.attn.core = Ulysses(block.attn.core, world)  # type: ignore[union-attr,assignment,arg-type]
+    length = (tokens.shape[1] - 1) // world
+    return ddp(model, tokens[:, rank * length : (rank + 1) * length + 1], rank, world, passes, bf16)
 
 
-def pipeline(schedule_class: Any, micro_batches: int) -> Any:
-    """torch's own schedule over the same cut, with the tied weight's gradient and the norm summed over the stages."""
+class Part(nn.Module):
+    """An equal share of the blocks, with the embedding before the first and the head behind the last."""
 
-    def make(model: nn.Module, task: Any, part: Any, rank: int, world: int) -> Step:
-        names = chain_names(model, PLAN)
-        mine = Stage(model, cut_chain(names, estimated_costs(model, names), world)[rank])
+    def __init__(self, model: GPT, rank: int, world: int) -> None:
+        super().__init__()
+        share = len(model.blocks) // world
+        ends = [model.embed] * (rank == 0), [model.norm, model.head] * (rank == world - 1)
+        self.layers = nn.Sequential(*ends[0], *model.blocks[rank * share : (rank + 1) * share], *ends[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+def pipeline(schedule_class: Any, micro_batches: int) -> Make:
+    """torch's own schedule, with the tied weight's gradient and the norm summed over the stages."""
+
+    def make(model: GPT, tokens: torch.Tensor, rank: int, world: int, passes: int, bf16: bool) -> Step:
+        mine = Part(model, rank, world)
         stage = PipelineStage(mine, rank, world, torch.device("cpu"))
-        columns = part.columns["tokens"]
-
-        def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return nn.functional.cross_entropy(outputs.flatten(0, 1), target.flatten())
-
         several = issubclass(schedule_class, PipelineScheduleMulti)
-        schedule = schedule_class([stage] if several else stage, micro_batches, loss_fn=loss)
+        schedule = schedule_class([stage] if several else stage, micro_batches, loss_fn=mean_loss)
         parameters = list(mine.parameters())
         optimizer = _adamw(parameters)
         tied = dist.new_group([0, world - 1])
@@ -205,15 +286,16 @@ def pipeline(schedule_class: Any, micro_batches: int) -> Any:
         def step() -> torch.Tensor | None:
             losses: list[torch.Tensor] = []
             if rank == 0:
-                schedule.step(columns[:, :-1].long())
+                schedule.step(tokens[:, :-1])
             elif rank == world - 1:
-                schedule.step(target=columns[:, 1:].long(), losses=losses)
+                schedule.step(target=tokens[:, 1:], losses=losses)
             else:
                 schedule.step()
+            weight = model.embed.weight
             if rank in (0, world - 1):
-                dist.all_reduce(model.embed.weight.grad, group=tied)  # type: ignore[union-attr]
-            counted = [p.grad for p in parameters if rank == 0 or p is not model.embed.weight]  # type: ignore[union-attr]
-            square = nn.utils.get_total_norm(counted).square()
+                dist.all_reduce(weight.grad, group=tied)
+            counted = [p.grad for p in parameters if rank == 0 or p is not weight]
+            square = nn.utils.get_total_norm(counted).square()  # type: ignore[arg-type]
             dist.all_reduce(square)
             nn.utils.clip_grads_with_norm_(parameters, 1.0, square.sqrt())
             optimizer.step()
@@ -225,13 +307,13 @@ def pipeline(schedule_class: Any, micro_batches: int) -> Any:
     return make
 
 
-BARE: dict[str, Any] = {
+BARE: dict[str, Make] = {  # by the strategy's name, without what comes after a comma
     "ddp": ddp,
     "horovod": horovod,
-    "zero1 (torch)": fsdp(reshard=False),
+    "zero1 (torch)": fsdp(1),
     "zero1 (horovod)": zero1_horovod,
-    "zero2": fsdp(reshard=False),
-    "zero3": fsdp(reshard=True),
+    "zero2": fsdp(2),
+    "zero3": fsdp(3),
     "tensor": tensor,
     "1f1b": pipeline(Schedule1F1B, 8),
     "zero-bubble": pipeline(ScheduleInterleavedZeroBubble, 8),

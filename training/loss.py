@@ -1,9 +1,10 @@
 """Cross entropy over a vocabulary with a bounded peak of memory.
 
 torch's own casts all logits to float32 and keeps their log-softmax for backward: two float32 copies of (N, V) beside
-the logits, where the logits of a language model are the largest tensor of the step. Here only the logits, which the
-head has made anyway, and one float32 number per target are kept; backward recomputes the softmax by chunks of targets
-(the idea of https://arxiv.org/abs/2410.10989, section 3.2, without its fusion with the head).
+the logits, where the logits of a language model are the largest tensor of the step. Here, of more than one chunk, only
+the logits, which the head has made anyway, and one float32 number per target are kept; backward recomputes the softmax
+by chunks of targets (the idea of https://arxiv.org/abs/2410.10989, section 3.2, without its fusion with the head). One
+chunk or less goes through torch's own, whose kernels take half the time.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def token_cross_entropy(logits: Tensor, target: Tensor, ignored: int) -> Tensor:
     (a DTensor under torch's `loss_parallel`) go through torch's own cross entropy.
     """
     flat_NV, target_N = logits.flatten(0, -2), target.flatten()
-    if isinstance(flat_NV, DTensor):
-        loss_N = functional.cross_entropy(flat_NV, target_N, reduction="none", ignore_index=ignored)
+    if isinstance(flat_NV, DTensor) or flat_NV.numel() <= CHUNK_ELEMENTS:
+        exact_NV = flat_NV.to(torch.promote_types(flat_NV.dtype, torch.float32))
+        loss_N = functional.cross_entropy(exact_NV, target_N, reduction="none", ignore_index=ignored)
     else:
         loss_N = _ChunkedCrossEntropy.apply(flat_NV, target_N, ignored)
     return loss_N.unflatten(0, target.shape)

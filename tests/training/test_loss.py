@@ -30,8 +30,12 @@ def case(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 TOLERANCES = [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
 
 
+@pytest.mark.parametrize("chunk", [3 * 11, 110])  # 110: all of the logits, for which torch's own is taken
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_loss_and_gradient_are_those_of_torch(dtype: torch.dtype, tolerance: float, small_chunks: None) -> None:
+def test_loss_and_gradient_are_those_of_torch(
+    dtype: torch.dtype, tolerance: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
     logits, target, weight = case(dtype)
     mine = logits.clone().requires_grad_()
     loss = token_cross_entropy(mine, target, -100)
