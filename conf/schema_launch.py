@@ -27,7 +27,10 @@ class LaunchConfig(Strict):
     interface: str | None = Field(
         None, description="network interface of the ring; None: the one that reaches the driver"
     )
-    log_lines_per_s: PositiveFloat = Field(200.0, description="per rank; more are counted, not sent")
+    log_lines_per_s: PositiveFloat | None = Field(
+        200.0,
+        description="per rank; more are counted, not sent; None: all, and who prints waits for the driver",
+    )
     cpus_per_rank: PositiveInt | None = Field(
         None, description="cores each rank asks of Spark, as a stage-level profile; None: spark.task.cpus"
     )

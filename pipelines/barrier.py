@@ -48,7 +48,7 @@ class StageOptions:
     """How the agents' stage is made. Seconds end in `_s`."""
 
     interface: str | None = None  # of the ring on every host; None: the one that reaches the driver
-    lines_per_s: float = 200.0
+    lines_per_s: float | None = 200.0
     silence_timeout_s: float = 20.0
     patience_s: float = 20.0  # how long an agent goes on without the driver
     profile: ResourceProfile | None = None  # of the training stage, see training_profile; None: the application's

@@ -156,6 +156,7 @@ def _launch(arguments: argparse.Namespace) -> int:
         min_world=arguments.min_world,
         max_attempts=arguments.max_attempts,
         hang_timeout_s=arguments.hang_timeout,
+        log_lines_per_s=None,
     )
     launch(
         arguments.script, arguments.words, limits, SparkConfig(master=arguments.master, conf=settings), arguments.files

@@ -39,6 +39,8 @@ from training.zygote import Helper
 log = logging.getLogger(__name__)
 FORWARDED = ("metrics", "heartbeat", "event", "running", "result", "error")  # from the rank to the driver
 REQUESTS = ("stop", "checkpoint")  # from the driver to the rank
+MAX_LOG_BYTES = 4 << 20  # of messages that wait for the driver; above, a rank whose every line is wanted waits too
+LAST_LINES_S = 20.0  # for the driver to take what such a rank printed last
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class AgentOptions:
     preload: tuple[str, ...] = ("torch", "horovod.torch")
     interface: str | None = None  # of the ring; None: the one that reaches the driver
     patience_s: float = 20.0  # without the driver
-    lines_per_s: float = 200.0
+    lines_per_s: float | None = 200.0  # of output; None: all, and a rank waits for the driver to take them
 
 
 class DriverGone(ConnectionError):
@@ -214,7 +216,7 @@ class Agent:
 class Rank:
     """What the agent holds of one running rank: its pipes, and the words it has said."""
 
-    def __init__(self, attempt: int, rank: int, link: Link, lines_per_s: float):
+    def __init__(self, attempt: int, rank: int, link: Link, lines_per_s: float | None):
         self.attempt, self.rank, self.pid = attempt, rank, 0
         self.was_killed = False  # by the driver's order
         self._link = link
@@ -224,6 +226,8 @@ class Rank:
         ours, self._theirs = socket.socketpair()
         self._channel = Plain(ours)
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
+        self._over = threading.Event()
+        self._drops_no_line = lines_per_s is None
         self._pump = LogPump(output, lines_per_s, self._log)
         self._pump.start()
         self._relay = threading.Thread(target=self._forward, name="sparkring-relay", daemon=True)
@@ -245,6 +249,8 @@ class Rank:
 
     def _log(self, lines: list[str]) -> None:
         self._tell({"kind": "log", "lines": lines})
+        while self._drops_no_line and self._link.waiting_bytes > MAX_LOG_BYTES and not self._over.wait(0.01):
+            pass
 
     def _forward(self) -> None:
         try:
@@ -278,7 +284,7 @@ class Rank:
     def report_end(self, status: int | None) -> None:
         """Tell the driver how it ended, after everything it has said."""
         self._relay.join(timeout=2)
-        self._pump.join(timeout=2)
+        self._pump.join(timeout=LAST_LINES_S if self._drops_no_line else 2)
         lost_memory = kernel_oom_kills() > self._oom_kills
         words = "was lost with its helper process" if status is None else describe_status(status, lost_memory)
         ended = {"status": status, "words": words, "was_killed": self.was_killed}
@@ -286,6 +292,7 @@ class Rank:
         self.close()
 
     def close(self) -> None:
+        self._over.set()
         with contextlib.suppress(OSError):
             self._channel.sock.shutdown(socket.SHUT_RDWR)
         self._channel.sock.close()

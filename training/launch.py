@@ -26,7 +26,7 @@ def run_local(
     attempt: int = 1,
     control: Control | None = None,
     limits: Limits | None = None,
-    lines_per_s: float = 200.0,
+    lines_per_s: float | None = 200.0,
     run_id: str = "local",
 ) -> JobResult:
     """Run `job` on `world` processes of this machine and return what they return; see Crew.run for what it raises."""
@@ -40,7 +40,7 @@ def local_crew(
     world: int,
     preload: tuple[str, ...],
     *,
-    lines_per_s: float = 200.0,
+    lines_per_s: float | None = 200.0,
     run_id: str = "local",
 ) -> Iterator[Crew]:
     """`world` agents on loopback, for as many attempts as one likes; their helpers stay warm between them."""

@@ -84,6 +84,11 @@ class Link:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the agent with it
             self._loop.call_soon_threadsafe(self._flush)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of messages that the driver has not taken."""
+        return self._bytes
+
     async def close(self) -> None:
         """Send what was queued, as far as the driver's window is open, and end."""
         self._is_closed = True

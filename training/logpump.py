@@ -1,4 +1,4 @@
-"""A rank's output: read as fast as it comes, the last lines kept, a limited number passed on."""
+"""A rank's output, by line: the last lines kept, and all of them passed on or a limited number a second."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 LAST_LINES = 100
 MAX_LINE_CHARS = 4096
+MAX_LINES = 1000  # passed on at a time
 
 
 class RateLimit:
@@ -33,13 +34,13 @@ class RateLimit:
 
 
 class LogPump(threading.Thread):
-    """Reads a pipe to its end. `passed(lines)` gets what the rate allows; `last` the newest lines whatever it
-    allows."""
+    """Reads a pipe to its end. `passed(lines)` gets what the rate allows; `last` the newest lines whatever it allows.
+    Without a rate it gets all, and what the rank prints waits for as long as `passed` takes."""
 
-    def __init__(self, fd: int, lines_per_s: float, passed: Callable[[list[str]], None]):
+    def __init__(self, fd: int, lines_per_s: float | None, passed: Callable[[list[str]], None]):
         super().__init__(name="sparkring-log", daemon=True)
         self._fd, self._passed = fd, passed
-        self._limit = RateLimit(lines_per_s)
+        self._limit = RateLimit(lines_per_s) if lines_per_s is not None else None
         self._held_back = 0
         self.last: deque[str] = deque(maxlen=LAST_LINES)
 
@@ -59,22 +60,25 @@ class LogPump(threading.Thread):
     def _take(self, raw: list[bytes]) -> None:
         if not raw:
             return
-        allowed = self._limit.allow(len(raw), time.monotonic())
+        allowed = len(raw) if self._limit is None else self._limit.allow(len(raw), time.monotonic())
         newest = [_text(line) for line in raw[-LAST_LINES:]]
         self.last.extend(newest)
         if allowed and self._held_back:
             self._say_held_back()
         if allowed:
-            self._passed([_text(line) for line in raw[:allowed]])
+            for start in range(0, allowed, MAX_LINES):
+                self._passed([_text(line) for line in raw[start : min(start + MAX_LINES, allowed)]])
         self._held_back += len(raw) - allowed
 
     def _say_held_back(self) -> None:
-        if self._held_back:
+        if self._limit is not None and self._held_back:
             self._passed([f"... {self._held_back:,} lines held back (launch.log_lines_per_s = {self._limit.per_s:g})"])
         self._held_back = 0
 
 
 def _text(line: bytes) -> str:
-    """Readable text of one line: the last state of a progress bar that rewrites its line, cut to MAX_LINE_CHARS."""
-    text = line[-MAX_LINE_CHARS * 4 :].decode("utf-8", "replace").rstrip("\r")
-    return text.rsplit("\r", 1)[-1][:MAX_LINE_CHARS]
+    """Readable text of one line: the last state of a progress bar that rewrites its line, cut to MAX_LINE_CHARS, which
+    is said."""
+    text = line.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
+    cut = len(text) - MAX_LINE_CHARS
+    return text if cut <= 0 else f"{text[:MAX_LINE_CHARS]} ... {cut:,} characters more"

@@ -74,6 +74,8 @@ x = torch.ones(1)
 dist.all_reduce(x)
 print("sum", x.item(), sys.argv[1:], os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 dist.destroy_process_group()
+if os.environ["RANK"] == "0":
+    print("\\n".join(f"line {i}" for i in range(20000)))
 if sys.argv[1:] != ["--lr", "1"] or (os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1"):
     sys.exit(7)
 """
@@ -94,6 +96,8 @@ def test_a_script_of_two_ranks_fails_once_and_is_started_again(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if "sum" in line]
     assert sorted(said)[-1] == "[rank 1] sum 2.0 ['--lr', '1'] 1" and len(said) == 4
+    lines = [line for line in done.stdout.splitlines() if "line" in line]
+    assert lines[-20000:] == [f"[rank 0] line {i}" for i in range(20000)]
     assert "rank 1 on" in done.stderr and "exited with code 7" in done.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from training.crew import Crew
 from training.failure import WorkerFailed
 from training.job import JobSpec
 from training.launch import local_crew, run_local
-from training.logpump import RateLimit
+from training.logpump import LogPump, RateLimit
 from training.watch import (
     Progress,
     StragglerWatch,
@@ -301,3 +302,29 @@ def test_slow_but_moving_is_no_hang() -> None:
         return ctx.rank
 
     assert run_local(JobSpec(entry, preload=()), 2, lambda e: None, limits=Limits(60, 1.5)).results == [0, 1]
+
+
+def test_without_a_limit_every_line_is_passed_and_who_prints_waits() -> None:
+    ours, theirs = os.pipe()
+    taken: list[str] = []
+    door = threading.Event()
+
+    def take(lines: list[str]) -> None:
+        door.wait(30)
+        taken.extend(lines)
+
+    def write() -> None:
+        with os.fdopen(theirs, "w") as out:
+            out.writelines(f"line {i}\n" for i in range(50_000))
+            out.write("z" * 5000)
+
+    pump, writer = LogPump(ours, None, take), threading.Thread(target=write)
+    pump.start()
+    writer.start()
+    writer.join(0.3)
+    assert writer.is_alive(), "a pipe's worth at most is printed ahead of who takes it"
+    door.set()
+    pump.join(30)
+    writer.join(30)
+    assert taken == [*(f"line {i}" for i in range(50_000)), "z" * 4096 + " ... 904 characters more"]
+    assert list(pump.last) == taken[-100:]
