@@ -65,7 +65,7 @@ class PetastormConfig(Strict):
     `ahead` and `verify` are then of evaluation alone. Its schemas are pickles: only for datasets you trust."""
 
     url: str | None = Field(
-        default=None, description="a Petastorm dataset, plain or Unischema (file:///...); None: the job's own"
+        default=None, description="a dataset, plain or Petastorm's (file:///..., hdfs://...); None: the job's own"
     )
     pool: Literal["thread", "process", "dummy"] = "thread"
     workers: PositiveInt = 2

@@ -7,10 +7,11 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -202,8 +203,122 @@ def test_the_legacy_dataset(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="filter on 'month'"):
         petastorm_compat.ParquetDataset(str(tmp_path), filters=[("month", "=", 2)])
     with pytest.raises(OSError, match="no Parquet files"):
-        petastorm_compat.ParquetDataset(str(tmp_path / "_temporary" / "none"))
+        (tmp_path / "empty").mkdir()
+        petastorm_compat.ParquetDataset(str(tmp_path / "empty"))
+    with pytest.raises(FileNotFoundError):
+        petastorm_compat.ParquetDataset(str(tmp_path / "none"))
 
 
 def test_row_groups_are_counted_in_petastorms_order(dataset: DatasetManifest, tmp_path: Path) -> None:
     assert row_group_rows(f"file://{tmp_path}/data-test") == [30, 30, 10, 25, 30, 5]
+
+
+def test_names_that_numpy_dropped_are_replaced_wherever_petastorm_uses_them() -> None:
+    done = run("""
+        import training.data.petastorm_compat, pkgutil, inspect, petastorm
+        for module in pkgutil.walk_packages(petastorm.__path__, "petastorm."):
+            source = module.module_finder.find_spec(module.name).loader.get_source(module.name)
+            renamed = training.data.petastorm_compat.renamed(source)
+            for name in ("np.unicode_", "np.string_", "np.in1d", "dtype=np.float)"):
+                assert name not in renamed, (module.name, name)
+        from petastorm.weighted_sampling_reader import WeightedSamplingReader
+        from petastorm.predicates import in_intersection
+        assert in_intersection([3], "a").do_include({"a": [1, 3]})
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_system_class_of_ones_own_travels_to_executors() -> None:
+    import cloudpickle
+
+    class Mine(petastorm_compat.LocalFileSystem):
+        pass
+
+    assert cloudpickle.loads(cloudpickle.dumps(Mine))().exists("/")
+
+
+# --- HDFS ------------------------------------------------------------------------------------------------------------
+
+
+class Namenode(pafs.LocalFileSystem):
+    """Local files as if on HDFS, as there is no libhdfs here; the rest, petastorm and fsspec, is real. What pyarrow
+    shows of a namenode that does not serve was seen on HDFS 2.7.3: it connects, finds nothing and opens nothing."""
+
+    active: ClassVar[str | None] = "nn2"
+    connected: ClassVar[list[tuple[str, int]]] = []
+    unlistable: ClassVar[str] = ""
+
+    def __init__(self, host: str, port: int, **_: Any) -> None:
+        super().__init__()
+        self.name = host
+        self.connected.append((host, port))
+
+    def get_file_info(self, wanted: Any) -> Any:
+        if isinstance(wanted, pafs.FileSelector):
+            if self.unlistable and wanted.base_dir.endswith(self.unlistable):
+                raise PermissionError(f"{wanted.base_dir}: not yours")
+            return super().get_file_info(wanted)
+        missing = [pafs.FileInfo(path, pafs.FileType.NotFound) for path in wanted]
+        return super().get_file_info(wanted) if self.name == self.active else missing
+
+    def open_input_file(self, path: str) -> Any:
+        if self.name != self.active:
+            raise OSError("StandbyException")
+        return super().open_input_file(path)
+
+
+@pytest.fixture
+def hdfs(dataset: DatasetManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of 130 rows on the name service `Nest`, whose second namenode, nn2, is active."""
+    settings = {
+        "dfs.ha.namenodes.Nest": "a,b",
+        "dfs.namenode.rpc-address.Nest.a": "nn1:1",
+        "dfs.namenode.rpc-address.Nest.b": "nn2:2",
+    }
+    xml = "".join(f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
+    (tmp_path / "etc/hadoop").mkdir(parents=True)
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        (tmp_path / "etc/hadoop" / name).write_text(f"<configuration>{xml}</configuration>")
+    monkeypatch.setenv("HADOOP_HOME", str(tmp_path))
+    monkeypatch.setattr(pafs, "HadoopFileSystem", Namenode)
+    monkeypatch.setattr(Namenode, "active", "nn2")
+    monkeypatch.setattr(Namenode, "connected", [])
+    return tmp_path / "data-test"
+
+
+def hdfs_ids(url: str, pool: Any = "thread") -> list[int]:
+    reader = PetastormReader(url, None, 10, settings=PetastormSettings(pool=pool))
+    return sorted(i for batch in reader.batches(0) for i in batch.columns["id"].tolist())
+
+
+@pytest.mark.parametrize("authority", ["nn2:9000", "nn2", "Nest"])
+def test_hdfs_is_read_through_a_namenode_or_a_name_service(hdfs: Path, authority: str) -> None:
+    assert hdfs_ids(f"hdfs://{authority}{hdfs}") == list(range(130))
+    asked = {"nn2:9000": {("nn2", 9000)}, "nn2": {("nn2", 8020)}, "Nest": {("nn1", 1), ("nn2", 2)}}
+    assert set(Namenode.connected) == asked[authority]
+
+
+def test_reading_goes_on_when_the_other_namenode_takes_over(hdfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = PetastormReader(f"hdfs://Nest{hdfs}", None, 10, settings=PetastormSettings(pool="dummy"))
+    batches = reader.batches(0)
+    rows = next(batches).rows
+    monkeypatch.setattr(Namenode, "active", "nn1")
+    assert rows + sum(batch.rows for batch in batches) == 130
+    assert Namenode.connected[-1] == ("nn1", 1)
+
+
+def test_a_silent_namenode_is_not_taken_for_an_empty_folder(hdfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Namenode, "active", None)
+    with pytest.raises(
+        OSError, match="hdfs://nn2:9000: no active namenode answers; check the address, that HADOOP_HOME"
+    ):
+        hdfs_ids(f"hdfs://nn2:9000{hdfs}")
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_not_a_smaller_dataset(
+    hdfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hdfs / "year=1").mkdir()
+    monkeypatch.setattr(Namenode, "unlistable", "year=1")
+    with pytest.raises(PermissionError, match="not yours"):
+        hdfs_ids(f"hdfs://nn2:9000{hdfs}")

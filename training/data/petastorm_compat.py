@@ -17,20 +17,21 @@ import importlib.util
 import operator
 import pickle
 import posixpath
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import fsspec.implementations.arrow
 import fsspec.implementations.local
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
 SUPPORTED = "0.12.1"
-LocalFileSystem = fsspec.implementations.local.LocalFileSystem
-localfs = LocalFileSystem()
 Partition = tuple[str, int]
+
+RENAMED = {"unicode_": "str_", "string_": "bytes_", "in1d": "isin", "float": "float64"}
 
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
@@ -43,6 +44,16 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return getattr(pyarrow.parquet, name, None) or getattr(pa, name)
+
+
+class LocalFileSystem:
+    """fsspec's, behind a plain class: of its own, users' subclasses inherit a lock that Spark cannot pickle."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(fsspec.implementations.local.LocalFileSystem(), name)
+
+
+localfs = LocalFileSystem()
 
 
 class PartitionSet:
@@ -131,7 +142,8 @@ class ParquetDataset:
         single = isinstance(path_or_paths, str)
         self.paths = path_or_paths.rstrip("/") if single else list(path_or_paths)
         self.partitions: ParquetPartitions | None = None
-        self.metadata_path = self.common_metadata_path = None
+        self.metadata_path: str | None = None
+        self.common_metadata_path: str | None = None
         if not single:
             self.pieces = [ParquetDatasetPiece(path, self.fs.open) for path in self.paths]
         elif self.fs.isfile(self.paths):
@@ -144,9 +156,10 @@ class ParquetDataset:
         self.common_metadata = self._footer(self.common_metadata_path) or self.metadata
 
     def _find(self, filters: Any) -> list[ParquetDatasetPiece]:
-        base, partitions, pieces = self.paths, ParquetPartitions(), []
+        base = str(self.paths)
+        partitions, pieces = ParquetPartitions(), []
         root = self.fs._strip_protocol(base)
-        for path in sorted(self.fs.find(base)):
+        for path in sorted(self._below(base)):
             parts = posixpath.relpath(path, root).split("/")
             if parts == ["_metadata"]:
                 self.metadata_path = path
@@ -159,6 +172,14 @@ class ParquetDataset:
         if len(partitions):
             self.partitions = partitions
         return [piece for piece in pieces if filters is None or self._passes(piece, filters)]
+
+    def _below(self, folder: str) -> Iterator[str]:
+        """Files below a folder. Not `find`, which leaves out what cannot be listed."""
+        for entry in self.fs.ls(folder, detail=True):
+            if entry["type"] != "directory":
+                yield entry["name"]
+            elif entry["name"].rstrip("/") != folder.rstrip("/"):
+                yield from self._below(entry["name"])
 
     def _passes(self, piece: ParquetDatasetPiece, filters: Any) -> bool:
         """Filters are on partitions: a list of conditions that all hold, or a list of such lists, one of which does."""
@@ -221,11 +242,6 @@ def _start_process(args: Sequence[str], **options: Any) -> Any:
 def _patch(module: types.ModuleType) -> None:
     """Give a petastorm module that has just run what it will look for."""
     names = vars(module)
-    if names.get("np") is np:
-        numpy = {"unicode_": np.str_, "string_": np.bytes_, "in1d": np.isin}
-        if module.__name__ == "petastorm.weighted_sampling_reader":
-            numpy["float"] = np.float64
-        names["np"] = _Namespace(np, **numpy)
     if names.get("pq") is pyarrow.parquet:
         names["pq"] = sys.modules[__name__]
     if module.__name__ == "petastorm.fs_utils":
@@ -286,18 +302,25 @@ def restore_namedtuple(name: str, fields: Sequence[str], value: Sequence[Any]) -
     return collections.namedtuple(name, fields)(*value)
 
 
-class _Loader(importlib.abc.Loader):
-    """A module's own loader, and `_patch` after it."""
+def renamed(source: str) -> str:
+    """A petastorm module's source with numpy's names of today."""
+    return re.sub(rf"\bnp\.({'|'.join(RENAMED)})\b", lambda name: f"np.{RENAMED[name[1]]}", source)
+
+
+class _Loader(importlib.abc.ExecutionLoader):
+    """A module's own loader: names that numpy dropped are replaced in its source, and `_patch` runs after it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
+    def get_filename(self, fullname: str) -> str:
+        return str(self._loader.get_filename(fullname))
+
+    def get_source(self, fullname: str) -> str:
+        return renamed(self._loader.get_source(fullname))
 
     def exec_module(self, module: types.ModuleType) -> None:
-        self._loader.exec_module(module)
+        super().exec_module(module)
         _patch(module)
 
     def __getattr__(self, name: str) -> Any:
@@ -315,13 +338,34 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+class HadoopFileSystem(fsspec.implementations.arrow.HadoopFileSystem):
+    """fsspec's HDFS client, in place of `pyarrow.hdfs`'s. Raises OSError where no active namenode answers: pyarrow
+    connects without asking, and reports files of a silent or standby namenode as not found."""
+
+    cachable = False  # petastorm's failover connects anew
+    fsid = property(operator.attrgetter("_fs_token"))  # petastorm's failover would wrap fsspec's cached one as a method
+
+    def __init__(self, host: str = "default", port: int = 0, user: str | None = None, **options: Any) -> None:
+        try:
+            super().__init__(host=host, port=port, user=user, **options)
+            problem = None if self.exists("/") else "no active namenode answers"
+        except OSError as error:
+            problem = str(error)
+        if problem:
+            raise OSError(
+                f"hdfs://{host}:{port}: {problem}; check the address, that HADOOP_HOME or ARROW_LIBHDFS_DIR leads to "
+                "libhdfs.so, and that CLASSPATH is what `hadoop classpath --glob` prints"
+            )
+
+
 def _lend_names() -> None:
     """The modules and the class petastorm imports from pyarrow by name."""
     if "pyarrow.filesystem" not in sys.modules:
         filesystem, hdfs = types.ModuleType("pyarrow.filesystem"), types.ModuleType("pyarrow.hdfs")
         filesystem.LocalFileSystem = LocalFileSystem  # type: ignore[attr-defined]
-        hdfs.HadoopFileSystem = type("HadoopFileSystem", (), {})  # type: ignore[attr-defined]
+        hdfs.HadoopFileSystem = hdfs.connect = HadoopFileSystem  # type: ignore[attr-defined]
         sys.modules |= {"pyarrow.filesystem": filesystem, "pyarrow.hdfs": hdfs}
+        pa.hdfs = hdfs
     if not hasattr(pa, "LocalFileSystem"):
         pa.LocalFileSystem = LocalFileSystem
 
