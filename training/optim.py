@@ -28,7 +28,7 @@ def parameter_groups(named: Named, weight_decay: float) -> list[dict[str, Any]]:
     for _, parameter in named:
         sorted_out.setdefault((parameter.ndim >= 2, isinstance(parameter, DTensor)), []).append(parameter)
     return [
-        {"params": params, "weight_decay": weight_decay if matrix else 0.0, "adapt": matrix, "lr_scale": 1.0}
+        {"params": params, "weight_decay": weight_decay if matrix else 0.0, "adapt": matrix}
         for (matrix, _), params in sorted(sorted_out.items(), key=lambda item: item[0], reverse=True)
     ]
 

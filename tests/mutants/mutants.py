@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(CORE, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
     Mutant(CORE, "clip_factor(norm, self.clip_norm) / self.scaler.scale", "clip_factor(norm, self.clip_norm)", MESH),
     Mutant(CORE, "norm = self._norm() / self.scaler.scale", "norm = self._norm()", MESH),
-    Mutant(CORE, 'group["lr"] = lr * group.get("lr_scale", 1.0)', 'group["lr"] = lr', T_OPTIM),
+    Mutant(CORE, 'group["lr"] = lr', 'group["lr"] = group["lr"]', RING),
     Mutant(CORE, "        self.optimizer.step()\n", "", RING),
     Mutant(CORE, "self.optimizer.zero_grad(set_to_none=True)", "pass", RING),
     Mutant(CORE, "if self.batches != REACH_STEPS:", "if True:", RING),

@@ -25,6 +25,7 @@ from training.data.order import (
     make_plan,
     owned_slots,
     partial_quotients,
+    window_deal,
 )
 
 row_groups = st.lists(st.integers(0, 40), min_size=1, max_size=25).filter(lambda groups: sum(groups) > 0)
@@ -165,6 +166,25 @@ def test_each_stage_of_the_shuffle_depends_on_epoch_and_seed() -> None:
         assert (base != np.arange(500)).mean() > 0.9
         assert (base != epoch_ids(make_plan(groups, 10, how), 1)).mean() > 0.9
         assert (base != epoch_ids(make_plan(groups, 10, other), 0)).mean() > 0.9
+
+
+def test_every_window_is_dealt_on_its_own() -> None:
+    plan = make_plan([5] * 40, 10, OrderSettings(lanes=2, window_row_groups=10))
+    deals = [
+        window_deal(plan, epoch, lane, window, [5] * 10).tolist()
+        for epoch in range(2)
+        for lane in range(2)
+        for window in range(2)
+    ]
+    assert len({tuple(deal) for deal in deals}) == len(deals)
+
+
+def test_a_piece_at_an_end_in_one_epoch_is_at_the_other_in_the_next() -> None:
+    plan = make_plan([10] * 5, 10, OrderSettings(lanes=3, tail="pad"))
+    middle = [lane_order(plan, epoch, 1).group.tolist() for epoch in range(4)]
+    left, right = min(middle[0]), max(middle[0])
+    ends = [(groups[0], groups[-1]) for groups in middle]
+    assert ends == [(left, right), (right, left)] * 2
 
 
 def test_the_order_is_frozen() -> None:

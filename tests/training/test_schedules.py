@@ -59,6 +59,17 @@ def test_the_bubbles_are_the_published_ones() -> None:
         assert bubble == pytest.approx(float(row["bubble"]), abs=1e-4), row
 
 
+def test_as_many_micro_batches_go_ahead_as_in_the_paper() -> None:
+    """Interleaved: 2 (p - r - 1) + (v - 1) p before the first backward (Narayanan et al., arXiv:2104.04473, and
+    Megatron-LM): twice the hops, so that a message has a step's time to arrive. The bubble alone does not show it."""
+    for ranks, per_rank, rounds in product(range(2, 6), range(2, 4), range(1, 4)):
+        table = schedule_table("interleaved", ranks, ranks * rounds, per_rank)
+        ahead = [[a.kind for a in actions].index("B") for actions in table]
+        most = ranks * rounds * per_rank
+        paper = [min(2 * (ranks - rank - 1) + (per_rank - 1) * ranks, most) for rank in range(ranks)]
+        assert ahead == [min(each + 1, most) for each in paper], "one forward more is the steady state's own"
+
+
 def test_a_wrong_table_is_seen_to_deadlock() -> None:
     table = schedule_table("1f1b", 2, 2)
     table[0].reverse()

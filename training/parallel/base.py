@@ -93,7 +93,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def step(self, lr: float) -> StepInfo:
-        """Finish the reduction, clip, step at learning rate `lr` times each group's `lr_scale`, zero the gradients."""
+        """Finish the reduction, clip, step at learning rate `lr`, zero the gradients."""
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> Any:

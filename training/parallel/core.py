@@ -214,7 +214,7 @@ class MeshStrategy(Strategy):
             return StepInfo(norm, skipped=True, first_bad_rank=self._first_bad_rank())
         scale_gradients(gradients, clip_factor(norm, self.clip_norm) / self.scaler.scale)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+            group["lr"] = lr
         self.optimizer.step()
         if not self.held:
             self.held = held_bytes(self.module, [p for _, p in self.named], self.optimizer)
