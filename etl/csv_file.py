@@ -51,7 +51,7 @@ class Wrong:
 
 def read(opener: Opener, options: CsvOptions, types: Types) -> Iterator[pa.RecordBatch]:
     """Typed batches of a file that `check` found no fault with. ValueError where it has one now."""
-    for batch in _texts(opener, opener(), options, types):
+    for batch in _texts(_Source(opener(), options), options, types):
         columns = [convert(batch.column(name), kind) for name, kind in types.items()]
         if any(bad for _, bad in columns):
             raise ValueError("the file changed while it was read")
@@ -62,10 +62,10 @@ def check(opener: Opener, options: CsvOptions, types: Types) -> list[str]:
     """Every way in which the file is not the declared table, each with its first line and value."""
     if problems := _header_problems(opener, options, list(types)):
         return problems
-    stream, failure, records = _Watched(opener(), options), "", 0
+    stream, failure, records = _Source(opener(), options), "", 0
     wrong = {name: Wrong() for name in types}
     try:
-        for batch in _texts(opener, stream, options, types):
+        for batch in _texts(stream, options, types):
             for name, kind in types.items():
                 texts = batch.column(name)
                 if bad := convert(texts, kind)[1]:
@@ -86,17 +86,12 @@ def check(opener: Opener, options: CsvOptions, types: Types) -> list[str]:
     ]
 
 
-def _texts(opener: Opener, stream: Any, options: CsvOptions, types: Types) -> Iterator[pa.RecordBatch]:
+def _texts(stream: _Source, options: CsvOptions, types: Types) -> Iterator[pa.RecordBatch]:
     """Batches of the values as strings, from `stream`."""
-    make = partial(
-        pacsv.open_csv,
+    reader = pacsv.open_csv(
         stream,
         read_options=pacsv.ReadOptions(
-            use_threads=False,
-            block_size=BLOCK_BYTES,
-            encoding="utf8" if _is_utf8(options) else options.encoding,
-            column_names=list(types),
-            skip_rows_after_names=1,
+            use_threads=False, block_size=BLOCK_BYTES, column_names=list(types), skip_rows_after_names=1
         ),
         parse_options=pacsv.ParseOptions(
             delimiter=options.sep,
@@ -111,12 +106,6 @@ def _texts(opener: Opener, stream: Any, options: CsvOptions, types: Types) -> It
             quoted_strings_can_be_null=False,
         ),
     )
-    try:
-        reader = make()
-    except pa.ArrowInvalid:
-        if not _header(opener, options)[1]:  # Arrow wants a line end even where nothing follows
-            return
-        raise
     nulls = pa.array(["", options.nullValue])
     for batch in reader:
         # Quotes tell a text from a null; what is no text cannot be an empty value, however it is quoted.
@@ -127,40 +116,38 @@ def _texts(opener: Opener, stream: Any, options: CsvOptions, types: Types) -> It
         yield pa.RecordBatch.from_arrays(columns, names=list(types))
 
 
-class _Watched(io.RawIOBase):
-    """The file, and whether a quote was read from it: without one there is no quoting to check."""
+class _Source(io.RawIOBase):
+    """The file in UTF-8, its last line ended, and whether a quote was read: without one there is no quoting to check.
+
+    Where the last line has no end, Arrow takes an empty last value as quoted if the value before it was.
+    """
 
     def __init__(self, stream: Any, options: CsvOptions) -> None:
-        self.stream, self.has_quotes = stream, False
-        self.quote = options.quote.encode(options.encoding)[-1:]
+        if not _is_utf8(options):
+            stream = pa.transcoding_input_stream(pa.PythonFile(stream, "r"), options.encoding, "utf-8")
+        self.stream, self.has_quotes, self.ahead = stream, False, b""
+        self.quote = options.quote.encode()
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        data: bytes = self.stream.read(size if size >= 0 else None)
+        assert size > 1  # what Arrow asks for
+        data: bytes = self.ahead or self.stream.read(size - 1)  # one is left for the line end
+        self.ahead = self.stream.read(size - 1)
         self.has_quotes = self.has_quotes or (bool(self.quote) and self.quote in data)
-        return data
-
-
-def _header(opener: Opener, options: CsvOptions) -> tuple[list[str], bool]:
-    """The names, and whether anything follows them."""
-    text = opener().read(HEADER_BYTES).decode(options.encoding, errors="replace").removeprefix("\ufeff")
-    records = _records(io.StringIO(text, newline=""), options)
-    names: list[str] = next(records, [])
-    try:
-        return names, next(records, None) is not None
-    except csv.Error:
-        return names, True
+        unended = data and not self.ahead and data[-1:] not in b"\r\n"
+        return data + b"\n" if unended else data
 
 
 def _header_problems(opener: Opener, options: CsvOptions, declared: list[str]) -> list[str]:
+    text = opener().read(HEADER_BYTES).decode(options.encoding, errors="replace")
     try:
-        found, _ = _header(opener, options)
+        found: list[str] | None = next(_records(io.StringIO(text, newline=""), options), None)
     except csv.Error as error:
         return [f"line 1: {error}; {_QUOTING}"]
     if not found:
-        return ["is empty; a csv file begins with its header"]
+        return [f"{'is' if found is None else 'line 1 is'} empty; a csv file begins with its header"]
     missing = [f"has no column {c!r}; its header is {found}" for c in declared if c not in found]
     extra = [f"has a column {c!r} that is not declared; add it to columns" for c in found if c not in declared]
     if missing or extra or found == declared:
@@ -176,10 +163,11 @@ def _scan(opener: Opener, options: CsvOptions, width: int, asked: set[int]) -> t
     text = io.TextIOWrapper(opener(), options.encoding, errors="surrogateescape", newline="")
     records = _records(text, options)
     widths, blank, undecoded, lines = Wrong(), Wrong(), Wrong(), {}
-    next(records, None)
-    record, line = 0, records.line_num + 1
+    record, line = 0, 1
     limit = csv.field_size_limit(BLOCK_BYTES)
     try:
+        next(records, None)
+        line = records.line_num + 1
         for row in records:
             if not row and width == 1:
                 blank.add(line, "")
@@ -206,10 +194,11 @@ def _scan(opener: Opener, options: CsvOptions, width: int, asked: set[int]) -> t
     return [f"line {w.first}: {w} {what}" for what, w in faults.items() if w.count], lines
 
 
-def _records(text: io.TextIOBase, options: CsvOptions) -> Any:
+def _records(stream: io.TextIOBase, options: CsvOptions) -> Any:
+    lines = (text if number else text.removeprefix("\ufeff") for number, text in enumerate(stream))
     if not options.quote:
-        return csv.reader(text, delimiter=options.sep, quoting=csv.QUOTE_NONE)
-    return csv.reader(text, delimiter=options.sep, quotechar=options.quote, strict=True)
+        return csv.reader(lines, delimiter=options.sep, quoting=csv.QUOTE_NONE)
+    return csv.reader(lines, delimiter=options.sep, quotechar=options.quote, strict=True)
 
 
 def _is_utf8(options: CsvOptions) -> bool:

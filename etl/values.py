@@ -25,7 +25,7 @@ NOT_A_NUMBER = re.compile(r"nan|[+-]?inf(inity)?", re.IGNORECASE)
 DAY = r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})"
 DATE = re.compile(rf"{DAY}(?:[ T]00:00(?::00(?:\.0*)?)?)?")
 TIMESTAMP = re.compile(rf"{DAY}(?:[ T]([0-9]{{1,2}}):([0-9]{{2}})(?::([0-9]{{2}})(?:\.([0-9]+))?)?)?(.*)")
-ZONE = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})?")
+ZONE = re.compile(r"([+-])([0-9]{2})(?::?([0-9]{2}))?")
 EPOCH = dt.datetime(1970, 1, 1)
 MICROSECOND = dt.timedelta(microseconds=1)
 MOST_HOURS = 18  # no place on Earth is further from UTC, and Spark knows no further
@@ -118,9 +118,9 @@ def _parser(kind: str) -> Callable[[str], Any]:
 
 
 def _boolean(text: str) -> bool:
-    if text.casefold() not in TRUE | FALSE:
+    if text.lower() not in TRUE | FALSE:  # not casefold(), which makes an s of ſ
         raise ValueError(text)
-    return text.casefold() in TRUE
+    return text.lower() in TRUE
 
 
 def _integer(text: str, *, limit: int) -> int:

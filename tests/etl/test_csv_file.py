@@ -22,7 +22,7 @@ BREAKS = [b'"', b",", b"\n", b"", b"\\", b'"\n', b"\r", b"\xff"]
 
 def ours(data, types, **options):
     """Rows, or the problems as one text."""
-    if isinstance(types, str):
+    if not isinstance(types, dict):
         types = dict.fromkeys(types, "string")
     problems = check(lambda: io.BytesIO(data), CsvOptions(**options), types)
     if problems:
@@ -79,6 +79,23 @@ def test_nasty_files_are_read_as_they_were_written_and_as_duckdb_and_pandas_read
         assert without_nulls(pandas(data)) == rows, data
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp037"])
+def test_texts_and_nulls_are_the_same_with_and_without_a_mark_in_front_and_an_end_of_the_last_line(encoding):
+    rng = random.Random(11)
+
+    def cell(text):
+        quoted = text is not None and (rng.random() < 0.3 or text == "" or any(c in text for c in '",\r\n'))
+        return '"' + text.replace('"', '""') + '"' if quoted else text or ""
+
+    for _ in range(60):
+        names = rng.sample(["a", "C,", 'q"q', "n\nl", "z"], rng.randint(2, 4))
+        rows = [tuple(rng.choice([None, None, "", "x", 'q"', "a,b"]) for _ in names) for _ in range(rng.randint(0, 4))]
+        text = "\n".join(",".join(map(cell, row)) for row in [names, *rows])
+        for whole in (text, text + "\n", "\ufeff" + text):
+            if encoding != "cp037" or not whole.startswith("\ufeff"):
+                assert ours(whole.encode(encoding), names, encoding=encoding) == rows, whole
+
+
 @pytest.mark.filterwarnings("ignore:Length of header")
 def test_broken_files_are_refused_by_line_or_read_as_the_others_read_them(tmp_path):
     refused = 0
@@ -106,12 +123,15 @@ def test_broken_files_are_refused_by_line_or_read_as_the_others_read_them(tmp_pa
         (b"a,b\n1,2\nCaf\xe9,2\n", r"line 3: 'Caf\udce9,2' is not utf-8; convert the file, or set options.encoding"),
         (b"a,b\n1,2\n\xe9\n", "line 3:"),
         (b'"a,b\n1,2\n', "line 1: unexpected end of data"),
-        (b"", "is empty"),
+        (b"", "is empty; a csv file begins"),
+        (b"\na,b\n1,2\n", "line 1 is empty; a csv file begins"),
+        (b'\xef\xbb\xbf"C,",b\nx,1\n"y"z,2\n', "line 3: ',' expected after"),
+        (b'a,b\n"' + b"x" * 200_000 + b'",2\nz\n', "line 3: 'z' is not a line of 2 fields"),
         (b"a,b\n" + b'"' + b"x" * (BLOCK_BYTES + 9) + b'",2\n', "line 2: field larger than"),
     ],
 )
 def test_what_is_no_table_is_refused_by_line(data, words):
-    assert words in ours(data, "ab")
+    assert words in ours(data, ["C,", "b"] if b"C," in data else "ab")
 
 
 def test_a_value_that_is_none_is_named_with_its_line_and_how_many_more_there_are():

@@ -28,6 +28,7 @@ ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "traini
 ELASTIC, POLICY, LOOP = "training/elastic.py", "training/checkpoint_policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint_catalog.py", "training/checkpoint_plan.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+CSV_FILE, T_CSV_FILE = "etl/csv_file.py", "tests/etl/test_csv_file.py"
 
 RING, MESH, ODD = "tests/ranks/test_ring.py", "tests/ranks/test_mesh.py", "tests/ranks/test_odd.py"
 T_ORDER, T_AUDIT = "tests/training/test_data_order.py", "tests/training/test_data_audit.py"
@@ -169,6 +170,9 @@ MUTANTS = (
     Mutant(ELASTIC, 'second.cause in ("exception", "exit") and', "", T_ELASTIC),
     Mutant(ELASTIC, "wait_s = 0.0 if last.cause in PLANNED else", "wait_s =", T_ELASTIC),
     Mutant(ELASTIC, "policy.cool_down_s * 2 ** (min(times, MOST_DOUBLINGS) - 1)", "policy.cool_down_s", T_ELASTIC),
+    # Text files.
+    Mutant(CSV_FILE, "csv.field_size_limit(BLOCK_BYTES)", "csv.field_size_limit()", T_CSV_FILE),
+    Mutant(CSV_FILE, 'data + b"\\n" if unended else data', "data", T_CSV_FILE),
     # Features, checks and splits.
     Mutant(
         FEATURES,
