@@ -12,7 +12,6 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
