@@ -315,11 +315,13 @@ def _stage(
     if zero == 3:
         twice = [name for name in units if [name] != chain[-1:] or name in block_names(model)]
         gathers = micro * (float(whole) + sum(unit_numels(local, twice)))
+    batch_ranks, flags = mesh.dp * mesh.cp, len(local)  # which parameters were reached
     if not zero:
-        sent = 2 * ring_share(mesh.dp * mesh.cp) * whole * element
+        sent = 2 * ring_share(batch_ranks) * (whole + flags) * element
     else:  # weights are gathered in the precision of compute, gradients reduced in that of the weights
         sent = ring_share(shard) * (gathers * computed_bytes(settings, engine, element) + scatters * element)
         sent += 2 * ring_share(replicas) * reduced * whole / shard * element
+        sent += (batch_ranks - 1) * flags * element if horovod_zero else 2 * ring_share(batch_ranks) * flags
     return memory, int(sent)
 
 
