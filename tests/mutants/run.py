@@ -21,7 +21,7 @@ from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COPIED = ("conf", "etl", "training", "pipelines", "tests", "benchmarks", "examples", "pyproject.toml")
-MOST_S = 900.0
+MOST_S = 300.0
 
 
 def copy_tree(target: Path) -> None:
