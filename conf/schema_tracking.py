@@ -16,6 +16,13 @@ def _free_alias(alias: str) -> str:
     return alias
 
 
+def experiment_problem(experiment: str, uri: str | None) -> str | None:
+    """The embedded store keeps its artifacts in a folder of this name; servers may have paths as names."""
+    if uri is not None or re.fullmatch(r"[\w][\w .-]*", experiment):
+        return None
+    return f"experiment = {experiment!r}: names a folder below root; use letters, digits, ` `, `.`, `-`, `_`"
+
+
 class TrackingConfig(Strict):
     """Without `uri`, a sqlite store and an artifact folder below `root`; with it, a tracking server."""
 
@@ -36,9 +43,6 @@ class TrackingConfig(Strict):
 
     @model_validator(mode="after")
     def _experiment_is_a_folder(self) -> Self:
-        """The embedded store keeps its artifacts in a folder of this name; servers may have paths as names."""
-        if self.uri is None and self.experiment is not None and not re.fullmatch(r"[\w][\w .-]*", self.experiment):
-            raise ValueError(
-                f"experiment = {self.experiment!r}: names a folder below root; use letters, digits, ` `, `.`, `-`, `_`"
-            )
+        if self.experiment is not None and (problem := experiment_problem(self.experiment, self.uri)):
+            raise ValueError(problem)
         return self

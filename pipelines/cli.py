@@ -17,6 +17,7 @@ from conf.stored import StoredError
 from etl.errors import EtlError
 from pipelines.exits import Exit
 from training.failure import Cancelled, LaunchError, WorkerFailed
+from training.tracking_rules import Unreachable
 
 EXITS: list[tuple[type[BaseException], Exit]] = [
     (ConfigError, Exit.USAGE),
@@ -24,6 +25,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
     (EtlError, Exit.DATA),
     (WorkerFailed, Exit.TRAINING),
     (LaunchError, Exit.RESOURCES),
+    (Unreachable, Exit.RESOURCES),
     (Cancelled, Exit.TERMINATED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
 ]

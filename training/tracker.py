@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from conf.secrets import redact, redacted
+from training import tracking_ops as ops
 from training.process_id import this_process
 from training.tracking_buffer import Journal
 from training.tracking_rules import (
@@ -95,7 +96,7 @@ class Tracker:
         now = time.time()
         tags = {**self.settings.tags, **tags, **process_tags(this_process(), now), "sparkring.job": self.job}
         self._open.append(key)
-        self._put("start", key, name=name, parent=parent, tags=_texts(tags), resume=self.resume)
+        self._put(ops.Start, key, name=name, parent=parent, tags=_texts(tags), resume=self.resume)
 
     def _end(self, key: str, status: str) -> None:
         if key in self._open:
@@ -103,14 +104,14 @@ class Tracker:
             self._ended.add(key)
             counts = {f"sparkring.not_finite.{n}": str(c) for (k, n), c in self._nonfinite.items() if k == key}
             if counts:
-                self._put("tags", key, tags=counts)
-            self._put("end", key, status=status)
+                self._put(ops.Tags, key, tags=counts)
+            self._put(ops.End, key, status=status)
 
     # -- what is recorded
 
     def params(self, key: str, values: Mapping[str, Any]) -> None:
         """Nested values become `a.b.c`. On resume the first values stay; the names of changed ones become a tag."""
-        self._put("params", key, params=flat_params(values))
+        self._put(ops.Params, key, params=flat_params(values))
 
     def metrics(self, key: str, step: int, values: Mapping[str, float], time_s: float | None = None) -> None:
         """Units belong in the names (`step_s`, `sent_bytes`). NaN and infinities are counted in a tag, not stored."""
@@ -119,10 +120,10 @@ class Tracker:
             self._nonfinite[(key, name)] = self._nonfinite.get((key, name), 0) + 1
         now_ms = int((time_s or time.time()) * 1000)
         if finite:
-            self._put("metrics", key, points=[[name, value, step, now_ms] for name, value in finite.items()])
+            self._put(ops.Metrics, key, points=[[name, value, step, now_ms] for name, value in finite.items()])
 
     def tags(self, key: str, tags: Mapping[str, Any]) -> None:
-        self._put("tags", key, tags=_texts(tags))
+        self._put(ops.Tags, key, tags=_texts(tags))
 
     def dataset(
         self,
@@ -136,16 +137,16 @@ class Tracker:
     ) -> None:
         """`context` such as "training"; `profile` counts of rows; `schema` rows of `{"name", "type"}`."""
         facts: dict[str, Any] = {"name": name, "uri": uri, "fingerprint": fingerprint, "profile": dict(profile or {})}
-        self._put("dataset", key, **facts, schema=[dict(column) for column in schema], context=context)
+        self._put(ops.Dataset, key, **facts, schema=[dict(column) for column in schema], context=context)
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
         """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go."""
         content = redact(source).encode(errors="replace") if isinstance(source, str) else source
-        self._put_file("artifact", key, content, name, folder=folder)
+        self._put_file(ops.Artifact, key, content, name, folder=folder)
 
     def checkpoint(self, key: str, step: int, uri: str, bytes: int, world: int, metric: float | None = None) -> None:
         """A committed checkpoint, as a pointer to where its shards lie."""
-        self._put("checkpoint", key, step=step, uri=uri, bytes=bytes, world=world, metric=str(metric))
+        self._put(ops.Checkpoint, key, step=step, uri=uri, bytes=bytes, world=world, metric=str(metric))
 
     def model(
         self,
@@ -177,28 +178,30 @@ class Tracker:
         op |= {"params": flat_params(params or {}), "metadata": dict(metadata or {}), "alias": alias, "step": step}
         op |= {"sha256": weights_sha256, "loader_module": loader_module}
         op |= {"name": name, "registered_model": registered_model, "pip_requirements": list(pip_requirements)}
-        self._put_file("model", key, folder, "data", **op)
+        self._put_file(ops.Model, key, folder, "data", **op)
 
     # -- sending
 
-    def _put(self, op: str, key: str, **fields: Any) -> None:
+    def _put(self, kind: type[ops.Op], key: str, **fields: Any) -> None:
         if self._thread is None:
             return
-        if key not in self._open and op not in ("end", "tags"):
+        if key not in self._open and kind not in (ops.End, ops.Tags):
             if key in self._ended:
-                log.warning("%s for the run %r came after its end and is not recorded", op, key)
+                log.warning("%s for the run %r came after its end and is not recorded", kind.op, key)
                 return
             raise KeyError(f"no open run {key!r}; open: {self._open}")
-        self._journal.append({"op": op, "key": key, **redacted(fields)})
+        self._journal.append(kind(key=key, at=time.time(), **redacted(fields)))
 
-    def _put_file(self, op: str, key: str, source: Path | bytes, file_name: str, **fields: Any) -> None:
+    def _put_file(
+        self, kind: type[ops.Artifact | ops.Model], key: str, source: Path | bytes, file_name: str, **fields: Any
+    ) -> None:
         if self._thread is None:
             return
         try:
-            self._put(op, key, file=self._journal.add_file(source, file_name), **fields)
+            self._put(kind, key, file=self._journal.add_file(source, file_name), **fields)
         except OSError as error:
-            log.error("%s %r is not tracked, it could not be copied: %s", op, file_name, error)
-            self._put("lost", key, what=f"{op} {file_name}", why=str(error))
+            log.error("%s %r is not tracked, it could not be copied: %s", kind.op, file_name, error)
+            self._put(ops.Lost, key, what=f"{kind.op} {file_name}", why=str(error))
 
     def _run(self) -> None:
         sampler, sampled, beat, pause = SystemSampler(), time.monotonic(), time.monotonic(), 0.0

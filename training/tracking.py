@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,11 @@ from conf.manifest import digest
 from conf.schema_tracking import TrackingConfig
 from conf.secrets import redact
 from conf.storage import exclusive
+from conf.stored import StoredError
+from training import tracking_ops as ops
 from training.process_id import this_process
 from training.processes import adopt_orphans, end_descendants
-from training.tracking_buffer import Journal, Op, abandoned_journals
+from training.tracking_buffer import Journal, abandoned_journals
 from training.tracking_rules import (
     TrackerSettings,
     TryAgain,
@@ -108,7 +110,7 @@ class SparkringSource(DatasetSource):
 class SparkringDataset(Dataset):
     """Digest = the first 36 characters of our fingerprint, all that MLflow stores; the whole is in the source."""
 
-    def __init__(self, name: str, uri: str, fingerprint: str, profile: Mapping[str, Any], schema: list[dict[str, str]]):
+    def __init__(self, name: str, uri: str, fingerprint: str, profile: Mapping[str, Any], schema: list[ops.Column]):
         self._profile, self._schema = dict(profile), schema
         super().__init__(SparkringSource(uri, fingerprint), name=name)
 
@@ -120,7 +122,7 @@ class SparkringDataset(Dataset):
         return self._profile
 
     @property
-    def schema(self) -> list[dict[str, str]]:
+    def schema(self) -> list[ops.Column]:
         return self._schema
 
     def to_dict(self) -> dict[str, str]:
@@ -145,27 +147,29 @@ class MlflowSink:
 
     def drain(self) -> int:
         """Apply what is pending; the number of operations. With the rest still in the journal it raises Unreachable,
-        TryAgain, or where the journal is damaged ValueError or one of OURS."""
+        TryAgain, or where the journal is damaged StoredError."""
         count = 0
-        while ops := self.journal.pending():
-            for batch, position in _batches(ops):
+        while pending := self.journal.pending():
+            for batch, position in _batches(pending):
                 try:
                     self._connect()
                 except Exception as error:
                     raise Unreachable(_first_line(error)) from error
                 try:
                     self._apply(batch)
+                except StoredError:
+                    raise
                 except OURS as error:  # must not hold up everything behind it
-                    log.exception("tracking could not record %s", batch[0]["op"])
+                    log.exception("tracking could not record %s", batch[0].op)
                     self._not_recorded(batch[0], error)
                 except Exception as error:  # of the store's client, or of whatever it keeps artifacts with
                     self._check_store(error)
-                    if self._may_pass(error, batch[0]["op"]):
+                    if self._may_pass(error, batch[0].op):
                         raise TryAgain(_first_line(error)) from error
-                    log.warning("MLflow refused %s: %s", batch[0]["op"], _first_line(error))
+                    log.warning("MLflow refused %s: %s", batch[0].op, _first_line(error))
                     self._not_recorded(batch[0], error)
                 else:
-                    self.journal.state["given_up"] = [k for k in self._given_up if k != batch[0]["op"]]
+                    self.journal.state["given_up"] = [k for k in self._given_up if k != batch[0].op]
                 self.journal.state["failures"] = 0
                 self.journal.done(position)
                 count += len(batch)
@@ -195,14 +199,14 @@ class MlflowSink:
         self.journal.state["given_up"] = [*self._given_up, kind]
         return False
 
-    def _not_recorded(self, op: Op, error: Exception) -> None:
+    def _not_recorded(self, op: ops.Op, error: Exception) -> None:
         """Say on the run itself that something is missing from it: nobody reads the log of a job that went well."""
-        names = (str(op[name]).rpartition("/")[2] for name in ("name", "file", "what") if name in op)
-        what = " ".join([op["op"], *names])
-        lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op["key"], [])
+        names = (getattr(op, name, "").rpartition("/")[2] for name in ("name", "file", "what"))
+        what = " ".join([op.op, *filter(None, names)])
+        lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op.key, [])
         lost.append(f"{what}: {_first_line(error)}")
         try:
-            self._connect().set_tag(self.runs[op["key"]], NOT_RECORDED, "; ".join(lost)[:4000])
+            self._connect().set_tag(self.runs[op.key], NOT_RECORDED, "; ".join(lost)[:4000])
         except Exception as second:
             log.warning("nor could the run be told: %s", _first_line(second))
 
@@ -226,22 +230,24 @@ class MlflowSink:
         place = None if self.settings.uri else folder.as_uri()
         return str(client.create_experiment(self.settings.experiment, place, EXPERIMENT_TAGS))
 
-    def _apply(self, batch: list[Op]) -> None:
+    def _apply(self, batch: Sequence[ops.Op]) -> None:
         first = batch[0]
-        if first["op"] == "metrics":
-            self._metrics(first["key"], [point for op in batch for point in op["points"]])
+        if first.key not in self.runs and not isinstance(first, ops.Start):
+            raise MlflowException.invalid_parameter_value(f"the run {first.key!r} was not started")
+        if isinstance(first, ops.Metrics):
+            self._metrics(first.key, [point for op in batch if isinstance(op, ops.Metrics) for point in op.points])
         else:
-            getattr(self, f"_{first['op']}")(first)
+            getattr(self, f"_{first.op}")(first)
 
     # -- operations, named by their `op`
 
-    def _start(self, op: Op) -> None:
-        client, key = self._connect(), op["key"]
-        parent = self.runs.get(op["parent"]) if op["parent"] else None
+    def _start(self, op: ops.Start) -> None:
+        client, key = self._connect(), op.key
+        parent = self.runs.get(op.parent) if op.parent else None
         if parent is None:
             self._close_abandoned()
-        tags = op["tags"] | {"sparkring.key": key}
-        found = self._resumable(op, parent) if op["resume"] else None
+        tags = op.tags | {"sparkring.key": key}
+        found = self._resumable(op, parent) if op.resume else None
         if found:
             client.update_run(found, status="RUNNING")
             for name, value in tags.items():
@@ -249,15 +255,15 @@ class MlflowSink:
         else:
             if parent:
                 tags["mlflow.parentRunId"] = parent
-            run = client.create_run(self._experiment, int(op["at"] * 1000), tags, op["name"])
+            run = client.create_run(self._experiment, int(op.at * 1000), tags, op.name)
             found = run.info.run_id
             self._last[found] = {}
         self.runs[key] = found
         self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
 
-    def _resumable(self, op: Op, parent: str | None) -> str | None:
+    def _resumable(self, op: ops.Start, parent: str | None) -> str | None:
         """The newest unfinished run of the same job and key (below the same parent)."""
-        wanted = f"tags.`sparkring.job` = '{op['tags']['sparkring.job']}' and tags.`sparkring.key` = '{op['key']}'"
+        wanted = f"tags.`sparkring.job` = '{op.tags.get('sparkring.job', '')}' and tags.`sparkring.key` = '{op.key}'"
         if parent:
             wanted += f" and tags.`mlflow.parentRunId` = '{parent}'"
         runs = self._connect().search_runs([self._experiment], wanted, order_by=["attributes.start_time DESC"])
@@ -272,20 +278,20 @@ class MlflowSink:
                 client.set_tag(run.info.run_id, "sparkring.closed_by", f"{here.host} {here.pid}: its process was gone")
                 client.set_terminated(run.info.run_id, "KILLED")
 
-    def _params(self, op: Op) -> None:
-        run = self.runs[op["key"]]
+    def _params(self, op: ops.Params) -> None:
+        run = self.runs[op.key]
         known = self._connect().get_run(run).data.params
-        fresh = [Param(k, v) for k, v in op["params"].items() if k not in known]
+        fresh = [Param(k, v) for k, v in op.params.items() if k not in known]
         for start in range(0, len(fresh), 100):
             self._connect().log_batch(run, params=fresh[start : start + 100])
-        if changed := sorted(k for k, v in op["params"].items() if k in known and known[k] != v):
+        if changed := sorted(k for k, v in op.params.items() if k in known and known[k] != v):
             self._connect().set_tag(run, "sparkring.params_changed_on_resume", ", ".join(changed)[:4000])
 
-    def _metrics(self, key: str, points: list[list[Any]]) -> None:
+    def _metrics(self, key: str, points: list[tuple[str, float, int, int]]) -> None:
         run = self.runs[key]
         if run not in self._last:
             self._last[run] = self._logged_steps(run)
-        fresh = new_points([(n, v, s, t) for n, v, s, t in points], self._last[run])
+        fresh = new_points(points, self._last[run])
         try:
             for start in range(0, len(fresh), 1000):
                 self._connect().log_batch(
@@ -300,65 +306,65 @@ class MlflowSink:
         names = client.get_run(run).data.metrics
         return {name: max(point.step for point in client.get_metric_history(run, name)) for name in names}
 
-    def _tags(self, op: Op) -> None:
-        tags = [RunTag(name, value) for name, value in op["tags"].items()]
+    def _tags(self, op: ops.Tags) -> None:
+        tags = [RunTag(name, value) for name, value in op.tags.items()]
         for start in range(0, len(tags), 100):
-            self._connect().log_batch(self.runs[op["key"]], tags=tags[start : start + 100])
+            self._connect().log_batch(self.runs[op.key], tags=tags[start : start + 100])
 
-    def _dataset(self, op: Op) -> None:
-        dataset = SparkringDataset(op["name"], op["uri"], op["fingerprint"], op["profile"], op["schema"])
-        entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", op["context"])])
-        self._connect().log_inputs(self.runs[op["key"]], [entry])
+    def _dataset(self, op: ops.Dataset) -> None:
+        dataset = SparkringDataset(op.name, op.uri, op.fingerprint, op.profile, op.schema)
+        entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])
+        self._connect().log_inputs(self.runs[op.key], [entry])
 
-    def _artifact(self, op: Op) -> None:
-        path, folder = self.journal.file(op["file"]), op["folder"]
+    def _artifact(self, op: ops.Artifact) -> None:
+        path, folder = self.journal.file(op.file), op.folder
         if path.is_dir():
-            self._connect().log_artifacts(self.runs[op["key"]], str(path), f"{folder}/{path.name}".lstrip("/"))
+            self._connect().log_artifacts(self.runs[op.key], str(path), f"{folder}/{path.name}".lstrip("/"))
         else:
-            self._connect().log_artifact(self.runs[op["key"]], str(path), folder or None)
+            self._connect().log_artifact(self.runs[op.key], str(path), folder or None)
 
-    def _checkpoint(self, op: Op) -> None:
+    def _checkpoint(self, op: ops.Checkpoint) -> None:
         """A LoggedModel without files: the shards stay where they are, the pointer says where."""
-        params = {name: str(op[name]) for name in ("uri", "step", "bytes", "world", "metric")}
-        tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op["uri"]}
-        name, kind = f"checkpoint-step-{op['step']}", "sparkring-checkpoint"
-        self._publish(self._logged_model(op, op["uri"], name, kind, tags, params), op)
+        params = {name: str(getattr(op, name)) for name in ("uri", "step", "bytes", "world", "metric")}
+        tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op.uri}
+        name, kind = f"checkpoint-step-{op.step}", "sparkring-checkpoint"
+        self._publish(self._logged_model(op, op.uri, name, kind, tags, params), op)
 
-    def _model(self, op: Op) -> None:
-        client, run = self._connect(), self.runs[op["key"]]
-        model = self._logged_model(op, op["sha256"], op["name"], "sparkring", op["tags"], op["params"])
+    def _model(self, op: ops.Model) -> None:
+        client, run = self._connect(), self.runs[op.key]
+        model = self._logged_model(op, op.sha256, op.name, "sparkring", op.tags, op.params)
         if model.status != LoggedModelStatus.READY:
             with tempfile.TemporaryDirectory() as scratch:
                 target = str(Path(scratch) / "model")
-                _save_pyfunc(target, self.journal.file(op["file"]), op, run, model.model_id)
+                _save_pyfunc(target, self.journal.file(op.file), op, run, model.model_id)
                 client.log_model_artifacts(model.model_id, target)
         self._publish(model, op)
         client.set_tag(run, "sparkring.model_id", model.model_id)
-        if name := op["registered_model"]:
+        if name := op.registered_model:
             self._register(name, model, op)
 
     def _logged_model(
-        self, op: Op, content: str, name: str, kind: str, tags: dict[str, str], params: dict[str, str]
+        self, op: ops.Checkpoint | ops.Model, content: str, name: str, kind: str, tags: ops.Texts, params: ops.Texts
     ) -> LoggedModel:
         """The run's model of this `content`. One that an earlier try made, or another job that went on with the run, is
         found again: none is made twice."""
-        client, run = self._connect(), self.runs[op["key"]]
+        client, run = self._connect(), self.runs[op.key]
         identity = digest([run, kind, content])
         found = client.search_logged_models([self._experiment], f"tags.`{IDENTITY}` = '{identity}'")
         tags = tags | {IDENTITY: identity}
         return found[0] if found else client.create_logged_model(self._experiment, name, run, tags, params, kind)
 
-    def _publish(self, model: LoggedModel, op: Op) -> None:
-        client, run = self._connect(), self.runs[op["key"]]
+    def _publish(self, model: LoggedModel, op: ops.Checkpoint | ops.Model) -> None:
+        client, run = self._connect(), self.runs[op.key]
         outputs = client.get_run(run).outputs
         if model.model_id not in [output.model_id for output in (outputs.model_outputs if outputs else [])]:
-            client.log_outputs(run, [LoggedModelOutput(model.model_id, op["step"])])
+            client.log_outputs(run, [LoggedModelOutput(model.model_id, op.step)])
         client.finalize_logged_model(model.model_id, "READY")
 
-    def _register(self, name: str, model: LoggedModel, op: Op) -> None:
+    def _register(self, name: str, model: LoggedModel, op: ops.Model) -> None:
         """One version for one model, and the alias on it, unless that is on the model of a later job: a journal may be
         sent long after its job."""
-        client, run, at_ms = self._connect(), self.runs[op["key"]], int(op["at"] * 1000)
+        client, run, at_ms = self._connect(), self.runs[op.key], int(op.at * 1000)
         try:
             client.create_registered_model(name)
         except MlflowException as error:
@@ -369,10 +375,10 @@ class MlflowSink:
             if version.name == name and version.tags.get(IDENTITY) == tags[IDENTITY]:
                 break
         else:  # not `models:/<id>`: the embedded registry would look that up in the process-wide store
-            source, tags = model.artifact_location, op["tags"] | tags
+            source, tags = model.artifact_location, op.tags | tags
             version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
         client.set_tag(run, "sparkring.model_version", f"models:/{name}/{version.version}")
-        if (alias := op["alias"]) is None:
+        if (alias := op.alias) is None:
             return
         current = client.get_registered_model(name).aliases.get(alias)
         if current is not None and (later := _at_ms(client.get_model_version(name, current))) > at_ms:
@@ -382,13 +388,13 @@ class MlflowSink:
         elif current != str(version.version):
             client.set_registered_model_alias(name, alias, str(version.version))
 
-    def _lost(self, op: Op) -> None:
+    def _lost(self, op: ops.Lost) -> None:
         """What the driver could not even copy."""
-        self._not_recorded(op, OSError(op["why"]))
+        self._not_recorded(op, OSError(op.why))
 
-    def _end(self, op: Op) -> None:
-        self._connect().set_terminated(self.runs[op["key"]], op["status"], int(op["at"] * 1000))
-        self.journal.state.setdefault("ended", []).append(op["key"])
+    def _end(self, op: ops.End) -> None:
+        self._connect().set_terminated(self.runs[op.key], op.status, int(op.at * 1000))
+        self.journal.state.setdefault("ended", []).append(op.key)
 
     def url(self, key: str) -> str | None:
         """Where a browser finds the run; None for the embedded store, which `mlflow ui` serves."""
@@ -408,41 +414,38 @@ class MlflowSink:
             self._connect().set_terminated(run, status)
 
 
-def _save_pyfunc(target: str, data: Path, op: Op, run_id: str, model_id: str) -> None:
+def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: str) -> None:
     """An MLflow model folder whose `loader_module` makes a predictor of `data`: no pickle, no inferred requirements."""
     import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema
 
-    outputs = Schema.from_json(json.dumps(op["outputs"])) if op["outputs"] else None
-    signature = ModelSignature(Schema.from_json(json.dumps(op["inputs"])), outputs) if op["inputs"] else None
+    outputs = Schema.from_json(json.dumps(op.outputs)) if op.outputs else None
+    signature = ModelSignature(Schema.from_json(json.dumps(op.inputs)), outputs) if op.inputs else None
     with warnings.catch_warnings():
         # It asks for an example to check the signature with; ours comes from the manifest, and raw rows are not kept.
         warnings.filterwarnings("ignore", message=".*An input example was not provided")
         mlflow.pyfunc.save_model(
             path=target,
-            loader_module=op["loader_module"],
+            loader_module=op.loader_module,
             data_path=str(data),
             mlflow_model=Model(run_id=run_id, model_id=model_id),
             signature=signature,
-            pip_requirements=op["pip_requirements"],
-            metadata=op["metadata"],
+            pip_requirements=op.pip_requirements,
+            metadata=op.metadata,
         )
 
 
-def _batches(ops: list[tuple[Op, int]]) -> Iterator[tuple[list[Op], int]]:
+def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], int]]:
     """Neighbouring metrics of one run together, everything else alone; each with the position after it."""
-    group: list[Op] = []
+    group: list[ops.Op] = []
     end = 0
-    for op, position in ops:
-        if group and (op["op"] != "metrics" or op["key"] != group[0]["key"]):
+    for op, position in pending:
+        if group and not (op.op == group[0].op == "metrics" and op.key == group[0].key):
             yield group, end
             group = []
-        if op["op"] == "metrics":
-            group.append(op)
-            end = position
-        else:
-            yield [op], position
+        group.append(op)
+        end = position
     if group:
         yield group, end
 
@@ -461,7 +464,8 @@ def replay(settings: TrackerSettings) -> tuple[int, int]:
     """Send what dead jobs on this machine left in their journals: (journals finished, operations applied).
 
     A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. Each journal stands for
-    itself: a damaged one is set aside, one whose store is away stays. Raises Unreachable after the others are sent.
+    itself: a damaged one is set aside, one whose store is away stays. Raises Unreachable after the others are sent,
+    with a line for each store that is away.
     """
     finished = count = 0
     away: dict[str, Exception] = {}
@@ -478,12 +482,12 @@ def replay(settings: TrackerSettings) -> tuple[int, int]:
             away[store] = error
         except (TryAgain, MlflowException) as error:
             log.warning("%s could not be sent and stays for the next job: %s", journal.folder, _first_line(error))
-        except (ValueError, RecursionError, *OURS) as error:
+        except StoredError as error:
             log.warning("%s is damaged (%s) and set aside; others are sent", journal.set_aside(), _first_line(error))
         finally:
             journal.close(delete)
     if away:
-        raise Unreachable("; ".join(f"{redact(store)}: {error}" for store, error in away.items()))
+        raise Unreachable("\n".join(f"{redact(s)} cannot be reached, its journals stay: {e}" for s, e in away.items()))
     return finished, count
 
 

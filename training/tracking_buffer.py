@@ -22,32 +22,14 @@ import uuid
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from conf.storage import lock_file
-from conf.stored import OPEN, Count, parse
+from conf.stored import StoredError, parse
+from training.tracking_ops import Op, State, StoredOp
 
 log = logging.getLogger(__name__)
-Op = dict[str, Any]
 UNBORN, DAMAGED = "new~", "damaged~"  # how the names begin of folders that are not journals to be sent
 MOST_UNWRITTEN_BYTES = 16 << 20  # days of metrics
-
-
-@OPEN
-class State(TypedDict):
-    """state.json, as far as a replay cannot do without it."""
-
-    done: Count
-    runs: dict[str, str]
-
-
-@OPEN
-class StoredOp(TypedDict):
-    """A line of ops.jsonl, as far as all operations are alike."""
-
-    op: str
 
 
 class Journal:
@@ -56,9 +38,9 @@ class Journal:
     def __init__(self, folder: Path, lock: int):
         self.folder = folder
         self._lock, self._append_lock = lock, threading.Lock()
-        self.state: dict[str, Any] = {"done": 0, "runs": {}}
+        self.state: State = {"done": 0, "runs": {}}
         if (folder / "state.json").exists():
-            self.state = dict(parse(State, (folder / "state.json").read_bytes(), f"{folder}/state.json"))
+            self.state = parse(State, (folder / "state.json").read_bytes(), f"{folder}/state.json")
         self._ops = os.open(folder / "ops.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._end = os.fstat(self._ops).st_size  # of what is in the file for good
         self._unwritten: list[bytes] = []  # lines after it, while the disk takes no more
@@ -76,7 +58,8 @@ class Journal:
         return cls(unborn.rename(root / "buffer" / name), lock)
 
     def append(self, op: Op) -> None:
-        line = (json.dumps({"at": time.time()} | op, allow_nan=False) + "\n").encode()
+        text = json.dumps(vars(op), allow_nan=False, ensure_ascii=False)
+        line = (text + "\n").encode(errors="replace")  # no reader of JSON takes half a surrogate pair
         with self._append_lock:
             if self._unwritten and sum(map(len, self._unwritten)) + len(line) > MOST_UNWRITTEN_BYTES:
                 self.dropped += 1
@@ -115,11 +98,16 @@ class Journal:
         return relative
 
     def file(self, relative: str) -> Path:
-        return self.folder / "files" / relative
+        """What `add_file` copied. StoredError where a link, which it never makes, leads out of the journal."""
+        path, files = self.folder / "files" / relative, self.folder.resolve() / "files"
+        for found in (path, *path.rglob("*")):
+            if not found.resolve().is_relative_to(files):
+                raise StoredError(f"{found} leads out of the journal, to {found.resolve()}")
+        return path
 
     def pending(self, most: int = 500) -> list[tuple[Op, int]]:
         """The next operations not yet applied, each with the position after it. A line cut by a kill is left out.
-        ValueError where a line is damaged."""
+        StoredError where a line is damaged."""
         found: list[tuple[Op, int]] = []
         with self._append_lock:
             end, unwritten = self._end, list(self._unwritten)
@@ -132,7 +120,7 @@ class Journal:
                     break
                 start += len(line)
                 if start > position:
-                    found.append((dict(parse(StoredOp, line, f"{self.folder}/ops.jsonl")), start))
+                    found.append((parse(StoredOp, line, f"{self.folder}/ops.jsonl").root, start))
         return found
 
     def done(self, position: int) -> None:
@@ -165,7 +153,8 @@ def abandoned_journals(root: Path) -> Iterator[Journal]:
     (a power cut) is set aside, and named in the log.
     """
     for folder in sorted((root / "buffer").glob("*/"), key=_modified):
-        lock = None if folder.name.startswith((UNBORN, DAMAGED)) else _try_lock(folder / "lock")
+        skipped = folder.name.startswith((UNBORN, DAMAGED)) or folder.is_symlink()
+        lock = None if skipped else _try_lock(folder / "lock")
         if lock is None:
             continue
         if not (folder / "ops.jsonl").exists():

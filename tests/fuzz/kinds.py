@@ -37,6 +37,7 @@ from training.data.audit import read_records
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described
 from training.tracking_buffer import Journal, abandoned_journals
+from training.tracking_ops import Artifact, Metrics, Start
 from training.weights import FILE as WEIGHTS_FILE
 from training.weights import read_weights, write_weights
 
@@ -301,8 +302,9 @@ def _predictions(folder: Path) -> Kind:
 def _journal(folder: Path) -> Kind:
     journal = Journal.create(folder, "j")
     for op in (
-        {"op": "start", "key": "job", "tags": {}},
-        {"op": "metrics", "key": "job", "points": [["a", 1.0, 1, 2]]},
+        Start(key="job", at=1.0, name="n", parent=None, tags={}, resume=False),
+        Metrics(key="job", at=2.0, points=[("a", 1.0, 1, 2)]),
+        Artifact(key="job", at=3.0, file=journal.add_file(b"text", "a.txt"), folder=""),
     ):
         journal.append(op)
     journal.done(0)
@@ -323,7 +325,9 @@ def _journal(folder: Path) -> Kind:
             (here / path).write_bytes(content)
         for found in abandoned_journals(folder):
             try:
-                found.pending()
+                for op, _ in found.pending():
+                    if isinstance(op, Artifact):
+                        assert found.file(op.file).resolve().is_relative_to(found.folder.resolve())
             finally:
                 found.close(delete=False)
 

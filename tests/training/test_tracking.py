@@ -22,11 +22,14 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from pipelines import cli
+from pipelines.exits import Exit
 from training.process_id import this_process
 from training.tracker import Tracker, git_commit
-from training.tracking import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, Unreachable, replay
+from training.tracking import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, replay
 from training.tracking_buffer import Journal
-from training.tracking_rules import client_limits, process_tags
+from training.tracking_ops import Artifact, Metrics, Start
+from training.tracking_rules import process_tags
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
@@ -38,6 +41,10 @@ def quick(root: Path, **changes: Any) -> TrackerSettings:
     return TrackerSettings(
         "tests", root=str(root), flush_every_s=0.05, system_metrics_every_s=None, request_timeout_s=2, request_retries=0
     ) if not changes else TrackerSettings(**(vars(quick(root)) | changes))  # fmt: skip
+
+
+def begun(job: str) -> Start:
+    return Start(key="job", at=time.time(), name=job, parent=None, resume=False, tags={"sparkring.job": job})
 
 
 def client_of(settings: TrackerSettings) -> MlflowClient:
@@ -176,8 +183,7 @@ def test_an_alias_stays_on_the_later_model_when_the_journal_of_an_earlier_one_is
     (tmp_path / "model.json").write_text('{"factor": 3.0}')
 
     def register(journal: Journal, job: str) -> None:
-        start = {"op": "start", "key": "job", "name": job, "parent": None, "resume": False}
-        journal.append(start | {"tags": {"sparkring.job": job}})
+        journal.append(begun(job))
         tracker = Tracker(replace(settings, enabled=False), job, job)
         tracker._journal, tracker._thread, tracker._open = journal, threading.current_thread(), ["job"]
         tracker.model("job", tmp_path, "tiny_loader", "final", 1, job * 64, registered_model=name)
@@ -204,50 +210,89 @@ def test_a_damaged_journal_is_named_and_set_aside_and_the_others_are_sent(
     store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is wrong with it, and though it is the oldest."""
-    start = {"op": "start", "key": "job", "name": "n", "parent": None, "resume": False, "tags": {"sparkring.job": "ok"}}
     damages: dict[str, tuple[str, str]] = {
         "cut state": ("state.json", '{"done": 0, "ru'), "empty state": ("state.json", ""),
         "no state": ("state.json", "[]"), "no runs": ("state.json", '{"done": 0}'),
         "odd position": ("state.json", '{"done": "x", "runs": {}}'), "before the start": ("state.json", '{"done": -9}'),
         "odd settings": ("state.json", '{"done": 0, "runs": {}, "settings": {"url": 1}}'),
         "no json": ("ops.jsonl", "?\n"), "no operation": ("ops.jsonl", "5\n"),
-        "no key": ("ops.jsonl", '{"op": "tags"}\n'),
+        "no key": ("ops.jsonl", '{"op": "tags"}\n'), "unknown": ("ops.jsonl", '{"op": "rm", "key": "job", "at": 1}\n'),
+        "no time": ("ops.jsonl", '{"op": "tags", "key": "job", "tags": {}}\n'),
+        "nan": ("ops.jsonl", '{"op": "tags", "key": "job", "tags": {}, "at": NaN}\n'),
+        "absurd": ("ops.jsonl", '{"op": "tags", "key": "job", "tags": {}, "at": 1e300}\n'),
+        "path": ("ops.jsonl", '{"op": "artifact", "key": "job", "at": 1, "file": "/etc/hostname", "folder": ""}\n'),
+        "dots": ("ops.jsonl", '{"op": "artifact", "key": "job", "at": 1, "file": "a/../../b", "folder": ""}\n'),
+        "place": ("state.json", '{"done": 0, "runs": {}, "settings": {"experiment": "../../x", "uri": null}}'),
         "not text": ("ops.jsonl", "\udcff\n"), "deep": ("ops.jsonl", "[" * 100_000 + "\n"),
     }  # fmt: skip
     for number, (name, (file, content)) in enumerate(damages.items()):
         journal = Journal.create(store, name.replace(" ", "-"))
-        journal.append(start)
+        journal.append(begun("ok"))
         journal.close(delete=False)
         (journal.folder / file).write_bytes(content.encode(errors="surrogateescape"))
         os.utime(journal.folder, (number, number))
     good = Journal.create(store, "good")
-    good.append(start)
+    good.append(begun("ok"))
     good.close(delete=False)
     assert replay(quick(store)) == (1, 1)
     left = sorted(folder.name for folder in (store / "buffer").iterdir())
     assert len(left) == len(damages) and all(name.startswith("damaged~") for name in left)
     assert all(name in caplog.text for name in left), caplog.text
-    assert "cannot be reached" not in caplog.text
+    assert "cannot be reached" not in caplog.text and "Traceback" not in caplog.text
+    assert len(caplog.records) == len(damages) and all("\n" not in record.message for record in caplog.records)
     caplog.clear()
     assert replay(quick(store)) == (0, 0) and caplog.text == "", "said once, tried once"
     for name in left:
         shutil.rmtree(store / "buffer" / name)
 
 
-def test_a_journal_whose_store_is_away_holds_up_no_other(store: Path) -> None:
-    start = {"op": "start", "key": "job", "name": "n", "parent": None, "resume": False, "tags": {"sparkring.job": "ok"}}
-    for uri in ("http://127.0.0.1:9", None):
+@pytest.mark.parametrize("linked", ["files", "files/a", "files/a/b", "files/a/b/c"])
+def test_no_link_leads_out_of_a_journal(
+    linked: str, store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c").write_text("private")
+    within = linked.removeprefix("files").lstrip("/")
+    journal = Journal.create(store, "linked")
+    (journal.folder / "files").rmdir()
+    (journal.folder / linked).parent.mkdir(parents=True, exist_ok=True)
+    (journal.folder / linked).symlink_to(tmp_path / within)
+    journal.append(begun(f"linked-{len(within)}"))
+    journal.append(Artifact(key="job", at=time.time(), file="a/b", folder=""))
+    journal.close(delete=False)
+    replay(quick(store))
+    (aside,) = (store / "buffer").iterdir()
+    assert aside.name.startswith("damaged~linked") and "leads out of the journal" in caplog.text
+    assert not [path for path in (store / "artifacts").rglob("c") if path.read_text() == "private"]
+    shutil.rmtree(aside)
+
+
+def test_a_link_is_no_journal(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/ops.jsonl").touch()
+    (tmp_path / "buffer").mkdir()
+    (tmp_path / "buffer/j").symlink_to(tmp_path / "elsewhere")
+    assert replay(quick(tmp_path)) == (0, 0) and len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
+def test_journals_whose_stores_are_away_hold_up_no_other(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stores = ("http://127.0.0.1:9", None, "http://127.0.0.1:7")
+    for number, uri in enumerate(stores):
         journal = Journal.create(store, "j")
         journal.state["settings"] = {"experiment": "tests", "uri": uri}
         journal.done(0)
-        journal.append(start)
+        journal.append(begun("ok"))
         journal.close(delete=False)
-        os.utime(journal.folder, (1 if uri else 2,) * 2)
-    with client_limits(quick(store)), pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9: "):
-        replay(quick(store))
-    (left,) = (store / "buffer").iterdir()
-    assert json.loads((left / "state.json").read_text())["settings"]["uri"] == "http://127.0.0.1:9"
-    shutil.rmtree(left)
+        os.utime(journal.folder, (number, number))
+    keys = [f"tracking.{key}" for key in (f"root={store}", "request_timeout_s=2", "request_retries=0")]
+    assert cli.main(["replay", "flights", *keys]) == Exit.RESOURCES
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cannot be reached" in line]
+    assert len(lines) == 2 and all(line.count(str(uri)) for line, uri in zip(lines, stores[::2], strict=True))
+    left = list((store / "buffer").iterdir())
+    uris = {json.loads((journal / "state.json").read_text())["settings"]["uri"] for journal in left}
+    assert len(left) == 2 and uris == set(stores) - {None}
+    for journal in left:
+        shutil.rmtree(journal)
 
 
 def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mounts: list[str]) -> None:
@@ -473,10 +518,8 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_killed_driver_without_server_is_replayed_and_closed(store: Path, tmp_path: Path) -> None:
     settings = quick(store)
     journal = Journal.create(store, "dead")
-    start = {"op": "start", "key": "job", "name": "dead", "parent": None, "resume": False}
-    journal.append(start | {"tags": {"sparkring.job": "d"}})
-    journal.append({"op": "metrics", "key": "job", "points": [["loss", 0.5, 1, 1_700_000_000_000]]})
-    journal.append({"op": "nonsense", "key": "job"})
+    journal.append(begun("d"))
+    journal.append(Metrics(key="job", at=time.time(), points=[("loss", 0.5, 1, 1_700_000_000_000)]))
     journal.close(delete=False)
     with Tracker(settings, job="alive", name="alive") as tracker:
         assert tracker.flush()

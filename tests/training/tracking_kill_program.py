@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import mlflow.pyfunc  # noqa: F401  # before the forks: it takes seconds
 from mlflow import MlflowClient
 
+from training import tracking_ops as ops
 from training.tracking import MlflowSink, TrackerSettings, replay
 from training.tracking_buffer import Journal
 
@@ -70,12 +72,14 @@ def register(settings: TrackerSettings, job: int) -> None:
     """What a job does that goes on with the run of an earlier one, where there is one."""
     journal = Journal.create(Path(settings.root), f"k{job}")
     tags = {"sparkring.job": f"j{job}"}
-    journal.append({"op": "start", "key": "job", "name": "n", "parent": None, "resume": True, "tags": tags})
+    journal.append(ops.Start(key="job", at=time.time(), name="n", parent=None, resume=True, tags=tags))
+    data = journal.add_file(Path(settings.root) / "data", "data")
     journal.append(
-        {"op": "model", "key": "job", "file": journal.add_file(Path(settings.root) / "data", "data"), "inputs": [],
-         "outputs": [], "tags": {}, "params": {}, "metadata": {}, "alias": "champion", "step": 1, "sha256": "5" * 64,
-         "name": f"final-{job}", "registered_model": f"m{job}", "loader_module": "tiny_loader",
-         "pip_requirements": ["sparkring"]}
+        ops.Model(
+            key="job", at=time.time(), file=data, inputs=[], outputs=[], tags={}, params={}, metadata={},
+            alias="champion", step=1, sha256="5" * 64, name=f"final-{job}", registered_model=f"m{job}",
+            loader_module="tiny_loader", pip_requirements=["sparkring"],
+        )
     )  # fmt: skip
     MlflowSink(settings, journal).drain()
     journal.close(delete=True)

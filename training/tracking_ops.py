@@ -1,0 +1,159 @@
+"""What a journal of tracking may hold: one closed kind per operation, and the state of its sending.
+
+The driver writes them as they are; what is read back is checked against these types (conf/stored.py), since a journal
+may be damaged or made by somebody else: a file of an operation is below the journal's folder, and a name is a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, Field, RootModel, with_config
+from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
+
+from conf.schema_tracking import experiment_problem
+from conf.stored import CLOSED, Count, Finite, FolderName, Label, RelativePath
+
+Time = Annotated[Finite, Field(ge=0, lt=1e10, description="seconds since 1970; the end is in the year 2286")]
+TimeMs = Annotated[int, Field(ge=0, lt=10**13)]
+RunId = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
+Texts = dict[str, str]
+
+
+@with_config(CLOSED)
+class Column(TypedDict):
+    """Of a dataset or of a model's signature, with MLflow's name of the type."""
+
+    name: str
+    type: Label
+    required: NotRequired[bool]
+
+
+@with_config(CLOSED)
+@dataclass(frozen=True, kw_only=True)
+class _Op:
+    key: FolderName  # of the run: job, etl, train, evaluate
+    at: Time  # when the driver said it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(_Op):
+    op: Literal["start"] = "start"
+    name: str
+    parent: FolderName | None
+    tags: Texts
+    resume: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params(_Op):
+    op: Literal["params"] = "params"
+    params: Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics(_Op):
+    op: Literal["metrics"] = "metrics"
+    points: list[tuple[str, Finite, Count, TimeMs]]  # name, value, step, time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tags(_Op):
+    op: Literal["tags"] = "tags"
+    tags: Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(_Op):
+    op: Literal["dataset"] = "dataset"
+    name: str
+    uri: str
+    fingerprint: str
+    profile: dict[str, Any]
+    schema: list[Column]
+    context: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact(_Op):
+    op: Literal["artifact"] = "artifact"
+    file: RelativePath  # to the journal's `files`
+    folder: RelativePath | Literal[""]  # in the store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(_Op):
+    op: Literal["checkpoint"] = "checkpoint"
+    step: Count
+    uri: str
+    bytes: Count
+    world: Count
+    metric: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(_Op):
+    op: Literal["model"] = "model"
+    file: RelativePath
+    name: str
+    step: Count
+    sha256: str
+    loader_module: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")]
+    inputs: list[Column]
+    outputs: list[Column]
+    registered_model: str | None
+    alias: str | None
+    tags: Texts
+    params: Texts
+    pip_requirements: list[str]
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost(_Op):
+    """What the driver could not even copy."""
+
+    op: Literal["lost"] = "lost"
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class End(_Op):
+    op: Literal["end"] = "end"
+    status: Literal["FINISHED", "FAILED", "KILLED"]
+
+
+Op = Start | Params | Metrics | Tags | Dataset | Artifact | Checkpoint | Model | Lost | End
+
+
+class StoredOp(RootModel[Annotated[Op, Field(discriminator="op")]]):
+    """A line of ops.jsonl."""
+
+
+def _known_place(store: Store) -> Store:
+    if problem := experiment_problem(store["experiment"], store["uri"]):
+        raise ValueError(problem)
+    return store
+
+
+@with_config(CLOSED)
+class Store(TypedDict):
+    """Where a journal is sent: these two of TrackerSettings."""
+
+    experiment: Label
+    uri: str | None
+
+
+@with_config(CLOSED)
+class State(TypedDict):
+    """state.json."""
+
+    done: Count  # bytes of ops.jsonl that have been applied
+    runs: dict[FolderName, RunId]
+    settings: NotRequired[Annotated[Store, AfterValidator(_known_place)]]
+    ended: NotRequired[list[FolderName]]
+    failures: NotRequired[Count]  # of the next operation
+    given_up: NotRequired[list[str]]  # kinds of operation of which the last one was given up
+    not_recorded: NotRequired[dict[str, list[str]]]
