@@ -98,8 +98,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mutants whose file or tests contain this")
     parser.add_argument("--out", type=Path, help="a JSON file for the results; those of mutants not chosen stay in it")
+    parser.add_argument("--missing", action="store_true", help="only mutants that --out has no result of")
     arguments = parser.parse_args()
-    chosen = [m for m in MUTANTS if arguments.only in m.file or arguments.only in m.tests]
+    known = {key(r) for r in json.loads(arguments.out.read_text())} if arguments.missing else set()
+    chosen = [
+        m for m in MUTANTS if (arguments.only in m.file or arguments.only in m.tests) and key(asdict(m)) not in known
+    ]
     results = []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
