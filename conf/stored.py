@@ -7,7 +7,8 @@ pass: nesting, encoding and numbers are bounded by the parser, types and ranges 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
@@ -75,13 +76,20 @@ class Stored(BaseModel):
     model_config = CLOSED
 
 
-def parse(kind: type[T], data: bytes | str, where: str, error: type[StoredError] = StoredError) -> T:
-    """The content of a stored JSON file. Raises `error` naming `where`, the keys, the values and the rules."""
+@contextmanager
+def named(where: str, error: type[StoredError] = StoredError) -> Iterator[None]:
+    """Turn pydantic's error inside the block into `error`, of one line: `where`, the keys, the values and the rules."""
     try:
-        content: T = _adapter(kind).validate_json(data, strict=True)
-        return content
+        yield
     except ValidationError as found:
         raise error(f"{where}: {_words(found)}") from None
+
+
+def parse(kind: type[T], data: bytes | str, where: str, error: type[StoredError] = StoredError) -> T:
+    """The content of a stored JSON file. Raises `error`, as `named` does."""
+    with named(where, error):
+        content: T = _adapter(kind).validate_json(data, strict=True)
+    return content
 
 
 def read(kind: type[T], storage: Storage, relative: str, error: type[StoredError] = StoredError) -> T:

@@ -2,43 +2,73 @@
 
 from __future__ import annotations
 
-from pydantic import TypeAdapter, ValidationError
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
 
 from conf.manifest import read_manifest
 from conf.schema_data import DataConfig
+from conf.secrets import redact
 from conf.storage import Storage, open_storage
-from conf.stored import read
+from conf.stored import StoredError, named, parse
 from pipelines.chosen import chosen_rows
 from pipelines.etl_job import Dataset
 from training.checkpoint import TrainerFile
-from training.checkpoint_catalog import committed
+from training.checkpoint_catalog import committed, damaged
 from training.data.audit import AuditReport, Expected, OrderState, check_run, expected_rows, read_run
 from training.loop import LoopRecord
 
 
-def audit_run(run_uri: str) -> AuditReport:
-    """Check the audit of a run folder. ValueError names the file that is missing, damaged, or of another dataset."""
+def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
+    """Check the audit of a run folder, over the dataset at a URI (default: the one the records name).
+
+    ValueError names the file that is missing, damaged, or of another dataset.
+    """
     run = open_storage(run_uri)
     files = read_run(run.at("audit"))
-    return check_run(files, expected_of(run, files[-1][0].dataset))
+    expected, problems = expected_of(run, dataset_uri or _named_dataset(files[-1][0].dataset, run))
+    return check_run(files, expected, problems)
 
 
-def expected_of(run: Storage, dataset_uri: str) -> Expected:
-    """What the run's newest checkpoint vouches for, of the dataset there, which must be the checkpoint's."""
+def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
+    """What the run's newest checkpoint vouches for, of the dataset there, which must be the checkpoint's; and why newer
+    ones, of which nobody knows what they vouched for, cannot be read."""
     good, bad = committed(run.at("checkpoints"))
     if not good:
-        raise ValueError(f"{run.uri}: no committed checkpoint, so nothing says how far the run came; {'; '.join(bad)}")
+        why = "; ".join(bad.values())
+        raise ValueError(f"{run.uri}: no committed checkpoint, so nothing says how far the run came; {why}")
     newest = good[-1]
-    trainer = read(TrainerFile, open_storage(newest.uri), f"{newest.generation}/trainer.json").trainer
-    try:
+    step, path = open_storage(newest.uri), f"{newest.generation}/trainer.json"
+    if problem := damaged(step, path, newest.files[path]):
+        raise StoredError(f"{newest.uri}: {problem}")
+    where = f"{newest.uri}/{path}"
+    trainer = parse(TrainerFile, step.read_bytes(path), where).trainer
+    with named(where):
         record = TypeAdapter(LoopRecord).validate_python(trainer)
         order = OrderState.model_validate(record["order"])
-    except ValidationError as error:
-        raise ValueError(f"{newest.uri}: not a checkpoint of a run that can be audited: {error}") from error
+        data = DataConfig.model_validate({"filters": order.filters})
     folder = open_storage(dataset_uri)
     manifest = read_manifest(folder)
     if manifest.fingerprint != record["dataset"]:
         raise ValueError(f"{folder.uri}: not the dataset of {newest.uri}: its fingerprint is another; restore that one")
-    data = DataConfig.model_validate({"filters": order.filters})
-    kept = chosen_rows(Dataset(manifest, folder), order.split, data, order.quarantined).row_numbers()
-    return expected_rows(record["order"], record["state"].step, manifest, kept)
+    try:
+        kept = chosen_rows(Dataset(manifest, folder), order.split, data, order.quarantined).row_numbers()
+        expected = expected_rows(record["order"], record["state"].step, manifest, kept)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return expected, [why for number, why in bad.items() if number > newest.step]
+
+
+def _named_dataset(uri: str, run: Storage) -> str:
+    """The URI from an audit's records, if it is a local folder or where the run is: a stored file chooses no host."""
+    if not uri.startswith("/") and _address(uri) != _address(run.uri):
+        raise ValueError(
+            f"{run.uri}/audit: its records name the dataset {redact(uri)!r}, which is not where the run is; "
+            "if that is right, give it as --dataset"
+        )
+    return uri
+
+
+def _address(uri: str) -> tuple[str, str, str]:
+    parts = urlsplit(uri)
+    return parts.scheme, parts.netloc, parts.query

@@ -108,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
         "audit", _audit, "prove from a run's audit log that every row was consumed once per epoch", recipe=False
     )
     audit.add_argument("run_folder")
+    audit.add_argument("--dataset", default="", help="where the dataset is (default: where the records say it was)")
     _add_launch(commands)
     add("netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
     package = add("package", _package, "write the code archive and main file for spark-submit", recipe=False)
@@ -245,7 +246,7 @@ def _audit(arguments: argparse.Namespace) -> int:
     from pipelines.audit import audit_run
 
     try:
-        report = audit_run(arguments.run_folder)
+        report = audit_run(arguments.run_folder, arguments.dataset)
     except (ValueError, OSError) as error:  # no such folder, no records in it, or a file that is none
         print(f"sparkring: {error}", file=sys.stderr)
         return Exit.DATA

@@ -342,7 +342,7 @@ class Checkpointer:
             if self.peers.rank != 0:
                 return None
             good, bad = committed(self.storage)
-            return [bad, [vars(info) for info in order(good)]]
+            return [list(bad.values()), [vars(info) for info in order(good)]]
 
         bad, rows = self.peers.together(f"looking for checkpoints in {self.storage.uri}", look)[0]
         skipped: list[str] = bad

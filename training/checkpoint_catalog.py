@@ -89,9 +89,9 @@ def parse_marker(data: bytes, uri: str) -> CheckpointInfo:
     return CheckpointInfo(marker.step, uri, marker.generation, marker.world, marker.metric, files)
 
 
-def committed(storage: Storage) -> tuple[list[CheckpointInfo], list[str]]:
-    """Checkpoints below `storage` that have a good marker, by step, and why the others are not among them."""
-    good, bad = [], []
+def committed(storage: Storage) -> tuple[list[CheckpointInfo], dict[int, str]]:
+    """Checkpoints below `storage` that have a good marker, by step, and by step why the others are not among them."""
+    good, bad = [], {}
     for path in storage.list_files():
         if not re.fullmatch(rf"step-\d+/{MARKER}", path):
             continue
@@ -102,7 +102,7 @@ def committed(storage: Storage) -> tuple[list[CheckpointInfo], list[str]]:
                 raise StoredError(f"{info.uri}/{MARKER}: is of step {info.step}")
             good.append(info)
         except ValueError as error:
-            bad.append(str(error))
+            bad[int(folder.removeprefix("step-"))] = str(error)
     return sorted(good, key=lambda info: info.step), bad
 
 

@@ -62,8 +62,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
     frames = [{"kind": "hello", "agent": "a-1", "proof": SHA}, {"kind": "metrics", "step": 3, "values": {"loss": 0.5}}]
-    header = {"format": 2, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
-    records = np.array([0, 0, 8, 4, 2, 5, 6, 0, 1, 16, 4, 2, 1, 7], np.int64).tobytes()
+    header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
+    records = np.array([0, 0, 4, 2, 5, 6, 0, 1, 4, 2, 1, 7], np.int64).tobytes()
     audit = json.dumps(header).encode() + b"\n" + records
     made["audit"] = Kind([audit], lambda data: read_records(data, "a.ids"), (ValueError,), 2.0)
     made["frame"] = Kind([json.dumps(frame).encode() for frame in frames], decode, (ProtocolError,), 2.0)

@@ -32,6 +32,7 @@ CSV_FILE, T_CSV_FILE = "etl/csv_file.py", "tests/etl/test_csv_file.py"
 
 RING, MESH, ODD = "tests/ranks/test_ring.py", "tests/ranks/test_mesh.py", "tests/ranks/test_odd.py"
 T_ORDER, T_AUDIT = "tests/training/test_data_order.py", "tests/training/test_data_audit.py"
+T_AUDIT_RUN = "tests/training/test_data_audit_run.py"
 T_READER, T_ELASTIC = "tests/training/test_data_reader.py", "tests/training/test_elastic.py"
 T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/test_checkpoint_policy.py"
 T_CHECKPOINT, T_DAMAGE = "tests/training/test_checkpoint.py", "tests/training/test_checkpoint_damage.py"
@@ -129,10 +130,12 @@ MUTANTS = (
     ),
     Mutant(
         AUDIT,
-        "if min(epoch, step, cursor, global_rows, count) < 0 or end > len(numbers):",
+        "if min(epoch, step, global_rows, count) < 0 or end > len(numbers):",
         "if end > len(numbers):",
         T_AUDIT,
     ),
+    Mutant("pipelines/audit.py", "if problem := damaged(", "if problem := '' and damaged(", T_AUDIT_RUN),
+    Mutant("pipelines/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
     # Checkpoints.
     Mutant(POLICY, "by_step[-max(keep.last, 1) :]", "by_step[-keep.last :]", T_POLICY),
     Mutant(POLICY, 'sign = 1.0 if mode == "min" else -1.0', "sign = 1.0", T_POLICY),

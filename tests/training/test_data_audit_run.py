@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,12 @@ def dataset(make_dataset: Callable[..., DatasetManifest], tmp_path: Path) -> tup
 def trained(dataset: tuple[Path, DatasetManifest], run: Path, steps: int, **data: Any) -> Path:
     """A run without a model that has made `steps` steps and committed a checkpoint of them; of two ranks, but where
     they would have to ask each other."""
+    commit(run, steps, dataset[1], recorded(dataset, run, steps, **data))
+    return run
+
+
+def recorded(dataset: tuple[Path, DatasetManifest], run: Path, steps: int, **data: Any) -> dict[str, Any]:
+    """The audit's records of a run of `steps` steps; the reader's order_state."""
     folder, manifest = dataset
     size = 1 if data.keys() & {"filters", "on_corrupt"} else 2
     config = DataConfig.model_validate({"lanes": 4, "tail": "pad", "audit": True} | data)
@@ -42,11 +50,14 @@ def trained(dataset: tuple[Path, DatasetManifest], run: Path, steps: int, **data
             log.record(*divmod(step, reader.steps_per_epoch), batch)
         log.flush()
         reader.close()
+    return dict(order)
+
+
+def commit(run: Path, steps: int, manifest: DatasetManifest, order: dict[str, Any]) -> None:
     state = {"state": TrainerState(step=steps).to_json(), "dataset": manifest.fingerprint, "order": order}
     checkpoints = Checkpointer(open_storage(str(run)).at("checkpoints"), solo())
     checkpoints.save(steps, {"w": torch.zeros(1)}, state | {"config_digest": ""})
     checkpoints.close()
-    return run
 
 
 @pytest.mark.parametrize(
@@ -118,3 +129,66 @@ def test_what_says_how_far_the_run_came_must_be_there_and_agree(
     assert main(["audit", str(run)]) == Exit.DATA and "not a dataset" in capsys.readouterr().err
     shutil.rmtree(run / "checkpoints")
     assert main(["audit", str(run)]) == Exit.DATA and "no committed checkpoint" in capsys.readouterr().err
+
+
+def test_the_checkpoint_that_says_how_far_the_run_came_must_be_whole(
+    dataset: tuple[Path, DatasetManifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a run whose last epoch has no records would be called every row exactly once."""
+    run = trained(dataset, tmp_path / "run", 26)
+    (trainer,) = run.rglob("trainer.json")
+    good = trainer.read_text()
+    for spoiled in (good.replace('"step": 26', '"step": 13'), good[:-9]):
+        trainer.write_text(spoiled)
+        assert spoiled != good and main(["audit", str(run)]) == Exit.DATA
+        said = capsys.readouterr().err
+        assert "step-26" in said and "/trainer.json has " in said and len(said.splitlines()) == 1, said
+    trainer.write_text(good)
+    commit(run, 13, dataset[1], json.loads(good)["trainer"]["order"])
+    for step, ok in ((13, True), (26, False)):
+        marker = run / f"checkpoints/step-{step}/COMMIT.json"
+        whole = marker.read_text()
+        marker.write_text("{")
+        report = audit_run(str(run))
+        assert report.ok == ok and (f"step-{step}/COMMIT.json" in str(report.problems)) == (not ok), report.problems
+        marker.write_text(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global_batch": 0}, "global_batch is 0; it must be at least 1"),
+        ({"filters": [{}]}, "filters.0 = {}: input should be a valid tuple"),
+        ({"filters": [["nothing", "==", 3]]}, "data.filters: "),
+        ({"seed": -1}, "seed = -1: "),
+        ({"tail": "x"}, "tail = 'x': "),
+    ],
+)
+def test_an_order_that_is_none_is_refused_by_file_in_one_line(
+    dataset: tuple[Path, DatasetManifest], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any], words: str,
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    commit(run, 13, dataset[1], recorded(dataset, run, 13) | change)
+    assert main(["audit", str(run)]) == Exit.DATA
+    said = capsys.readouterr().err
+    assert "trainer.json: " in said and words in said and "pydantic" not in said and len(said.splitlines()) == 1, said
+
+
+def test_records_choose_no_host_to_ask(
+    dataset: tuple[Path, DatasetManifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(dataset, tmp_path / "run", 13)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for uri in (f"http://{address}/x", f"s3://b/x?endpoint_override={address}&scheme=http", "memory://x"):
+            for path in run.rglob("*.ids"):
+                line, _, body = path.read_bytes().partition(b"\n")
+                path.write_bytes(json.dumps(json.loads(line) | {"dataset": uri}).encode() + b"\n" + body)
+            assert main(["audit", str(run)]) == Exit.DATA
+            said = capsys.readouterr().err
+            assert uri in said and "give it as --dataset" in said and len(said.splitlines()) == 1, said
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert main(["audit", str(run), "--dataset", str(dataset[0])]) == Exit.OK

@@ -4,8 +4,8 @@ The ids are the row numbers stored in the shards, decoded with the values, so a 
 and another never records just that. What the run must have consumed is `Expected`: known from its checkpoint and its
 dataset's manifest, never from the records.
 
-Records lie in `<folder>/attempt-00001/rank-00000-000000.ids`: one JSON line saying who wrote it, per step five int64
-(epoch, step, cursor, real rows of the global batch, n) and n int64 ids. A file appears whole or not at all; the loop
+Records lie in `<folder>/attempt-00001/rank-00000-000000.ids`: one JSON line saying who wrote it, per step four int64
+(epoch, step, real rows of the global batch, n) and n int64 ids. A file appears whole or not at all; the loop
 flushes before a checkpoint is committed, so that no step a checkpoint vouches for is missing, and steps recorded after
 it are recorded again by the attempt that resumes from it.
 """
@@ -21,21 +21,22 @@ import numpy as np
 from pydantic import Field
 
 from conf.manifest import DatasetManifest, digest
+from conf.schema_data import Condition
 from conf.storage import Storage
 from conf.stored import Count, Stored, parse
 from training.data.batch import Batch
 from training.data.order import ORDER_VERSION, Ints, OrderSettings, Tail, epoch_ids, make_plan
 from training.data.resume import explain_difference
 
-FORMAT = 2
+FORMAT = 3
 SHOWN = 5
-NUMBERS = 5  # before a step's ids
+NUMBERS = 4  # before a step's ids
 
 
 class AuditHeader(Stored):
     """Who wrote a file of records, of which dataset (URI), read in which order."""
 
-    format: Literal[2]
+    format: Literal[3]
     attempt: Count
     rank: Count
     size: Annotated[int, Field(ge=1)]
@@ -57,7 +58,7 @@ class OrderState(Stored):
     seed: Count
     tail: Tail
     shuffle: bool
-    filters: list[Any]
+    filters: list[Condition]
     quarantined: list[str]
 
 
@@ -81,7 +82,7 @@ class AuditLog:
         if batch.ids is None:
             raise ValueError("the batch carries no ids: set data.audit to true")
         ids = batch.ids if batch.weight is None else batch.ids[batch.weight.cpu() > 0]
-        self._parts.append(np.array([epoch, step, batch.cursor, batch.global_rows, len(ids)], np.int64))
+        self._parts.append(np.array([epoch, step, batch.global_rows, len(ids)], np.int64))
         self._parts.append(ids.numpy().astype(np.int64))
         if len(self._parts) >= 2 * self._flush_steps:
             self.flush()
@@ -105,7 +106,6 @@ class StepRecord:
     size: int
     epoch: int
     step: int
-    cursor: int
     global_rows: int
     ids: Ints
 
@@ -217,24 +217,26 @@ def read_records(data: bytes, path: str) -> tuple[AuditHeader, list[StepRecord]]
         raise ValueError(f"{path}: {len(body)} bytes of records, not a multiple of 8: the file was cut or changed")
     numbers, at, records = np.frombuffer(body, np.int64), 0, list[StepRecord]()
     while at < len(numbers):
-        epoch, step, cursor, global_rows, count = [*numbers[at : at + NUMBERS].tolist(), *[-1] * NUMBERS][:NUMBERS]
+        epoch, step, global_rows, count = [*numbers[at : at + NUMBERS].tolist(), *[-1] * NUMBERS][:NUMBERS]
         end = at + NUMBERS + count
-        if min(epoch, step, cursor, global_rows, count) < 0 or end > len(numbers):
+        if min(epoch, step, global_rows, count) < 0 or end > len(numbers):
             raise ValueError(f"{path}: record {len(records)}, of {count} ids, is cut or changed")
         ids = numbers[at + NUMBERS : end]
-        records.append(StepRecord(header.attempt, header.rank, header.size, epoch, step, cursor, global_rows, ids))
+        records.append(StepRecord(header.attempt, header.rank, header.size, epoch, step, global_rows, ids))
         at = end
     return header, records
 
 
-def check_run(files: Sequence[tuple[AuditHeader, list[StepRecord]]], expected: Expected) -> AuditReport:
+def check_run(
+    files: Sequence[tuple[AuditHeader, list[StepRecord]]], expected: Expected, problems: Sequence[str] = ()
+) -> AuditReport:
     """`check_records`, and every file was written by a reader of the expected order."""
-    problems = {
+    other = {
         f"attempt {header.attempt}, rank {header.rank} read in another order: {line}"
         for header, _ in files
         for line in explain_difference(expected.order_state, header.order_state)
     }
-    return check_records((r for _, records in files for r in records), expected, sorted(problems))
+    return check_records((r for _, records in files for r in records), expected, [*problems, *sorted(other)])
 
 
 def check_records(records: Iterable[StepRecord], expected: Expected, problems: Sequence[str] = ()) -> AuditReport:
@@ -275,8 +277,8 @@ def _agreed(name: str, attempts: dict[int, list[StepRecord]], problems: list[str
         if chosen and not np.array_equal(_ids(chosen), _ids(found)):
             problems.append(f"{name}: attempt {attempt} consumed other rows than attempt {chosen[0].attempt}")
         chosen = found
-    if chosen and len({(r.cursor, r.global_rows) for r in chosen}) > 1:
-        problems.append(f"{name}: ranks disagree on cursor or rows of the global batch")
+    if len({r.global_rows for r in chosen}) > 1:
+        problems.append(f"{name}: ranks disagree on the rows of the global batch")
     if chosen and len(_ids(chosen)) != chosen[0].global_rows:
         problems.append(
             f"{name}: ranks consumed {len(_ids(chosen))} rows, the global batch has {chosen[0].global_rows}"
