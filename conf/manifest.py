@@ -67,7 +67,9 @@ class Column(Stored):
         description="refuse: a null is an error; mask: also a bool tensor `<name>__valid`; fill: replaced by `fill`",
     )
     fill: Finite | int | bool | str | None = None
-    cardinality: Count | None = Field(default=None, description="number of codes of a dictionary-coded column")
+    cardinality: Annotated[int, Field(strict=True, ge=0, lt=1 << 31)] | None = Field(
+        default=None, description="number of codes (int32) of a dictionary-coded column"
+    )
 
     @property
     def mask(self) -> str | None:

@@ -11,6 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from conf.strict import Strict
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
 Share = Annotated[float, Field(ge=0, le=1)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -278,6 +279,10 @@ class EtlConfig(Strict):
         if clash := sorted(self.features.keys() & set(outputs)):
             raise ValueError(f"features: {clash} are label or keep too; a column has one role")
         check_case("features, label and keep", [*self.features, *outputs])
+        if reserved := [n for n in (*self.features, *outputs) if n.lower().startswith(RESERVED)]:
+            raise ValueError(
+                f"features, label or keep: {reserved}: names that begin with {RESERVED!r} are ours; rename"
+            )
         if self.label and self.label in {f.column for f in self.features.values()}:
             raise ValueError(f"features: one reads the label {self.label!r}")
         for index, check in enumerate(self.checks):

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from conf.manifest import ROW_NUMBER, Column, Role
+from conf.manifest import Column, Role
 from etl.errors import EtlError
 
 NUMPY_NAME: dict[type[DataType], str] = {
@@ -70,8 +70,6 @@ def manifest_column(
     cardinality: int | None = None,
 ) -> Column:
     """The manifest's entry for a Spark column. Raises EtlError with the remedy for a type that has no tensor."""
-    if name.lower() == ROW_NUMBER:
-        raise _refused(name, found, "every shard has a column of this name, its rows' numbers; rename it in the SQL")
     depth, element = _array_depth(found)
     layout = "binary" if isinstance(element, BinaryType) else ("scalar", "ragged")[depth] if depth < 2 else "nested"
     if isinstance(found, UserDefinedType):

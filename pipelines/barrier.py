@@ -86,6 +86,8 @@ def run_barrier(
 ) -> JobResult:
     """Run `job` on `world` slots of Spark. Raises WorkerFailed, LaunchError or Cancelled; no process is left by
     then."""
+    if not isinstance(spark, SparkSession):
+        raise TypeError(f"spark = {spark!r}: must be the SparkSession whose executors run the ranks")
     job.to_json()  # what cannot travel is said before anything starts
     check_slots(spark, world, control=control, profile=options.profile)
     with barrier_crew(spark, world, job.preload, options) as crew:

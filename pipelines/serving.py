@@ -162,7 +162,12 @@ def _load_pyfunc(path: str) -> Predictor | Writer:
     check_trusted(config, str(folder / "config.json"))
     manifest = DatasetManifest.from_json((folder / "manifest.json").read_bytes(), str(folder / "manifest.json"))
     kind = Writer if config.model.task == "language_model" else Predictor
-    return kind(config, manifest, read_weights(open_storage(str(folder))))
+    weights = read_weights(open_storage(str(folder)))
+    try:
+        return kind(config, manifest, weights)
+    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes
+        why = " ".join(str(error).split())
+        raise StoredError(f"{folder}: config.json and manifest.json make no model for its weights: {why}") from error
 
 
 def check_trusted(config: RunConfig, where: str) -> None:

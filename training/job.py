@@ -44,6 +44,16 @@ class JobSpec:
     folder: str | None = None  # where a script runs, on hosts that have the same files there
     archive: str | None = None  # a .zip of that folder, among the files Spark ships, for hosts that do not
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.entry, str) or callable(self.entry)):
+            raise TypeError(
+                f"entry = {self.entry!r}: neither 'module:function' nor the path of a script nor a callable"
+            )
+        if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
+            raise TypeError(f"args = {self.args!r}: must be a tuple or a list, one element per argument")
+        if not isinstance(self.kwargs, Mapping):
+            raise TypeError(f"kwargs = {self.kwargs!r}: must be a dict, argument by name")
+
     def to_json(self) -> dict[str, Any]:
         """ValueError or TypeError, before anything is started, where a part cannot travel."""
         entry = describe_entry(self.entry, self.args, self.kwargs)

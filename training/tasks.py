@@ -78,6 +78,7 @@ class RegressionTask(_TableTask):
         return {"abs_error": (outputs - columns[self.label]).abs().double()}
 
 
+TASK_METHODS = ("inputs", "loss", "metric_names", "metric_sums")
 TABLE_TASKS: dict[str, Any] = {"binary": BinaryTask, "multiclass": MulticlassTask, "regression": RegressionTask}
 
 
@@ -115,8 +116,8 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
 
         return LanguageModelTask(pad_id)
     cls = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_reference(kind, "model.task")
-    if not isinstance(cls, type):
-        raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class")
+    if not (isinstance(cls, type) and all(hasattr(cls, name) for name in TASK_METHODS)):
+        raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class with the methods {', '.join(TASK_METHODS)}")
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
     task: Task = cls(features, label, inputs)

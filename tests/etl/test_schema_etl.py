@@ -37,6 +37,10 @@ def test_flights_block_is_valid():
     ("changes", "words"),
     [
         ({"rowz": "t"}, "rowz"),
+        ({"features": {"SparkRing_Row": {"kind": "numeric", "column": "a"}}}, "['SparkRing_Row']: names that begin"),
+        ({"features": {"sparkring_sample": {"kind": "numeric", "column": "a"}}}, "['sparkring_sample']: names that"),
+        ({"keep": ["SPARKRING_ROW"]}, "['SPARKRING_ROW']: names that begin"),
+        ({"label": "sparkring_row"}, "['sparkring_row']: names that begin"),
         ({"rows": "u"}, "no view or source"),
         ({"views": {"t": "select 1"}}, "sources already"),
         ({"one_per": "u"}, "is no source"),

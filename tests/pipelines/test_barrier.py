@@ -216,3 +216,8 @@ def test_the_code_archive_is_reproducible_and_importable(tmp_path: Path) -> None
     ]
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert str(path) in out
+
+
+def test_what_is_no_spark_session_is_said() -> None:
+    with pytest.raises(TypeError, match="spark = None: must be the SparkSession"):
+        run_barrier(None, JobSpec("os:getpid"), 2)  # type: ignore[arg-type]

@@ -117,6 +117,34 @@ def test_a_damaged_model_folder_is_one_error_that_names_the_file(
         _load_pyfunc(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            {"task": "training.models.gpt:GPT"},
+            r"config\.json .*model\.task = 'training\.models\.gpt:GPT': is .*not a class",
+        ),
+        ({"factory": "training.models..x:X"}, r"config\.json .*model\.factory = 'training\.models\.\.x:X': module"),
+        ({"task": "training.models:__builtins__"}, r"config\.json .*model\.task = .*not a class"),
+        ({"factory": "training.models:__builtins__"}, r"config\.json .*model\.factory = .*not a class"),
+        ({"args": {"width": 32}}, r"config\.json .*size mismatch"),
+    ],
+)
+def test_a_model_folder_whose_parts_make_no_model_is_one_error(folder: Path, model: dict[str, Any], words: str) -> None:
+    rewrite(folder, **model)
+    with pytest.raises(StoredError, match=words) as caught:
+        _load_pyfunc(str(folder))
+    assert str(folder) in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_column_of_more_codes_than_an_int32_has_is_refused_by_file_and_key(folder: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    content["columns"][0]["cardinality"] = 2**40
+    (folder / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(StoredError, match=r"manifest\.json: columns\.0\.cardinality = 1099511627776: .*less than"):
+        _load_pyfunc(str(folder))
+
+
 def test_a_model_trained_compiled_serves_without_a_compiler(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["train"]["compile"] = True

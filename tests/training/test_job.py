@@ -70,6 +70,24 @@ def test_arguments_that_cannot_arrive_are_refused_before_anything_starts(
         JobSpec(entry, args=args, kwargs=kwargs).to_json()
 
 
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"entry": None}, "entry = None: neither"),
+        ({"entry": 3}, "entry = 3: neither"),
+        ({"args": "abc"}, "args = 'abc': must be a tuple or a list"),
+        ({"args": b"abc"}, "args = b'abc': must be a tuple or a list"),
+        ({"args": None}, "args = None: must be a tuple or a list"),
+        ({"args": {"a": 1}}, "must be a tuple or a list"),
+        ({"kwargs": None}, "kwargs = None: must be a dict"),
+        ({"kwargs": [("a", 1)]}, "must be a dict"),
+    ],
+)
+def test_a_job_whose_parts_are_of_another_type_is_refused_when_it_is_made(parts: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        JobSpec(**{"entry": "module:function"} | parts)
+
+
 VALUES = [
     None, True, 1, 1.5, "é", [1, "a"], {"a": {"b": [None]}}, {"loss": float("inf")},
     torch.arange(3), torch.ones(2, dtype=torch.bfloat16), {"w": torch.eye(2), "steps": [1, 2]}, b"raw", 1j, {1, 2},
