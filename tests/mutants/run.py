@@ -20,17 +20,15 @@ from typing import Any
 from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COPIED = ("conf", "etl", "training", "pipelines", "tests", "benchmarks", "examples", "pyproject.toml")
 MOST_S = 300.0
 
 
 def copy_tree(target: Path) -> None:
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target / name)
+    """Every file that git tracks, as it stands here."""
+    names = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
 
 
 def mutated(text: str, mutant: Mutant) -> str:
@@ -108,7 +106,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         copy_tree(tree)
+        sound: set[str] = set()
         for number, mutant in enumerate(chosen, 1):
+            if mutant.tests not in sound:  # a test that fails without a mutant notices none
+                code, line = pytest(tree, mutant.tests)
+                if code != 0:
+                    sys.exit(f"pytest {mutant.tests} fails on the code as it is: {line}")
+                sound.add(mutant.tests)
             found = try_mutant(tree, mutant)
             results.append(found)
             print(
