@@ -84,7 +84,7 @@ def load_config(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        problems += [_problem(e, values, origins) for e in error.errors(include_url=False)]
+        problems += dict.fromkeys(_problem(e, values, origins) for e in error.errors(include_url=False))
         raise ConfigError(where, problems) from None
     problems += combination_problems(config)
     if problems:
@@ -243,7 +243,7 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 
 
 def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str:
-    location = _present(error["loc"], values)
+    location = _present(error["loc"], values, error["type"] == "missing")
     key = ".".join(str(part) for part in location)
     where = f" ({origins[key]})" if key in origins else ""
     if error["type"] == "extra_forbidden":
@@ -258,12 +258,12 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
     if error["type"] == "literal_error" and isinstance(error["input"], str) and expected:
         near = difflib.get_close_matches(error["input"], re.findall(r"'([^']+)'", expected), n=1)
         rule += f"; did you mean {near[0]!r}?" if near else ""
-    given = json.dumps(redacted(error["input"], key), default=str)[:200]
+    given = json.dumps(redacted(error["input"], key, numbers=True), default=str)[:200]
     return f"{key} = {given}: {rule[0].lower()}{rule[1:]}{where}"
 
 
-def _present(loc: tuple[Any, ...], values: Any) -> list[Any]:
-    """pydantic's location without the union tags it inserts, which are no keys of the user's."""
+def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
+    """pydantic's location without the union tags it inserts, which are no keys of the user's; nor is a missing key."""
     path: list[Any] = []
     for position, part in enumerate(loc):
         inside = (isinstance(values, dict) and part in values) or (
@@ -272,7 +272,7 @@ def _present(loc: tuple[Any, ...], values: Any) -> list[Any]:
         if inside:
             values = values[part]
             path.append(part)
-        elif position == len(loc) - 1 and isinstance(values, dict):
+        elif is_missing and position == len(loc) - 1:
             path.append(part)
     return path or list(loc)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 
 from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
-from conf.secrets import is_secret_name, redact
+from conf.secrets import HIDDEN, redact, redacted
 from conf.storage import NO_SECRETS, check_uri
 
 BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
@@ -145,24 +144,13 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
 
 
-PROSE = re.compile(
-    r"description|etl\.views\..*|etl\.checks\..*\.sql|report\.sample_prompt"
-)  # `token: x` may stand there
-FREE_NAMES = ("model.args.", "tracking.tags.", "etl.sources.")  # blocks whose keys the user makes up
-
-
 def secret_problems(config: RunConfig) -> list[str]:
     """A line for every value that is or holds a credential. `spark.conf` may: it is kept apart (SparkConfig)."""
-    problems = []
-    for key, value in leaves(config.model_dump(mode="json", exclude={"spark": {"conf"}})):
-        if not isinstance(value, str):
-            continue
-        named = key.startswith(FREE_NAMES) and ".columns." not in key and is_secret_name(key) and value
-        looked_at = " ".join(re.findall(r"\S*(?:://|@)\S*", value)) if PROSE.fullmatch(key) else value
-        held = redact(looked_at) != looked_at
-        if named or held:
-            problems.append(f"{key} {'is' if named else f'= {redact(value)!r} holds'} a secret, {NO_SECRETS}")
-    return problems
+    return [
+        f"{key} {'is' if shown == HIDDEN else f'= {shown!r} holds'} a secret, {NO_SECRETS}"
+        for key, value in leaves(config.model_dump(mode="json", exclude={"spark": {"conf"}}))
+        if (shown := redacted(value, key)) != value
+    ]
 
 
 def combination_problems(config: RunConfig) -> list[str]:

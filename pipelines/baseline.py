@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.manifest import Column
+from conf.secrets import redact
 from pipelines.chosen import Chosen
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
                 raise ValueError(f"{', '.join(odd)}: not a finite number")
             found.scores[name] = scores
         except Exception as error:
-            found.missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            found.missing[name] = redact(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
             log.warning("baseline %s: %s; the report goes without it", name, found.missing[name])
     return found
 

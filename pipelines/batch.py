@@ -163,7 +163,6 @@ def train_and_report(
         "run": folder.uri,
         "dataset": dataset.folder.uri,
         "fingerprint": dataset.manifest.fingerprint,
-        **asdict(as_run),
         "attempts": trained.attempt,
         "failed_attempts": trained.failed_attempts,
         "timings": timings.seconds,
@@ -177,7 +176,8 @@ def train_and_report(
         "once_s": trained.once_s,
         "history": trained.history,
     }
-    folder.put_atomic("summary.json", (json.dumps(redacted(summary), indent=1) + "\n").encode())
+    summary = redacted(summary) | asdict(as_run)  # the resolved configuration holds no secret any more
+    folder.put_atomic("summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     report_job.write_report(tracker, as_run, dataset, folder, trained, evaluation, timings.seconds)
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.seconds.items()} | evaluation.flat())
     runs.update(record.folder, status="finished")
@@ -200,8 +200,8 @@ def build_dataset(spark: SparkSession, resolved: Resolved, tracker: Tracker, com
         counts |= {f"rows/{split}": float(info.rows) for split, info in dataset.manifest.splits.items()}
         tracker.metrics("etl", 0, counts | {f"time/{name}": value for name, value in dataset.seconds.items()})
         log_dataset(tracker, "etl", dataset, "output")
-        tracker.artifact("etl", json.dumps(dataset.manifest.checks, indent=1), "checks.json")
-        tracker.artifact("etl", dataset.manifest.to_json(), "manifest.json")
+        tracker.artifact_json("etl", dataset.manifest.checks, "checks.json", "etl")
+        tracker.artifact_json("etl", dataset.manifest.model_dump(mode="json"), "manifest.json", "etl")
     timings.since("etl_s", began)
     log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
     return dataset
@@ -235,7 +235,7 @@ def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fing
         },
     )
     tracker.params(JOB, resolved.as_dict())
-    tracker.artifact(JOB, json.dumps(resolved.as_dict(), indent=1), "config.json")
+    tracker.artifact_json(JOB, resolved.as_dict(), "config.json")
 
 
 def log_dataset(tracker: Tracker, key: str, dataset: Dataset, context: str) -> None:

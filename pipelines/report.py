@@ -85,7 +85,7 @@ def publish(inputs: ReportInputs, tracker: Tracker, key: str) -> str:
     """The page, also stored with the run: `report.html` and each figure as `figures/<name>.png`."""
     drawn = draw(inputs)
     html = build_report(inputs, drawn)
-    tracker.artifact(key, html, "report.html")
+    tracker.artifact(key, html.encode(), "report.html")  # of what is redacted by now: its SQL is no prose
     for name, _, figure, _ in drawn:
         tracker.artifact(key, figures.to_png(figure), f"{name}.png", "figures")
     return html

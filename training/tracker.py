@@ -6,6 +6,7 @@ A job is one parent run with a child for each of its parts (`etl`, `train`, `eva
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import threading
@@ -140,9 +141,14 @@ class Tracker:
         self._put(ops.Dataset, key, **facts, schema=[dict(column) for column in schema], context=context)
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
-        """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go."""
+        """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go. Only a str
+        is redacted, as the prose it is."""
         content = redact(source).encode(errors="replace") if isinstance(source, str) else source
         self._put_file(ops.Artifact, key, content, name, folder=folder)
+
+    def artifact_json(self, key: str, content: Any, name: str, path: str = "") -> None:
+        """An artifact of JSON. `path`: keys of the recipe above `content`, as `redacted` asks for."""
+        self.artifact(key, json.dumps(redacted(content, path), indent=1).encode(), name)
 
     def checkpoint(self, key: str, step: int, uri: str, bytes: int, world: int, metric: float | None = None) -> None:
         """A committed checkpoint, as a pointer to where its shards lie."""
@@ -190,7 +196,10 @@ class Tracker:
                 log.warning("%s for the run %r came after its end and is not recorded", kind.op, key)
                 return
             raise KeyError(f"no open run {key!r}; open: {self._open}")
-        self._journal.append(kind(key=key, at=time.time(), **redacted(fields)))
+        shown = {
+            name: value if name == "params" else redacted(value) for name, value in fields.items()
+        }  # see flat_params
+        self._journal.append(kind(key=key, at=time.time(), **shown))
 
     def _put_file(
         self, kind: type[ops.Artifact | ops.Model], key: str, source: Path | bytes, file_name: str, **fields: Any

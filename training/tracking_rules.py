@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 
+from conf.secrets import redacted
 from training.process_id import ProcessId, is_running
 
 PARAM_CHARACTERS = 6000  # MLflow's limits
@@ -52,14 +53,18 @@ class TryAgain(RuntimeError):
 
 
 def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested configuration as `a.b.c` -> text; lists and empty blocks as JSON; cut to what MLflow stores."""
+    """Nested configuration as `a.b.c` -> text, redacted; lists and empty blocks as JSON; cut to what MLflow stores.
+
+    Redacted here, while a number behind `n_token` is still seen to be none.
+    """
     flat: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             flat |= flat_params(value, f"{name}.")
         else:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            shown = redacted(value, name)
+            text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
             flat[name[:KEY_CHARACTERS]] = (
                 text if len(text) <= PARAM_CHARACTERS else text[: PARAM_CHARACTERS - 3] + "..."
             )

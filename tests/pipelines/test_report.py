@@ -149,7 +149,7 @@ def test_published_beside_the_run() -> None:
 
     stored = Stored()
     html = publish(inputs(), stored, "job")  # type: ignore[arg-type]
-    assert stored.files.pop("job:/report.html") == html == build_report(inputs())
+    assert stored.files.pop("job:/report.html") == html.encode() and html == build_report(inputs())
     assert sorted(stored.files) == [
         f"job:figures/{name}.png" for name in ("calibration", "loss", "precision_recall", "roc", "share_by_carrier")
     ]

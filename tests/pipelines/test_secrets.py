@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +14,15 @@ import yaml
 from pydantic import ValidationError
 
 from conf.load import ConfigError, leaves, load_config, recipe_names
-from conf.manifest import Accounting, DatasetManifest, Lineage
+from conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from conf.schema import RunConfig
-from conf.secrets import HIDDEN, RedactingFormatter, redact, redacted
+from conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from conf.storage import open_storage
-from pipelines import cli, report_job, serving, spark, train_job
+from pipelines import batch, cli, report_job, serving, spark, train_job
 from pipelines.etl_job import Dataset
 from pipelines.progress import Progress
 from training.failure import Failure, WorkerFailed
-from training.tracker import Tracker, TrackerSettings
+from training.tracker import JOB, Tracker, TrackerSettings
 from training.weights import FILE as WEIGHTS_FILE
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them
@@ -58,6 +59,11 @@ URLS = [  # none has a place in a recipe
     f"jdbc:sqlserver://db;user=sa;password={PLAIN}",
     f"jdbc:oracle:thin:scott/{PLAIN}@//db:1521/x",
     f"https://host?token={PLAIN}",
+    f"https://host/x?auth_key={PLAIN}",
+    f"https://host/x;jsessionid={PLAIN}",
+    f"https://host/x?client_assertion={PLAIN}",
+    f"https://hooks.slack.com/services/T00/B00/{PLAIN}",
+    f"//user:{PLAIN}@host/x",
 ]
 WORDS = [  # in a message, a log line or a tag
     f"password={PLAIN}",
@@ -77,11 +83,24 @@ WORDS = [  # in a message, a log line or a tag
     f"DB_PASSWD={PLAIN}",
     f"ghp_{PLAIN}{'a' * 20}",
     f"eyJhbGciOiJIUzI1NiJ9.{PLAIN}.c2ln",
+    f"npm_{PLAIN}{'A' * 26}",
+    f"DB_PASS={PLAIN}",
+    f"-Ddb.pass={PLAIN} -Dmy-pass={PLAIN}",
+    f"aws_secret_access_key\t{ODD}",
+    f"Cookie: a={PLAIN}; b={PLAIN}",
+    f"cookie={PLAIN}",
+    f"bearer: {PLAIN}",
+    f"sessionid={PLAIN}",
+    f"curl -s -u 'user:{PLAIN}' https://host",
+    f"curl --user user:{ODD} https://host",
     f"-----BEGIN RSA PRIVATE KEY-----\n{PLAIN}\n-----END RSA PRIVATE KEY-----",
 ]
 KEYS = ["storage.runs", "storage.datasets", "dataset", "tracking.uri", "tracking.root", "tracking.experiment",
         "tracking.tags.note", "model.args.weights", "data.cache.files", "launch.interface", "description"]  # fmt: skip
-NAMED = ["tracking.tags.api_token", "tracking.tags.password", "model.args.hf_token", "model.args.secret_key"]
+NAMED = ["tracking.tags.api_token", "tracking.tags.password", "model.args.hf_token", "model.args.secret_key",
+         "tracking.tags.pass", "tracking.tags.DB_PASS", "tracking.tags.db-pass", "tracking.tags.bearer",
+         "tracking.tags.session_cookie",
+         "model.args.client_assertion", "model.args.authKey"]  # fmt: skip
 SPARK = {  # theirs are kept for the session
     "spark.hadoop.fs.s3a.secret.key": ODD,
     "spark.hadoop.fs.s3a.access.key": PLAIN,
@@ -142,6 +161,8 @@ def test_a_key_that_names_a_secret_is_refused_where_users_name_keys(key: str, tm
     [
         ("spark.conf", f"spark.hadoop.fs.s3a.secret.key={ODD}"),
         ("spark.conf", {"spark.x.password": [PLAIN]}),
+        ("spark.conf", {"spark.x.secret": {"a b": PLAIN}}),
+        ("spark.conf", {"spark.x.secret": {"a": {"b": [PLAIN]}}}),
         ("tracking.tags", {"password": {"is": PLAIN}}),
         ("tracking.tags", f"password: {PLAIN}"),
         ("tracking.flush_every_s", URLS[0]),
@@ -155,6 +176,15 @@ def test_a_value_of_the_wrong_type_is_not_repeated(key: str, value: Any, tmp_pat
     with pytest.raises(ValidationError) as raw:
         RunConfig.model_validate(yaml.safe_load((tmp_path / "s.yaml").read_text()))
     assert not shown(str(raw.value))
+
+
+@pytest.mark.parametrize("value", [{"a": PLAIN}, [PLAIN], 4711])
+def test_a_refusal_names_the_key_as_the_user_wrote_it_and_once(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe(tmp_path, "spark.conf", {"spark.secret": value}))
+    (problem,) = caught.value.problems
+    assert problem.startswith("spark.conf.spark.secret = ") and ": input should be a valid string (" in problem
+    assert HIDDEN in problem and not shown(problem) and "4711" not in problem
 
 
 @pytest.mark.parametrize("text", [f"a: [password: {PLAIN}", f"password: {PLAIN}\npassword: b", f"a: *{PLAIN}"])
@@ -213,6 +243,48 @@ def test_nothing_tracked_holds_a_secret(tmp_path: Path) -> None:
     assert not shown(json.dumps(redacted({"words": texts, "token": PLAIN, "list": [{"password": [PLAIN]}]})))
 
 
+def test_names_of_columns_and_sql_are_no_secrets_and_json_stays_json(tmp_path: Path) -> None:
+    """Of a configuration with secrets, in everything of it that goes to MLflow."""
+    columns = {"id": "int", "n_token": "int", "api_key_uses": "int", "password": "string"}
+    view = "SELECT * FROM token WHERE token = 'abc' AND password='x' -- see https://host/x#y"
+    etl = {
+        "sources": {"token": {"path": "/d/t.csv", "columns": columns}}, "views": {"secret_view": view},
+        "rows": "secret_view", "key": ["id"], "label": "id",
+        "checks": [{"name": "token_known", "kind": "expression", "sql": "token = 'abc'"}],
+        "features": {"n_token": {"kind": "numeric"}, "api_key_uses": {"kind": "numeric"}},
+    }  # fmt: skip
+    content = {"name": "s", "etl": etl, "spark": {"conf": SPARK}, "model": {"args": {"n_token": 512}}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(content))
+    resolved = load_config(str(tmp_path / "s.yaml"))
+    checks = [{"rule": "token", "sql": "token = 'abc'"}]
+    manifest = MANIFEST.model_copy(update={"columns": (Column(name="n_token", dtype="int64"),)})
+    settings = TrackerSettings("t", "http://127.0.0.1:9", str(tmp_path / "mlflow"), request_retries=0)
+    with Tracker(settings, "j", "n") as tracker:
+        spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(applicationId="a"))
+        batch.describe_job(tracker, resolved, spark, "f")
+        tracker.artifact_json(JOB, checks, "checks.json", "etl")
+        tracker.artifact_json(JOB, manifest.model_dump(mode="json"), "manifest.json", "etl")
+        tracker.artifact_json(JOB, {"password": PLAIN, "url": URLS, "words": WORDS}, "words.json")
+    stored = {path.name: json.loads(path.read_bytes()) for path in tmp_path.rglob("files/*/*.json")}
+    assert stored["config.json"] == resolved.as_dict() and stored["checks.json"] == checks
+    assert stored["manifest.json"] == manifest.model_dump(mode="json") and not shown(repr(stored["words.json"]))
+    (journal,) = tmp_path.rglob("ops.jsonl")
+    (params,) = (op["params"] for op in map(json.loads, journal.read_text().splitlines()) if op["op"] == "params")
+    assert {name: params[f"etl.sources.token.columns.{name}"] for name in columns} == columns
+    assert params["etl.views.secret_view"] == view and params["model.args.n_token"] == "512"
+    assert params["spark.conf.spark.ssl.keyPassword"] == HIDDEN and not shown(journal.read_text())
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_with_a_secret_is_refused_in_sql_and_sources_too(url: str, tmp_path: Path) -> None:
+    source = {"path": url, "columns": {"id": "int"}}
+    etl = {"sources": {"t": source}, "views": {"v": f"SELECT * FROM t -- {url}"}, "rows": "v", "key": ["id"]}
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe(tmp_path, "etl", etl | {"label": "id", "features": {"x": {"kind": "numeric"}}}))
+    said = str(caught.value)
+    assert "etl.sources.t.path" in said and "etl.views.v" in said and not shown(said)
+
+
 @pytest.mark.parametrize("text", [*URLS, *WORDS])
 def test_no_log_line_and_no_error_shows_a_secret(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -243,9 +315,18 @@ def test_no_log_line_and_no_error_shows_a_secret(
     "http://host:5000/users/@me", "http://[::1]:5000/@x", ABFSS, "hdfs://namenode:9000/x", "sample_tokens = 9: none",
     "tokens=512", "model.args.tokenizer: bpe", "launch.tls_key = 'a.pem'", "12:30:05 I train: loss 0.5, step 3",
     "pad_token_id=3", "s3://b/x?endpoint_override=host:9000&scheme=http", "sqlite:////data/mlflow.db", "databricks://me",
+    "compass=north", "bypass: yes", "pass_rate=0.9", "token_count: 5", "forward_pass=3", "encompass: 1",
+    "cookies: 5", "author_key", "hf_hospitalization_days", "npm_config_cache_min_age", "https://hooks.slack.com/docs",
+    "curl -u https://host", "docker run -u 1000:1000", "primary_key\tint", "file:///data/a:b@c",
+    "client_assertion_type=x", "all tests passed: 5",
 ])  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize("name", ["compass", "bypass", "pass_rate", "token_count", "forward_pass", "cookies", "passes"])
+def test_a_key_that_only_sounds_like_a_secret_is_none(name: str) -> None:
+    assert not is_secret_name(name) and not is_secret_name(f"model.args.{name}")
 
 
 @pytest.mark.parametrize("name", recipe_names())
