@@ -20,7 +20,7 @@ from typing import Any
 from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST_S = 300.0
+MOST_S = 600.0
 
 
 def copy_tree(target: Path) -> None:
