@@ -97,7 +97,7 @@ class Tracker:
         now = time.time()
         tags = {**self.settings.tags, **tags, **process_tags(this_process(), now), "sparkring.job": self.job}
         self._open.append(key)
-        self._put(ops.Start, key, name=name, parent=parent, tags=_texts(tags), resume=self.resume)
+        self._put(ops.StartRun, key, name=name, parent=parent, tags=_texts(tags), resume=self.resume)
 
     def _end(self, key: str, status: str) -> None:
         if key in self._open:
@@ -138,7 +138,7 @@ class Tracker:
     ) -> None:
         """`context` such as "training"; `profile` counts of rows; `schema` rows of `{"name", "type"}`."""
         facts: dict[str, Any] = {"name": name, "uri": uri, "fingerprint": fingerprint, "profile": dict(profile or {})}
-        self._put(ops.Dataset, key, **facts, schema=[dict(column) for column in schema], context=context)
+        self._put(ops.DatasetUse, key, **facts, schema=[dict(column) for column in schema], context=context)
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
         """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go. Only a str

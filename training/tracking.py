@@ -110,7 +110,7 @@ class SparkringSource(DatasetSource):
 class SparkringDataset(Dataset):
     """Digest = the first 36 characters of our fingerprint, all that MLflow stores; the whole is in the source."""
 
-    def __init__(self, name: str, uri: str, fingerprint: str, profile: Mapping[str, Any], schema: list[ops.Column]):
+    def __init__(self, name: str, uri: str, fingerprint: str, profile: Mapping[str, Any], schema: list[ops.NamedType]):
         self._profile, self._schema = dict(profile), schema
         super().__init__(SparkringSource(uri, fingerprint), name=name)
 
@@ -122,7 +122,7 @@ class SparkringDataset(Dataset):
         return self._profile
 
     @property
-    def schema(self) -> list[ops.Column]:
+    def schema(self) -> list[ops.NamedType]:
         return self._schema
 
     def to_dict(self) -> dict[str, str]:
@@ -232,7 +232,7 @@ class MlflowSink:
 
     def _apply(self, batch: Sequence[ops.Op]) -> None:
         first = batch[0]
-        if first.key not in self.runs and not isinstance(first, ops.Start):
+        if first.key not in self.runs and not isinstance(first, ops.StartRun):
             raise MlflowException.invalid_parameter_value(f"the run {first.key!r} was not started")
         if isinstance(first, ops.Metrics):
             self._metrics(first.key, [point for op in batch if isinstance(op, ops.Metrics) for point in op.points])
@@ -241,7 +241,7 @@ class MlflowSink:
 
     # -- operations, named by their `op`
 
-    def _start(self, op: ops.Start) -> None:
+    def _start(self, op: ops.StartRun) -> None:
         client, key = self._connect(), op.key
         parent = self.runs.get(op.parent) if op.parent else None
         if parent is None:
@@ -261,7 +261,7 @@ class MlflowSink:
         self.runs[key] = found
         self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
 
-    def _resumable(self, op: ops.Start, parent: str | None) -> str | None:
+    def _resumable(self, op: ops.StartRun, parent: str | None) -> str | None:
         """The newest unfinished run of the same job and key (below the same parent)."""
         wanted = f"tags.`sparkring.job` = '{op.tags.get('sparkring.job', '')}' and tags.`sparkring.key` = '{op.key}'"
         if parent:
@@ -311,7 +311,7 @@ class MlflowSink:
         for start in range(0, len(tags), 100):
             self._connect().log_batch(self.runs[op.key], tags=tags[start : start + 100])
 
-    def _dataset(self, op: ops.Dataset) -> None:
+    def _dataset(self, op: ops.DatasetUse) -> None:
         dataset = SparkringDataset(op.name, op.uri, op.fingerprint, op.profile, op.schema)
         entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])
         self._connect().log_inputs(self.runs[op.key], [entry])

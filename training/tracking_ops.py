@@ -22,7 +22,7 @@ Texts = dict[str, str]
 
 
 @with_config(CLOSED)
-class Column(TypedDict):
+class NamedType(TypedDict):
     """Of a dataset or of a model's signature, with MLflow's name of the type."""
 
     name: str
@@ -38,7 +38,7 @@ class _Op:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start(_Op):
+class StartRun(_Op):
     op: Literal["start"] = "start"
     name: str
     parent: FolderName | None
@@ -65,13 +65,13 @@ class Tags(_Op):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(_Op):
+class DatasetUse(_Op):
     op: Literal["dataset"] = "dataset"
     name: str
     uri: str
     fingerprint: str
     profile: dict[str, Any]
-    schema: list[Column]
+    schema: list[NamedType]
     context: str
 
 
@@ -100,8 +100,8 @@ class Model(_Op):
     step: Count
     sha256: str
     loader_module: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")]
-    inputs: list[Column]
-    outputs: list[Column]
+    inputs: list[NamedType]
+    outputs: list[NamedType]
     registered_model: str | None
     alias: str | None
     tags: Texts
@@ -125,21 +125,21 @@ class End(_Op):
     status: Literal["FINISHED", "FAILED", "KILLED"]
 
 
-Op = Start | Params | Metrics | Tags | Dataset | Artifact | Checkpoint | Model | Lost | End
+Op = StartRun | Params | Metrics | Tags | DatasetUse | Artifact | Checkpoint | Model | Lost | End
 
 
 class StoredOp(RootModel[Annotated[Op, Field(discriminator="op")]]):
     """A line of ops.jsonl."""
 
 
-def _known_place(store: Store) -> Store:
+def _known_place(store: Destination) -> Destination:
     if problem := experiment_problem(store["experiment"], store["uri"]):
         raise ValueError(problem)
     return store
 
 
 @with_config(CLOSED)
-class Store(TypedDict):
+class Destination(TypedDict):
     """Where a journal is sent: these two of TrackerSettings."""
 
     experiment: Label
@@ -152,7 +152,7 @@ class State(TypedDict):
 
     done: Count  # bytes of ops.jsonl that have been applied
     runs: dict[FolderName, RunId]
-    settings: NotRequired[Annotated[Store, AfterValidator(_known_place)]]
+    settings: NotRequired[Annotated[Destination, AfterValidator(_known_place)]]
     ended: NotRequired[list[FolderName]]
     failures: NotRequired[Count]  # of the next operation
     given_up: NotRequired[list[str]]  # kinds of operation of which the last one was given up

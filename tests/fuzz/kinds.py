@@ -37,7 +37,7 @@ from training.data.audit import read_records
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described
 from training.tracking_buffer import Journal, abandoned_journals
-from training.tracking_ops import Artifact, Metrics, Start
+from training.tracking_ops import Artifact, Metrics, StartRun
 from training.weights import FILE as WEIGHTS_FILE
 from training.weights import read_weights, write_weights
 
@@ -302,7 +302,7 @@ def _predictions(folder: Path) -> Kind:
 def _journal(folder: Path) -> Kind:
     journal = Journal.create(folder, "j")
     for op in (
-        Start(key="job", at=1.0, name="n", parent=None, tags={}, resume=False),
+        StartRun(key="job", at=1.0, name="n", parent=None, tags={}, resume=False),
         Metrics(key="job", at=2.0, points=[("a", 1.0, 1, 2)]),
         Artifact(key="job", at=3.0, file=journal.add_file(b"text", "a.txt"), folder=""),
     ):

@@ -28,7 +28,7 @@ from training.process_id import this_process
 from training.tracker import Tracker, git_commit
 from training.tracking import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, replay
 from training.tracking_buffer import Journal
-from training.tracking_ops import Artifact, Metrics, Start
+from training.tracking_ops import Artifact, Metrics, StartRun
 from training.tracking_rules import process_tags
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,8 @@ def quick(root: Path, **changes: Any) -> TrackerSettings:
     ) if not changes else TrackerSettings(**(vars(quick(root)) | changes))  # fmt: skip
 
 
-def begun(job: str) -> Start:
-    return Start(key="job", at=time.time(), name=job, parent=None, resume=False, tags={"sparkring.job": job})
+def begun(job: str) -> StartRun:
+    return StartRun(key="job", at=time.time(), name=job, parent=None, resume=False, tags={"sparkring.job": job})
 
 
 def client_of(settings: TrackerSettings) -> MlflowClient:

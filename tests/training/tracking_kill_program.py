@@ -72,7 +72,7 @@ def register(settings: TrackerSettings, job: int) -> None:
     """What a job does that goes on with the run of an earlier one, where there is one."""
     journal = Journal.create(Path(settings.root), f"k{job}")
     tags = {"sparkring.job": f"j{job}"}
-    journal.append(ops.Start(key="job", at=time.time(), name="n", parent=None, resume=True, tags=tags))
+    journal.append(ops.StartRun(key="job", at=time.time(), name="n", parent=None, resume=True, tags=tags))
     data = journal.add_file(Path(settings.root) / "data", "data")
     journal.append(
         ops.Model(
