@@ -34,7 +34,8 @@ from pipelines.spark import spark_session
 from pipelines.train_job import Trained
 from training.planner import format_rows
 from training.tasks import TABLE_TASKS, build_task
-from training.tracker import JOB, Tracker, TrackerSettings, git_commit
+from training.tracker import JOB, Tracker, TrackerSettings, git_commit, send_left_behind
+from training.tracking_rules import client_limits
 from training.weights import FILE
 from training.worker import Columns, pick_columns
 
@@ -61,6 +62,9 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     found = etl_job.find(config, fingerprint) if etl else etl_job.require(config, fingerprint)
     if found is not None and not train:
         log.info("dataset: %s is there already", found.folder.uri)
+        settings = tracker_settings(config)
+        with client_limits(settings):
+            send_left_behind(settings)
         return Exit.OK
     if found is not None:
         check_against(config, found)

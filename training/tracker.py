@@ -217,7 +217,7 @@ class Tracker:
         from training.tracking import MlflowSink  # seconds of imports, here where nobody waits for them
 
         sink = self._sink = MlflowSink(self.settings, self._journal)
-        self._replay_others()
+        send_left_behind(self.settings)
         while True:
             stopping = self._stop.is_set()
             try:
@@ -238,16 +238,6 @@ class Tracker:
                 self.metrics(JOB, int(time.time()), sampler.sample())
             self._wake.wait(pause or self.settings.flush_every_s)
             self._wake.clear()
-
-    def _replay_others(self) -> None:
-        from training.tracking import replay
-
-        try:
-            journals, operations = replay(self.settings)
-            if journals:
-                log.info("sent %d tracking operations that %d earlier jobs had left on disk", operations, journals)
-        except Exception as error:
-            log.warning("what earlier jobs had left on disk waits for the next one: %s", error)
 
     def _down(self, error: Exception) -> None:
         if self._down_since is None:
@@ -302,6 +292,20 @@ class Tracker:
         if not self._thread.is_alive():  # else the sender still reads it; the lock goes with the process
             self._journal.close(delete=not left)
             self._limits.close()
+
+
+def send_left_behind(settings: TrackerSettings) -> None:
+    """What earlier jobs had left on disk, where their stores answer. Never raises: the next job may send it."""
+    if not settings.enabled or not any((Path(settings.root) / "buffer").glob("*/")):
+        return
+    from training.tracking import replay  # seconds of imports
+
+    try:
+        journals, operations = replay(settings)
+        if journals:
+            log.info("sent %d tracking operations that %d earlier jobs had left on disk", operations, journals)
+    except Exception as error:
+        log.warning("what earlier jobs had left on disk waits for the next one: %s", error)
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

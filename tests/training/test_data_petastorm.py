@@ -322,3 +322,9 @@ def test_a_folder_that_cannot_be_listed_is_an_error_not_a_smaller_dataset(
     monkeypatch.setattr(Namenode, "unlistable", "year=1")
     with pytest.raises(PermissionError, match="not yours"):
         hdfs_ids(f"hdfs://nn2:9000{hdfs}")
+
+
+def test_a_schema_pickled_with_a_name_that_numpy_dropped_is_read() -> None:
+    from petastorm.etl.legacy import restricted_loads
+
+    assert [restricted_loads(f"cnumpy\n{name}\n.".encode()) for name in ("unicode_", "string_")] == [np.str_, np.bytes_]

@@ -256,6 +256,7 @@ def _patch(module: types.ModuleType) -> None:
         _ship_with_closures()
     if module.__name__ == "petastorm.etl.legacy":
         _restore_namedtuples()
+        names["RestrictedUnpickler"].find_class = find_class(names["RestrictedUnpickler"].find_class)
 
 
 def _ship_with_closures() -> None:
@@ -294,6 +295,11 @@ def _restore_namedtuples() -> None:
     serializers = importlib.import_module("pyspark.serializers")
     if not hasattr(serializers, "_restore"):
         serializers._restore = restore_namedtuple  # type: ignore[attr-defined]
+
+
+def find_class(found: Callable[[Any, str, str], Any]) -> Callable[[Any, str, str], Any]:
+    """An unpickler's `find_class` for schemas that name what numpy has renamed since."""
+    return lambda self, module, name: found(self, module, RENAMED.get(name, name) if module == "numpy" else name)
 
 
 def restore_namedtuple(name: str, fields: Sequence[str], value: Sequence[Any]) -> Any:
