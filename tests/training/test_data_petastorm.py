@@ -241,8 +241,8 @@ def test_a_file_system_class_of_ones_own_travels_to_executors() -> None:
 
 
 class Namenode(pafs.LocalFileSystem):
-    """Local files as if on HDFS, as there is no libhdfs here; the rest, petastorm and fsspec, is real. What pyarrow
-    shows of a namenode that does not serve was seen on HDFS 2.7.3: it connects, finds nothing and opens nothing."""
+    """Local files as if on HDFS, as there is no libhdfs here; the rest, petastorm and fsspec, is real. Of a dead
+    namenode pyarrow was seen to connect and find nothing (HDFS 2.7.3); that it opens nothing is assumed."""
 
     active: ClassVar[str | None] = "nn2"
     connected: ClassVar[list[tuple[str, int]]] = []
