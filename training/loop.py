@@ -167,7 +167,7 @@ def fit(
             on_step(*divmod(state.step, steps_per_epoch), batch)
         state = _count(state, batch, info.skipped)
         if info.skipped:
-            _on_skipped(state, info.first_bad_rank, settings, reporter)
+            on_skipped(state, info.first_bad_rank, settings, reporter)
         log_now = state.step % settings.log_every_steps == 0 or state.step == last
         eval_now = state.step % eval_every == 0 or state.step == last
         stop = requested = False
@@ -270,7 +270,7 @@ def _count(state: TrainerState, batch: Batch, skipped: bool) -> TrainerState:
     )
 
 
-def _on_skipped(state: TrainerState, bad_rank: int | None, settings: LoopSettings, reporter: Reporter) -> None:
+def on_skipped(state: TrainerState, bad_rank: int | None, settings: LoopSettings, reporter: Reporter) -> None:
     where = {"step": state.step, "cursor": state.cursor, "rank": bad_rank}
     reporter.event("step_skipped", where)
     if state.skipped_in_a_row > settings.max_skipped_steps:

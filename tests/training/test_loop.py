@@ -22,10 +22,12 @@ from training.loop import (
     LoopRecord,
     LoopSettings,
     TrainerState,
+    TrainingDiverged,
     after_evaluation,
     fit,
     improved,
     look_interval,
+    on_skipped,
     total_steps,
 )
 
@@ -65,6 +67,16 @@ def test_early_stopping_waits_for_patience_and_keeps_the_best() -> None:
 def test_a_metric_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match=r"train\.best_metric = 'auc': .*\['loss'\]"):
         after_evaluation(TrainerState(), {"loss": 1.0}, replace(SETTINGS, best_metric="auc"))
+
+
+def test_steps_skipped_in_a_row_end_training_and_steps_skipped_in_all_do_not() -> None:
+    told: list[str] = []
+    reporter: Any = SimpleNamespace(event=lambda kind, _: told.append(kind))
+    settings = replace(SETTINGS, max_skipped_steps=2)
+    on_skipped(TrainerState(skipped_steps=99, skipped_in_a_row=2), 1, settings, reporter)
+    with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* first on rank 1; .*max_skipped_steps = 2"):
+        on_skipped(TrainerState(skipped_steps=3, skipped_in_a_row=3), 1, settings, reporter)
+    assert told == ["step_skipped"] * 2
 
 
 def test_state_survives_json() -> None:
