@@ -14,6 +14,7 @@ from training.checkpoint_policy import Retention, best_step, expendable
     ("keep", "committed", "gone"),
     [
         (Retention(last=2, best=0), [(1, None), (2, None), (3, None)], [1]),
+        (Retention(last=0, best=0), [(1, None), (2, None), (3, None)], [1, 2]),
         (Retention(last=1, best=1), [(1, 0.1), (2, 0.3), (3, 0.2)], [2]),
         (Retention(last=1, best=1, mode="max"), [(1, 0.1), (2, 0.3), (3, 0.2)], [1]),
         (Retention(last=1, best=2), [(1, 0.1), (2, 0.3), (3, 0.2), (4, 0.9)], [2]),
