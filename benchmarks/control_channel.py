@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import pickle
-import platform
-import shlex
 import subprocess
 import sys
 import time
@@ -27,6 +24,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from machine import measured_with  # noqa: E402
 
 from training.attempt import LOOK_S, Attempt, Control, Limits  # noqa: E402
 from training.channel import Message  # noqa: E402
@@ -201,8 +200,7 @@ def pure_parts(ranks: int) -> dict[str, float]:
     return seconds
 
 
-def report(ranks: int, found: dict[str, float], pure_ranks: int, pure: dict[str, float], load: float) -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+def report(ranks: int, found: dict[str, float], pure_ranks: int, pure: dict[str, float]) -> str:
     looks_s = max(pure["look"], pure["all fail: look"])
     rows = [
         ("refused connections", f"{found['refused']:.0f}", "0"),
@@ -222,10 +220,8 @@ def report(ranks: int, found: dict[str, float], pure_ranks: int, pure: dict[str,
         [
             f"# Control channel: {ranks:,} ranks on one machine",
             "",
-            f"`python {shlex.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}, commit {commit.strip()}, Python "
-            f"{platform.python_version()}, {os.cpu_count()} cores, load average {load:.1f} before and "
-            f"{os.getloadavg()[0]:.1f} after. The driver in one process, all agents in another; heartbeats "
-            f"are merged at the agent to one in {BEAT_S:g} s, and the driver looks every {LOOK_S:g} s.",
+            f"{measured_with()}. The driver in one process, all agents in another; heartbeats "
+            f" are merged at the agent to one in {BEAT_S:g} s, and the driver looks every {LOOK_S:g} s.",
             "",
             "| | measured | at most |",
             "|---|---|---|",
@@ -260,9 +256,8 @@ def main() -> None:
         allow_descriptors(args.agents)
         endpoint = pickle.loads(bytes.fromhex(sys.stdin.readline()))
         return asyncio.run(all_agents(endpoint, args.agents, args.beats, args.at_once))
-    load = os.getloadavg()[0]
     pure = pure_parts(args.pure_ranks)
-    text = report(args.ranks, simulate(args.ranks, args.beats, args.seconds, args.at_once), args.pure_ranks, pure, load)
+    text = report(args.ranks, simulate(args.ranks, args.beats, args.seconds, args.at_once), args.pure_ranks, pure)
     print(text)
     if args.write:
         args.write.write_text(text)

@@ -13,26 +13,24 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.metadata
 import io
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 from PIL import Image
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
+
+from machine import measured_with  # noqa: E402
 
 from benchmarks.peak_memory import peak_pss  # noqa: E402
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
@@ -236,22 +234,12 @@ def _median(runs: list[dict[str, Any]], of: Any) -> float:
     return statistics.median(of(r) for r in runs)
 
 
-def machine(command: str, peers_python: str | None) -> list[str]:
+def notes_on(peers_python: str | None) -> list[str]:
     """What the numbers were measured on and with, so that they can be measured again."""
-    root = HERE.parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
-    model = next(
-        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
-    )
-    names = ("pyarrow", "torch", "numpy", "petastorm", "pillow")
-    versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in names)
     lines = [
-        f"- machine: {model}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, "
-        f"{platform.platform()}",
-        f"- load average before and after: {os.getloadavg()[0]:.1f}, {{load}} (above 2, other work shared the "
-        "machine: trust ratios of CPU time, which were taken in interleaved order, not wall times)",
-        f"- versions: Python {platform.python_version()}, {versions}",
-        f"- commit {commit}; {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}; `{command}`",
+        f"- {measured_with('pyarrow', 'torch', 'numpy', 'petastorm', 'pillow')}",
+        "- where the load average is above 2, other work shared the machine: trust ratios of CPU time, which were "
+        "taken in interleaved order, not wall times",
     ]
     if peers_python:
         ask = (
@@ -287,7 +275,6 @@ def main() -> None:
     if args.peers_python and theme != "cache" and not (folder / "mds").exists():
         prepare = [args.peers_python, str(HERE / "data_cases.py"), "prepare", str(folder), str(args.peer_rows)]
         subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
-    notes = machine("python " + " ".join(sys.argv), args.peers_python)
     results: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     warm(folder)
     if theme == "cache":
@@ -296,7 +283,7 @@ def main() -> None:
         for case in cases if turn % 2 == 0 else cases[::-1]:
             python = args.peers_python if case in PEERS else sys.executable
             results[case].append(run(case, folder, BATCH[theme], args.limit_s, python, args.cold))
-        now = [notes[0], notes[1].format(load=f"{os.getloadavg()[0]:.1f}"), *notes[2:]]
+        now = notes_on(args.peers_python)
         Path(args.out).write_text(
             report(title, theme, args.rows, results, now, folder)
         )  # after every pass: it may be long

@@ -11,7 +11,6 @@ permutation. Then the CPU time and memory of planning 1,000,000 files with 10,00
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -21,6 +20,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from machine import measured_with  # noqa: E402
 
 from training.data.order import OrderSettings, epoch_ids, lane_order, make_plan  # noqa: E402
 
@@ -66,10 +67,9 @@ def main() -> None:
         quality("full permutation", np.random.default_rng(0).permutation(ROWS)),
     ]
     spent, peak = planning()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     Path(args.out).write_text(
         f"# Shuffle quality and planning: {ROWS:,} rows in row groups of {GROUP:,}, global batch {BATCH:,}\n\n"
-        f"- commit {commit}; numpy {np.__version__}; `python {' '.join(sys.argv)}`\n\n"
+        f"{measured_with('numpy')}\n\n"
         "| | distinct row groups per batch | rank correlation with the stored order | neighbours' distance / rows |\n"
         "|---|---|---|---|\n" + "\n".join(lines) + "\n\n"
         f"Planning 1,000,000 files with 10,000,000,000 rows, all 64 lanes of an epoch: {spent:.2f} s of CPU, "

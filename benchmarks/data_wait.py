@@ -11,7 +11,6 @@ share of all time spent waiting for a batch: as training reads, on from epoch to
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from data_readers import machine
+from data_readers import notes_on
 
 from conf.manifest import DatasetManifest
 from conf.storage import open_storage
@@ -80,7 +79,6 @@ def main() -> None:
     manifest = DatasetManifest.from_json(Path(args.folder, "_manifest.json").read_text(), args.folder)
     reader = ParquetReader(open_storage(args.folder), manifest, "train", None, args.batch, settings=ReaderSettings())
     reader.verify()
-    notes = machine(f"python {' '.join(sys.argv)}", None)
     waits(on(reader, 1), 0.0)
     runs = [one_run(reader, args.epochs, args.slack) for _ in range(args.runs)]
     reader.close()
@@ -93,12 +91,11 @@ def main() -> None:
             f"| {slack} | {step * 1e3:.2f} | {begun:.2%} | {read:.2%} | {later:.2%} | {chunks:.2%} | "
             f"{before:.0f} | {after:.0f} | {first:.2f} |"
         )
-    notes[1] = notes[1].format(load=f"{os.getloadavg()[0]:.1f}")
     head = [
         f"# Waiting for data: {args.epochs} epochs of {manifest.splits['train'].rows:,} rows, batch {args.batch}, "
         f"medians of {args.runs} runs",
         "",
-        *notes,
+        *notes_on(None),
         "",
         "| step / floor | step ms | waited, of all time, each epoch begun anew | as training reads | the same after "
         "its first batch | of that, for a chunk to be ready | second epoch's first batch ms, begun anew | as training "

@@ -11,24 +11,21 @@ and CPU seconds (this process, its JVM and Spark's Python workers) per write.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import os
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pyarrow
-import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from machine import measured_with
 
 from conf.manifest import Column
 from conf.schema_etl import ShardConfig
@@ -133,16 +130,10 @@ def measure(write: Callable[[DataFrame, Path], None], rows: DataFrame, target: P
 
 
 def report(arguments: argparse.Namespace, results: dict[str, list[tuple[float, float, int]]]) -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    memory = psutil.virtual_memory().total / 2**30
     lines = [
         f"# Writing {arguments.rows:,} rows: exact hashed shards against a plain write",
         "",
-        f"{dt.date.today()}, {os.cpu_count()} cores, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f} at the end, "
-        f"{arguments.master} with {arguments.memory} of heap; Spark {pyspark.__version__}, "
-        f"pyarrow {pyarrow.__version__}, Python {platform.python_version()}; commit {commit}",
-        "",
-        f"`{' '.join(['python', *sys.argv])}`",
+        f"{measured_with('pyspark', 'pyarrow')}; {arguments.master} with {arguments.memory} of heap.",
         "",
         "| | wall s (each) | wall s, median | CPU s, median | MiB |",
         "|---|---|---|---|---|",

@@ -10,15 +10,12 @@ recipe's own validation split on is read, so the choice is made without them.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
-import subprocess
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
-from whole_line import ROOT, run
+from machine import measured_with
+from whole_line import run
 
 from etl.raw import unpack_flights
 from pipelines.baseline import LOGISTIC
@@ -52,12 +49,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not all(3 <= month <= LAST_MONTH for month in arguments.months):
         parser.error(f"--months are from 3 to {LAST_MONTH}: later ones are the recipe's validation and test")
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    versions = ", ".join(f"{name} {version(name)}" for name in ("pyspark", "torch"))
     lines = [
         "# Flights: which step to export, on months before the recipe's validation month\n",
-        f"`python benchmarks/export_choice.py --months {' '.join(map(str, arguments.months))}`, commit "
-        f"{commit.stdout.strip()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}.\n",
+        f"{measured_with('pyspark', 'torch')}.\n",
         "| held-out month | log loss, best | log loss, last | AUC, best | AUC, last | log loss, logistic regression |",
         "|---|---|---|---|---|---|",
     ]

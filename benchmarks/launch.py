@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import shlex
 import statistics
 import subprocess
 import sys
@@ -23,6 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from machine import measured_with
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -123,7 +123,6 @@ def main() -> None:
     if args.one:
         print("RESULT " + json.dumps(measure(args.one, args.rounds)), flush=True)
         os._exit(0)  # what TorchDistributor and horovod leave behind must not keep us
-    load = os.getloadavg()[0]
     found = {}
     for master in args.masters:
         command = [sys.executable, __file__, "--one", master, "--rounds", str(args.rounds)]
@@ -132,13 +131,11 @@ def main() -> None:
         if line is None:
             sys.exit(f"{master}: rc {out.returncode}\n{out.stdout[-3000:]}\n{out.stderr[-6000:]}")
         found[master] = json.loads(line.removeprefix("RESULT "))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     text = (
         f"# Launch: from the call to a formed ring of two ranks\n\n"
-        f"`python {shlex.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}, commit {commit.strip()}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores, load average {load:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after. Cold: every call starts new processes that import torch and Horovod from "
-        f"nothing, for all three alike. Medians are over all calls, each launcher's first in the session included.\n\n"
+        f"{measured_with('pyspark', 'horovod', 'torch')}. Cold: every call starts new "
+        f"processes that import torch and Horovod from nothing, for all three alike. Medians are over all calls, each "
+        f"launcher's first in the session included.\n\n"
         f"{table(found)}\n\nSeconds of every round:\n\n```json\n{json.dumps(found, indent=1)}\n```\n"
     )
     print(text)

@@ -18,7 +18,6 @@ import filecmp
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -30,9 +29,20 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
+from machine import measured_with
+
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "0.12.1"
-PACKAGES = ["opencv-python-headless", "pytz", "s3fs", "gcsfs", "tensorflow-cpu", "mock", "pytest-timeout"]
+PACKAGES = [
+    "opencv-python-headless",
+    "pytz",
+    "s3fs",
+    "gcsfs",
+    "tensorflow-cpu",
+    "mock",
+    "pytest-timeout",
+    "pytest-logger",
+]
 EDITS = {"inspect.getargspec": "inspect.getfullargspec", "pandas.util.testing": "pandas.testing"}
 # (what the test's name and message match, why): none of them is the adapter's
 REASONS = [
@@ -132,10 +142,6 @@ def reason(test: str, message: str) -> str | None:
 
 def report(results: dict[str, tuple[str, str]], again: int, seconds: float) -> tuple[str, int]:
     """The result file's text, and how many failures have no known reason."""
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}" for name in ("pyarrow", "numpy", "pandas", "pyspark", "torch")
-    )
     counts = Counter(kind for kind, _ in results.values())
     groups: dict[str, list[str]] = {}
     for test, (kind, message) in results.items():
@@ -147,8 +153,8 @@ def report(results: dict[str, tuple[str, str]], again: int, seconds: float) -> t
     lines = [
         f"# petastorm {VERSION}: its own tests through the adapter",
         "",
-        f"`python benchmarks/petastorm_suite.py`, {time.strftime('%Y-%m-%d')}, commit {commit.strip()}, "
-        f"Python {platform.python_version()}, {versions}, {seconds / 60:.0f} minutes. Of {len(results)} tests "
+        f"{measured_with('pyarrow', 'numpy', 'pandas', 'pyspark', 'torch')}; {seconds / 60:.0f} minutes. Of "
+        f"{len(results)} tests "
         f"{counts['passed']} pass ({again} of them only when run again, alone), {counts['failed']} fail, "
         f"{counts['skipped']} are skipped. Replaced in the tests' own code: "
         + ", ".join(f"`{old}` by `{new}`" for old, new in EDITS.items())

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
-import shlex
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from machine import measured_with
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "chaos")]
@@ -111,12 +109,9 @@ def report(times: dict[str, list[float]], runs: list[str], problems: list[str], 
     )
     verdicts = "\n".join(f"- run {i}: {words}" for i, words in enumerate(runs))
     found = "\n".join(f"- {p[:500]}" for p in problems) or "none"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     return (
         f"# Soak: {count} injected faults on a standalone cluster of three workers\n\n"
-        f"`python {shlex.join(sys.argv)}`, {time.strftime('%Y-%m-%d')}, commit {commit.strip()}, Python "
-        f"{platform.python_version()}, {os.cpu_count()} cores shared with other work, load average "
-        f"{os.getloadavg()[0]:.0f} at the end, {seconds / 60:.0f} minutes in all.\n\n"
+        f"{measured_with('pyspark', 'torch')}; {seconds / 60:.0f} minutes in all.\n\n"
         "Seconds from the fault to the first step further than before it. Before the next fault: a new checkpoint "
         "with an undisturbed run's parameters, every row once, no process and no port left.\n\n"
         f"| fault | times | median s | worst s |\n|---|---|---|---|\n{rows}\n\n"

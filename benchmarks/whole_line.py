@@ -11,16 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
+from machine import measured_with
 from peak_memory import peak_pss
 
 from etl.raw import unpack_flights
@@ -100,13 +99,9 @@ def main() -> None:
             repeated(raw, folder / "data/raw/flights", times)
             words = ["spark.conf={spark.driver.memory: 4g}", "train.epochs=1", *arguments.words]
             columns[f"{times}x"] = rows_of(run(folder, words), folder)
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    versions = ", ".join(f"{name} {version(name)}" for name in ("pyspark", "torch", "mlflow", "pyarrow"))
     lines = [
         "# Whole line by stage: flights, one epoch, two ranks\n",
-        f"Machine: {os.cpu_count()} cores, {platform.platform()}; Python {platform.python_version()}; {versions}; "
-        f"commit {commit.stdout.strip()}.\n",
-        f"Command: `python benchmarks/whole_line.py --repeat {' '.join(map(str, arguments.repeat))}`\n",
+        f"{measured_with('pyspark', 'torch', 'mlflow', 'pyarrow')}.\n",
         "| | " + " | ".join(columns) + " |",
         "|---|" + "---|" * len(columns),
     ]

@@ -1,0 +1,31 @@
+"""What a benchmark was measured with, as one line of its result file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+LOAD_BEFORE = os.getloadavg()[0]  # as the benchmark begins
+
+
+def measured_with(*packages: str) -> str:
+    """The command, date, commit, machine, load and the packages' versions."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((x.split(":")[1].strip() for x in cpus if x.startswith("model name")), "unknown CPU")
+    versions = ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages)])
+    return (
+        f"`{shlex.join(['python', *sys.argv])}`, {time.strftime('%Y-%m-%d')}, commit {commit}; {cpu}, {os.cpu_count()} "
+        f"cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.platform()}, load average "
+        f"{LOAD_BEFORE:.1f} before and {os.getloadavg()[0]:.1f} after; {versions}"
+    )
