@@ -66,6 +66,7 @@ from training.checkpoint_plan import (
 )
 from training.checkpoint_policy import Retention, best_step, expendable
 from training.checkpoint_rng import capture_rng, checked_rng, restore_rng
+from training.waiting import waits_for_ranks
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0  # at how far the writing thread is, while training waits for it
@@ -291,6 +292,7 @@ class Checkpointer:
         except Exception as error:
             log.warning("old checkpoints in %s could not be deleted: %s", self.storage.uri, error)
 
+    @waits_for_ranks  # the save before is whole when all ranks have written their parts
     def wait(self) -> None:
         """Until nothing is being written; raises CheckpointError if that failed on any rank."""
         if self._thread is not None:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Frames in which a rank waits for the others, by file and function. Horovod, torch.distributed, NCCL through torch; and
-# a save that waits for the one before it, which is whole when all ranks have written their parts.
+from training.waiting import FRAME
+
+# Frames of libraries in which a rank waits for the others: Horovod, torch.distributed, NCCL through torch. Our own
+# functions are marked (`training.waiting`).
 _WAITING = re.compile(
-    r"(horovod[/\\]torch[/\\]|torch[/\\]distributed[/\\]|torch[/\\]autograd[/\\]graph|torch[/\\]nn[/\\]parallel"
-    r"|training[/\\](?:checkpoint|parallel[/\\]ring_horovod)\.py).*\bin "
+    r"(horovod[/\\]torch[/\\]|torch[/\\]distributed[/\\]|torch[/\\]autograd[/\\]graph|torch[/\\]nn[/\\]parallel).*\bin "
     r"(\w*(all_?reduce|all_?gather|all_?to_?all|broadcast|barrier|reduce_scatter|synchronize|wait|poll|send|recv|join"
     r"|_engine_run_backward|monitored_barrier|init_process_group|rendezvous|init|_store_based_barrier)\w*)",
     re.IGNORECASE,
@@ -53,9 +54,14 @@ def waiting_for_work(ranks: Sequence[Progress], stacks: Mapping[int, str], limit
 
 def waits_in(stack: str) -> str | None:
     """The collective in which a stack's main thread waits, None where it does something else."""
+    inner = None  # the frame below the mark is the function that has it
     for line in main_thread(stack).splitlines():
+        name = line.rpartition(" in ")[2]
+        if name == FRAME:
+            return inner
         if found := _WAITING.search(line):
             return found[2]
+        inner = name
     return None
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from training.attempt import Limits
+from training.checkpoint import Checkpointer
 from training.crew import Crew
 from training.failure import WorkerFailed
 from training.job import JobSpec
 from training.launch import local_crew, run_local
 from training.logpump import LogPump, RateLimit
+from training.parallel.ring_horovod import HorovodLink
+from training.waiting import FRAME, waits_for_ranks
 from training.watch import (
     Progress,
     StragglerWatch,
@@ -64,13 +69,15 @@ def test_who_hangs(idle: list[float], steps: list[int | None], expected: list[in
 
 SAVES = """Current thread 0x00007f2 (most recent call first):
   File "/py/threading.py", line 1123 in join
-  File "/x/training/checkpoint.py", line 286 in wait
+  File "/x/anywhere/save.py", line 286 in wait
+  File "/x/anywhere/else.py", line 20 in waiting_for_ranks
   File "/x/training/checkpoint.py", line 130 in save
 """
 
 
 POLLS = """Current thread 0x00007f2 (most recent call first):
-  File "/x/training/parallel/ring_horovod.py", line 74 in wait
+  File "/x/anywhere/ring.py", line 74 in wait
+  File "/x/anywhere/else.py", line 20 in waiting_for_ranks
   File "/x/training/parallel/reduce.py", line 143 in finish
 """
 
@@ -92,6 +99,21 @@ def test_who_waits_for_a_rank_that_works_does_not_hang(
     idle: list[float], stacks: dict[int, str], waiting: list[int]
 ) -> None:
     assert waiting_for_work([rank(i, 5, s) for i, s in enumerate(idle)], stacks, 10.0) == waiting
+
+
+def test_a_marked_wait_is_seen_in_a_real_stack(tmp_path: Path) -> None:
+    @waits_for_ranks
+    def save_before_is_whole() -> None:
+        with (tmp_path / "stack").open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=False)
+
+    save_before_is_whole()
+    assert waits_in((tmp_path / "stack").read_text()) == "save_before_is_whole"
+
+
+@pytest.mark.parametrize("function", [Checkpointer.wait, HorovodLink.wait])
+def test_what_waits_for_ranks_is_marked(function: Any) -> None:
+    assert function.__code__.co_name == FRAME
 
 
 def test_stacks_are_read() -> None:

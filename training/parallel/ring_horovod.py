@@ -21,6 +21,7 @@ from torch import nn
 from training.parallel.axis import DataAxis
 from training.parallel.measure import ring_share
 from training.parallel.reduce import GradientReducer
+from training.waiting import waits_for_ranks
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5e-5, 5e-4  # Horovod itself looks for work once a millisecond
 
@@ -72,6 +73,7 @@ class HorovodLink:
         self._count(self.ranks - 1, flat)
         return hvd.allgather_async(flat, name=name)
 
+    @waits_for_ranks
     def wait(self, handle: Any) -> torch.Tensor:
         """`synchronize` alone would spin until then, and keep a core from the ranks and threads it waits for."""
         import horovod.torch as hvd
