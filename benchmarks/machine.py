@@ -26,6 +26,6 @@ def measured_with(*packages: str) -> str:
     versions = ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages)])
     return (
         f"`{shlex.join(['python', *sys.argv])}`, {time.strftime('%Y-%m-%d')}, commit {commit}; {cpu}, {os.cpu_count()} "
-        f"cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.platform()}, load average "
-        f"{LOAD_BEFORE:.1f} before and {os.getloadavg()[0]:.1f} after; {versions}"
+        f"cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()} {platform.machine()}, load "
+        f"average {LOAD_BEFORE:.1f} before and {os.getloadavg()[0]:.1f} after; {versions}"
     )
