@@ -29,9 +29,10 @@ from conf.stored import StoredError, parse
 from etl.features import apply_numpy
 from etl.tokenizer import Codec
 from training.models.gpt import generate
+from training.models.initial import InitialModel
 from training.tasks import build_task
 from training.weights import FILE, read_weights
-from training.worker import build_model, pick_columns
+from training.worker import build_model, pick_columns, start_model
 
 BATCH_ROWS = 8192
 TRUSTED = "SPARKRING_MODEL_MODULES"
@@ -49,6 +50,9 @@ def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifes
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """The module as it was trained, never compiled: where it serves there may be no compiler, nor time for one."""
+    without_memory = start_model(config, manifest)
+    if isinstance(without_memory, InitialModel):  # sizes that the weights do not have are refused before they are taken
+        without_memory.module.load_state_dict({name: weight.to("meta") for name, weight in weights.items()})
     model = build_model(config, manifest)
     model.load_state_dict(weights)
     return model.eval()

@@ -145,6 +145,14 @@ def test_a_column_of_more_codes_than_an_int32_has_is_refused_by_file_and_key(fol
         _load_pyfunc(str(folder))
 
 
+def test_a_table_larger_than_its_weights_is_refused_before_it_takes_memory(folder: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    content["columns"][0]["cardinality"] = 2**31 - 1
+    (folder / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(StoredError, match="size mismatch"):  # and not torch's, that it cannot allocate
+        _load_pyfunc(str(folder))
+
+
 def test_a_model_trained_compiled_serves_without_a_compiler(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["train"]["compile"] = True
