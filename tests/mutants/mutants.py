@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(REDUCE, "        self.next_start = 0\n\n", "\n", RING),
     Mutant(BATCHING, "return (row_losses * batch.weight.to(row_losses)).sum()", "return row_losses.sum()", MESH),
     Mutant(BATCHING, "global_rows=batch.global_rows,", "global_rows=stop - start,", MESH),
-    Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", MESH),
+    Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", "tests/training/test_batching.py"),
     Mutant(BATCHING, "torch.zeros(missing)]", "torch.ones(missing)]", MESH),
     Mutant(CORE, "combined = self.axis.size if self.axis.averages else 1", "combined = 1", RING),
     Mutant(CORE, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
