@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from conf.storage import open_storage
-from training.checkpoint import Checkpointer
+from training.checkpoint.checkpointer import Checkpointer
 
 
 def state_of(megabytes: int) -> dict[str, Any]:

@@ -27,15 +27,15 @@ sys.path.insert(0, str(ROOT))
 
 from machine import measured_with  # noqa: E402
 
-from training.attempt import LOOK_S, Attempt, Control, Limits  # noqa: E402
-from training.channel import Message  # noqa: E402
-from training.crew import Crew, allow_descriptors  # noqa: E402
-from training.facts import collect_facts, problems, reach_plan  # noqa: E402
-from training.failure import RankState, WorkerFailed  # noqa: E402
-from training.job import JobSpec  # noqa: E402
-from training.link import BEAT_S, Endpoint, Link  # noqa: E402
-from training.watch import StragglerWatch  # noqa: E402
-from training.worker_env import Seat, assign_places, choose_seats  # noqa: E402
+from training.launch.attempt import LOOK_S, Attempt, Control, Limits  # noqa: E402
+from training.launch.channel import Message  # noqa: E402
+from training.launch.crew import Crew, allow_descriptors  # noqa: E402
+from training.launch.facts import collect_facts, problems, reach_plan  # noqa: E402
+from training.launch.failure import RankState, WorkerFailed  # noqa: E402
+from training.launch.job import JobSpec  # noqa: E402
+from training.launch.link import BEAT_S, Endpoint, Link  # noqa: E402
+from training.launch.watch import StragglerWatch  # noqa: E402
+from training.launch.worker_env import Seat, assign_places, choose_seats  # noqa: E402
 
 BROKEN = {"type": "RuntimeError", "message": "[gloo/pair.cc:1] Connection closed by peer", "traceback": "  ...\n" * 40}
 TARGETS = {"driver_cpu": 0.20, "connected_s": 10.0, "named_s": 2.0, "look_s": 0.05, "pure_s": 1.0}

@@ -24,7 +24,7 @@ from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
 from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.batching import part_bounds, slice_batch
-from training.parallel.ring_horovod import start_horovod
+from training.parallel.data_parallel.horovod_ring import start_horovod
 from training.planner import make_plan
 
 ROWS_PER_RANK, TOKENS, WARM_UP = 8, 64, 3

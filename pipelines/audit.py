@@ -13,8 +13,8 @@ from conf.storage import Storage, open_storage
 from conf.stored import StoredError, named, parse
 from pipelines.chosen import chosen_rows
 from pipelines.etl_job import Dataset
-from training.checkpoint import TrainerFile
-from training.checkpoint_catalog import committed, damaged
+from training.checkpoint.catalog import committed, damaged
+from training.checkpoint.checkpointer import TrainerFile
 from training.data.audit import AuditReport, Expected, OrderState, check_run, expected_rows, read_run
 from training.loop import LoopRecord
 

@@ -23,19 +23,20 @@ from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
 from conf.stored import StoredError
-from pipelines import etl_job, evaluate, report_job, serving, train_job
-from pipelines.barrier import check_slots, stage_options
+from pipelines import etl_job, evaluate, serving, train_job
 from pipelines.etl_job import Dataset
 from pipelines.evaluate import Evaluation
 from pipelines.exits import Exit
+from pipelines.launch.barrier import check_slots, stage_options
 from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
+from pipelines.report import report_job
 from pipelines.runs import RunRecord, Runs, Status
 from pipelines.spark import spark_session
+from pipelines.tracking.rules import client_limits
+from pipelines.tracking.tracker import JOB, Tracker, TrackerSettings, git_commit, send_left_behind
 from pipelines.train_job import Trained
 from training.planner import format_rows
 from training.tasks import TABLE_TASKS, build_task
-from training.tracker import JOB, Tracker, TrackerSettings, git_commit, send_left_behind
-from training.tracking_rules import client_limits
 from training.weights import FILE
 from training.worker import Columns, pick_columns
 

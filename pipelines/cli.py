@@ -16,8 +16,8 @@ from conf.secrets import RedactingFormatter, redact
 from conf.stored import StoredError
 from etl.errors import EtlError
 from pipelines.exits import Exit
-from training.failure import Cancelled, LaunchError, WorkerFailed
-from training.tracking_rules import Unreachable
+from pipelines.tracking.rules import Unreachable
+from training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
 EXITS: list[tuple[type[BaseException], Exit]] = [
     (ConfigError, Exit.USAGE),
@@ -147,7 +147,7 @@ def _count(text: str) -> int:
 def _launch(arguments: argparse.Namespace) -> int:
     from conf.schema import SparkConfig
     from conf.schema_launch import LaunchConfig
-    from pipelines.launch import NAME, launch
+    from pipelines.launch.script import NAME, launch
     from pipelines.spark import submitted
 
     elsewhere = arguments.master or submitted()
@@ -205,7 +205,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pipelines.report_job import redraw
+    from pipelines.report.report_job import redraw
 
     print(redraw(_load(arguments)))
     return Exit.OK
@@ -255,8 +255,8 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:
-    from pipelines.barrier import stage_options
-    from pipelines.netcheck import netcheck
+    from pipelines.launch.barrier import stage_options
+    from pipelines.launch.netcheck import netcheck
     from pipelines.spark import spark_session
 
     config = _load(arguments).config
@@ -278,15 +278,15 @@ def _package(arguments: argparse.Namespace) -> int:
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from training.tracking import serve_ui
+    from pipelines.tracking.mlflow_store import serve_ui
 
     return serve_ui(_load(arguments).config.tracking, arguments.port)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     from pipelines.batch import tracker_settings
-    from training.tracking import replay
-    from training.tracking_rules import client_limits
+    from pipelines.tracking.mlflow_store import replay
+    from pipelines.tracking.rules import client_limits
 
     settings = tracker_settings(_load(arguments).config)
     with client_limits(settings):

@@ -21,8 +21,8 @@ from pipelines import serving
 from pipelines.baseline import fit_baselines
 from pipelines.chosen import Chosen, chosen_rows
 from pipelines.etl_job import Dataset
+from pipelines.metrics import binary_scores, is_better
 from pipelines.train_job import Trained
-from training.metrics import binary_scores, is_better
 from training.models.gpt import perplexity
 from training.weights import read_weights
 from training.worker import pick_columns

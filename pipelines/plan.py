@@ -20,10 +20,10 @@ from training.models.dropout import draws_masks
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.settings import ParallelSettings
+from training.parallel.world import Mesh, resolve_mesh
 from training.planner import Plan, Untraceable, first_line, format_rows, make_plan, rows_of
 from training.tasks import TABLE_TASKS, build_task, model_class
 from training.worker import build_model, pick_columns
-from training.world import Mesh, resolve_mesh
 
 log = logging.getLogger(__name__)
 UNPLANNED = "activations, and what is sent for them, are not planned"

@@ -25,8 +25,8 @@ from conf.manifest import digest
 from conf.schema import RunConfig
 from conf.storage import Storage, exclusive, lock_file, open_storage
 from conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
-from training.failure import LaunchError
-from training.process_id import ProcessId, is_running, this_process
+from pipelines.tracking.process_id import ProcessId, is_running, this_process
+from training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
 Status = Literal["running", "finished", "failed", "interrupted"]

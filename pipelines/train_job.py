@@ -16,19 +16,19 @@ from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
-from pipelines.barrier import stage_options
 from pipelines.etl_job import Dataset
-from pipelines.figures import History, curves, to_png
+from pipelines.launch.barrier import stage_options
+from pipelines.launch.progress import Progress
+from pipelines.launch.recover import run_with_recovery
 from pipelines.plan import layout_problems_of
-from pipelines.progress import Progress
-from pipelines.recover import run_with_recovery
+from pipelines.report.figures import History, curves, to_png
 from pipelines.signals import obeying_signals
-from training.attempt import Control, Limits
-from training.checkpoint_catalog import committed
+from pipelines.tracking.tracker import Tracker
+from training.checkpoint.catalog import committed
 from training.data.batch import ONCE
-from training.elastic import Policy
-from training.job import PRELOAD, JobResult, JobSpec
-from training.tracker import Tracker
+from training.launch.attempt import Control, Limits
+from training.launch.elastic import Policy
+from training.launch.job import PRELOAD, JobResult, JobSpec
 
 log = logging.getLogger(__name__)
 TRAIN = "train"

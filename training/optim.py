@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.parallel.reduce import local_tensor
+from training.parallel.data_parallel.reduce import local_tensor
 
 Named = Iterable[tuple[str, nn.Parameter]]
 

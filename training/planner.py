@@ -23,12 +23,12 @@ from torch.overrides import TorchFunctionMode
 
 from training.models.plan import ShardingPlan, chain_of, expand, plan_of
 from training.parallel.batching import part_bounds
-from training.parallel.blocks import own_units, repeated_blocks
 from training.parallel.measure import ring_share
-from training.parallel.pipeline import Stage, chain_names, cut_chain, estimated_costs
-from training.parallel.schedules import schedule_table, simulate
+from training.parallel.model_parallel.blocks import own_units, repeated_blocks
+from training.parallel.model_parallel.pipeline import Stage, chain_names, cut_chain, estimated_costs
+from training.parallel.model_parallel.schedules import schedule_table, simulate
 from training.parallel.settings import ParallelSettings
-from training.world import Mesh, describe, shard_groups
+from training.parallel.world import Mesh, describe, shard_groups
 
 Numels = dict[str, int]
 STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}  # optimizer tensors as large as the parameter

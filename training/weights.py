@@ -13,7 +13,7 @@ import torch
 
 from conf.storage import CHUNK_BYTES, Storage
 from conf.stored import StoredError
-from training.checkpoint_format import DTYPES, Chunk, layout, raw_bytes
+from training.checkpoint.format import DTYPES, Chunk, layout, raw_bytes
 from training.parallel.state import Described
 
 FILE = "weights.safetensors"

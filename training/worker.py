@@ -27,14 +27,15 @@ from conf.manifest import DatasetManifest, read_manifest
 from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from conf.stored import Stored, read
-from training.checkpoint import Checkpointer, CheckpointInfo
-from training.checkpoint_peers import Peers, solo, torch_peers
-from training.checkpoint_policy import Retention
+from training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
+from training.checkpoint.peers import Peers, solo, torch_peers
+from training.checkpoint.policy import Retention
 from training.data.audit import AuditLog
 from training.data.batch import SAMPLE, Batch, Reader
 from training.data.build import make_reader
 from training.data.resume import explain_difference
 from training.data.select import AllGather, Tick, alone
+from training.launch.rank import WorkerContext
 from training.loop import LoopRecord, LoopSettings, TrainerState, evaluate_split, fit, total_steps
 from training.models.dropout import draws_masks
 from training.models.initial import InitialModel, Unrecordable, record_model, whole_model
@@ -42,7 +43,6 @@ from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
 from training.parallel.settings import ParallelSettings, Place
-from training.rank import WorkerContext
 from training.tasks import build_task, model_class
 from training.weights import write_weights
 

@@ -8,9 +8,9 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from pipelines.recover import run_with_recovery
-from training.elastic import Policy
-from training.job import JobSpec
+from pipelines.launch.recover import run_with_recovery
+from training.launch.elastic import Policy
+from training.launch.job import JobSpec
 
 STEPS = 2000
 

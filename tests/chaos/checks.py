@@ -11,8 +11,8 @@ import victim
 
 from conf.storage import open_storage
 from training.data.audit import Expected, check_run, read_run
-from training.job import JobSpec
-from training.launch import run_local
+from training.launch.job import JobSpec
+from training.launch.local import run_local
 
 if TYPE_CHECKING:
     from inject import Run

@@ -18,7 +18,7 @@ from typing import Any
 
 ROWS = 24  # per global batch; divisible by worlds 1, 2 and 3
 CHECKPOINT_STEPS = 10
-PRELOAD = ("torch", "training.checkpoint")
+PRELOAD = ("torch", "training.checkpoint.checkpointer")
 
 
 def train(ctx: Any) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def train(ctx: Any) -> dict[str, Any]:
     import torch.distributed as dist
 
     from conf.storage import open_storage
-    from training.checkpoint import Checkpointer
-    from training.checkpoint_peers import torch_peers
+    from training.checkpoint.checkpointer import Checkpointer
+    from training.checkpoint.peers import torch_peers
     from training.data.audit import AuditLog
     from training.data.batch import Batch
 
@@ -76,12 +76,12 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     from conf.storage import open_storage
-    from pipelines.barrier import StageOptions
-    from pipelines.recover import run_with_recovery
-    from training.attempt import Limits
-    from training.checkpoint_catalog import committed
-    from training.elastic import Policy
-    from training.job import JobSpec
+    from pipelines.launch.barrier import StageOptions
+    from pipelines.launch.recover import run_with_recovery
+    from training.checkpoint.catalog import committed
+    from training.launch.attempt import Limits
+    from training.launch.elastic import Policy
+    from training.launch.job import JobSpec
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     host = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")

@@ -257,7 +257,9 @@ def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         left = [
-            p for p in psutil.process_iter(["cmdline"]) if any("training.zygote" in w for w in p.info["cmdline"] or [])
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if any("training.launch.zygote" in w for w in p.info["cmdline"] or [])
         ]
         if not left:
             return

@@ -28,4 +28,4 @@ def test_the_wheel_runs_on_its_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "site")) and "optim.lr" in done.stdout
-    assert (tmp_path / "site/pipelines/report.html").is_file()
+    assert (tmp_path / "site/pipelines/report/report.html").is_file()

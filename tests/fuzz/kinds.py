@@ -26,18 +26,18 @@ from conf.stored import StoredError, read
 from etl.tokenizer import Codec, train_bpe
 from pipelines import serving
 from pipelines.evaluate import read_predictions
-from pipelines.report_job import Summary
+from pipelines.report.report_job import Summary
 from pipelines.runs import RunRecord, Runs
-from training.channel import ProtocolError, decode
-from training.checkpoint import Checkpointer, RankFile, TrainerFile
-from training.checkpoint_catalog import committed, parse_marker
-from training.checkpoint_format import CheckpointError
-from training.checkpoint_plan import mismatch, read_index, to_metadata
+from pipelines.tracking.buffer import Journal, abandoned_journals
+from pipelines.tracking.ops import Artifact, Metrics, StartRun
+from training.checkpoint.catalog import committed, parse_marker
+from training.checkpoint.checkpointer import Checkpointer, RankFile, TrainerFile
+from training.checkpoint.format import CheckpointError
+from training.checkpoint.plan import mismatch, read_index, to_metadata
 from training.data.audit import read_records
+from training.launch.channel import ProtocolError, decode
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described
-from training.tracking_buffer import Journal, abandoned_journals
-from training.tracking_ops import Artifact, Metrics, StartRun
 from training.weights import FILE as WEIGHTS_FILE
 from training.weights import read_weights, write_weights
 

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipelines.tracking.tracker import git_commit
 from tests.fuzz.kinds import Kind, kinds
 from tests.fuzz.mutate import mutated
-from training.tracker import git_commit
 
 MOST_S, MOST_BYTES, LATE_S = 1.0, 200 << 20, 10.0
 

@@ -20,22 +20,34 @@ class Mutant:
     equivalent: str = ""
 
 
-REDUCE, BATCHING, CORE = "training/parallel/reduce.py", "training/parallel/batching.py", "training/parallel/core.py"
-NORM, ZERO, HVD_ZERO = "training/parallel/norm.py", "training/parallel/zero.py", "training/parallel/zero_horovod.py"
-CONTEXT, TENSOR, LAYOUT = "training/parallel/context.py", "training/parallel/tensor.py", "training/parallel/layout.py"
-SCHEDULES, OPTIM, LOSS = "training/parallel/schedules.py", "training/optim.py", "training/loss.py"
+REDUCE, BATCHING, CORE = (
+    "training/parallel/data_parallel/reduce.py",
+    "training/parallel/batching.py",
+    "training/parallel/core.py",
+)
+NORM, ZERO, HVD_ZERO = (
+    "training/parallel/norm.py",
+    "training/parallel/data_parallel/zero.py",
+    "training/parallel/data_parallel/horovod_zero.py",
+)
+CONTEXT, TENSOR, LAYOUT = (
+    "training/parallel/model_parallel/context.py",
+    "training/parallel/model_parallel/tensor.py",
+    "training/parallel/layout.py",
+)
+SCHEDULES, OPTIM, LOSS = "training/parallel/model_parallel/schedules.py", "training/optim.py", "training/loss.py"
 ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "training/data/pool.py"
-ELASTIC, POLICY, LOOP = "training/elastic.py", "training/checkpoint_policy.py", "training/loop.py"
-CATALOG, PLAN, READER = "training/checkpoint_catalog.py", "training/checkpoint_plan.py", "training/data/reader.py"
+ELASTIC, POLICY, LOOP = "training/launch/elastic.py", "training/checkpoint/policy.py", "training/loop.py"
+CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/plan.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
 CSV_FILE, T_CSV_FILE = "etl/csv_file.py", "tests/etl/test_csv_file.py"
 
 RING, MESH, ODD = "tests/ranks/test_ring.py", "tests/ranks/test_mesh.py", "tests/ranks/test_odd.py"
-T_ORDER, T_AUDIT = "tests/training/test_data_order.py", "tests/training/test_data_audit.py"
-T_AUDIT_RUN = "tests/training/test_data_audit_run.py"
-T_READER, T_ELASTIC = "tests/training/test_data_reader.py", "tests/training/test_elastic.py"
-T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/test_checkpoint_policy.py"
-T_CHECKPOINT, T_DAMAGE = "tests/training/test_checkpoint.py", "tests/training/test_checkpoint_damage.py"
+T_ORDER, T_AUDIT = "tests/training/data/test_order.py", "tests/training/data/test_audit.py"
+T_AUDIT_RUN = "tests/training/data/test_audit_run.py"
+T_READER, T_ELASTIC = "tests/training/data/test_reader.py", "tests/training/launch/test_elastic.py"
+T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/checkpoint/test_policy.py"
+T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "tests/training/checkpoint/test_damage.py"
 T_OPTIM, T_SCHEDULES, T_LOSS = (f"tests/training/test_{n}.py" for n in ("optim", "schedules", "loss"))
 T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_build_rules.py"
@@ -50,7 +62,7 @@ MUTANTS = (
     Mutant(REDUCE, "        self.next_start = 0\n\n", "\n", RING),
     Mutant(BATCHING, "return (row_losses * batch.weight.to(row_losses)).sum()", "return row_losses.sum()", MESH),
     Mutant(BATCHING, "global_rows=batch.global_rows,", "global_rows=stop - start,", MESH),
-    Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", "tests/training/test_batching.py"),
+    Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", "tests/training/parallel/test_batching.py"),
     Mutant(BATCHING, "torch.zeros(missing)]", "torch.ones(missing)]", MESH),
     Mutant(CORE, "combined = self.axis.size if self.axis.averages else 1", "combined = 1", RING),
     Mutant(CORE, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
@@ -103,7 +115,7 @@ MUTANTS = (
         f"{T_READER} {T_AUDIT}",
     ),
     Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),
-    Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/test_dropout.py"),
+    Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/models/test_dropout.py"),
     Mutant(AUDIT, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
     Mutant(
         AUDIT,

@@ -13,9 +13,9 @@ import pytest
 DRIVER = """
 import json, os, sys
 from pyspark.sql import SparkSession
-from pipelines.barrier import StageOptions, run_barrier, training_profile
-from pipelines.preflight import slots
-from training.job import JobSpec
+from pipelines.launch.barrier import StageOptions, run_barrier, training_profile
+from pipelines.launch.preflight import slots
+from training.launch.job import JobSpec
 script = sys.argv[1]
 settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1", "spark.executor.resource.gpu.amount": "2",

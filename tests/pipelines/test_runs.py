@@ -22,8 +22,8 @@ from conf.storage import Storage
 from conf.stored import StoredError
 from pipelines import batch, etl_job, train_job
 from pipelines.runs import Runs, RunTaken
-from training.failure import LaunchError
-from training.process_id import start_ticks
+from pipelines.tracking.process_id import start_ticks
+from training.launch.failure import LaunchError
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """

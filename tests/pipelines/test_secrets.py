@@ -18,11 +18,12 @@ from conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from conf.schema import RunConfig
 from conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from conf.storage import open_storage
-from pipelines import batch, cli, report_job, serving, spark, train_job
+from pipelines import batch, cli, serving, spark, train_job
 from pipelines.etl_job import Dataset
-from pipelines.progress import Progress
-from training.failure import Failure, WorkerFailed
-from training.tracker import JOB, Tracker, TrackerSettings
+from pipelines.launch.progress import Progress
+from pipelines.report import report_job
+from pipelines.tracking.tracker import JOB, Tracker, TrackerSettings
+from training.launch.failure import Failure, WorkerFailed
 from training.weights import FILE as WEIGHTS_FILE
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them

@@ -18,9 +18,9 @@ from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from conf.stored import StoredError
 from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
+from pipelines.tracking.mlflow_store import TrackerSettings
+from pipelines.tracking.tracker import Tracker
 from training.parallel.state import Described
-from training.tracker import Tracker
-from training.tracking import TrackerSettings
 from training.weights import write_weights
 from training.worker import build_model
 

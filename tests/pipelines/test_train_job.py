@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from conf.load import load_config
-from pipelines.progress import Progress
+from pipelines.launch.progress import Progress
 from pipelines.signals import obeying_signals
 from pipelines.train_job import Events, busy_by_rank, once_s, per_step_s, policy
-from training.attempt import Control
-from training.elastic import best_world
-from training.failure import Cancelled
+from training.launch.attempt import Control
+from training.launch.elastic import best_world
+from training.launch.failure import Cancelled
 
 
 def test_a_signal_asks_for_a_checkpoint_and_training_goes_on() -> None:

@@ -13,8 +13,8 @@ import torch
 from problem import make_strategy
 
 from conf.storage import open_storage
-from training.checkpoint import Checkpointer
-from training.checkpoint_peers import torch_peers
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.peers import torch_peers
 from training.models.gpt import GPT, LanguageModelTask
 from training.models.initial import record_model
 from training.optim import build_optimizer

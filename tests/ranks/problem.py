@@ -16,7 +16,7 @@ from training.optim import build_optimizer
 from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.core import MeshStrategy
-from training.parallel.reduce import local_tensor
+from training.parallel.data_parallel.reduce import local_tensor
 from training.parallel.state import Described, model_tensors, plain_name
 
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ from conf.load import load_config
 from training.models.gpt import GPT, LanguageModelTask
 from training.parallel import ParallelSettings, Place, build_strategy
 from training.parallel.check import layout_problems
-from training.parallel.reduce import local_tensor
+from training.parallel.data_parallel.reduce import local_tensor
+from training.parallel.world import Mesh, resolve_mesh
 from training.planner import format_rows, make_plan, rows_of
-from training.world import Mesh, resolve_mesh
 
 META = torch.device("meta")
 RECIPES = ("gpt-124m", "gpt-1b", "gpt-7b", "gpt-70b")

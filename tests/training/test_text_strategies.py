@@ -13,9 +13,9 @@ import pytest
 
 from conf.load import load_config
 from conf.manifest import MANIFEST_NAME, Column
-from training.crew import Crew
-from training.job import JobSpec
-from training.launch import local_crew
+from training.launch.crew import Crew
+from training.launch.job import JobSpec
+from training.launch.local import local_crew
 
 from .conftest import write_dataset
 

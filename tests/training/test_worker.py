@@ -21,11 +21,11 @@ from conf.manifest import MANIFEST_NAME, ROW_NUMBER, Accounting, Column, DataFil
 from conf.storage import open_storage
 from conf.stored import StoredError
 from pipelines.audit import audit_run
-from training.attempt import Control
-from training.crew import Crew
-from training.failure import WorkerFailed
-from training.job import JobSpec
-from training.launch import local_crew
+from training.launch.attempt import Control
+from training.launch.crew import Crew
+from training.launch.failure import WorkerFailed
+from training.launch.job import JobSpec
+from training.launch.local import local_crew
 from training.weights import read_weights
 from training.worker import agree_threads
 

@@ -10,10 +10,10 @@ from conf.capabilities import batch_problem, strategy_problems
 from training.models.plan import plan_of
 from training.parallel.compose import choose_engine
 from training.parallel.layout import check_widths
-from training.parallel.pipeline import chain_names, cut_chain, estimated_costs
-from training.parallel.schedules import schedule_problem
+from training.parallel.model_parallel.pipeline import chain_names, cut_chain, estimated_costs
+from training.parallel.model_parallel.schedules import schedule_problem
 from training.parallel.settings import ParallelSettings
-from training.world import Mesh, resolve_mesh
+from training.parallel.world import Mesh, resolve_mesh
 
 
 def layout_problems(

@@ -17,18 +17,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from conf.capabilities import strategy_notes, strategy_problems
-from training.parallel.axis import DataAxis, NoAxis
 from training.parallel.backend import GPU_BACKENDS, device_backend
 from training.parallel.core import MeshStrategy
-from training.parallel.ddp import TorchRing, host_groups
+from training.parallel.data_parallel.base import DataAxis, NoAxis
+from training.parallel.data_parallel.ddp import TorchRing, host_groups
+from training.parallel.data_parallel.horovod_ring import HorovodRing, available, start_horovod
+from training.parallel.data_parallel.horovod_zero import HorovodZero1
+from training.parallel.data_parallel.reduce import Transport
+from training.parallel.data_parallel.zero import Zero
 from training.parallel.layout import Layout, MeshLayout
 from training.parallel.precision import autocast
-from training.parallel.reduce import Transport
-from training.parallel.ring_horovod import HorovodRing, available, start_horovod
 from training.parallel.settings import ParallelSettings, Place
-from training.parallel.zero import Zero
-from training.parallel.zero_horovod import HorovodZero1
-from training.world import AXES, Mesh, describe, resolve_mesh, shard_groups
+from training.parallel.world import AXES, Mesh, describe, resolve_mesh, shard_groups
 
 log = logging.getLogger(__name__)
 

@@ -18,20 +18,20 @@ from torch import nn
 from training.data.batch import Batch, Columns
 from training.models.initial import InitialModel, whole_model
 from training.parallel import state as names
-from training.parallel.axis import DataAxis
 from training.parallel.backend import abort_process_groups
 from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
 from training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
-from training.parallel.blocks import compile_blocks
+from training.parallel.data_parallel.base import DataAxis
 from training.parallel.layout import Layout
 from training.parallel.materialize import materialize
 from training.parallel.measure import ActivationMeter, WireMeter, combined, held_bytes
+from training.parallel.model_parallel.blocks import compile_blocks
+from training.parallel.model_parallel.pipeline import Pipeline
 from training.parallel.norm import clip_factor, scale_gradients, square_sum
-from training.parallel.pipeline import Pipeline
 from training.parallel.precision import autocast, loss_scale
 from training.parallel.settings import ParallelSettings
 from training.parallel.state import Described
-from training.world import Mesh
+from training.parallel.world import Mesh
 
 REACH_STEPS = 10  # within which a gradient must have reached every trainable parameter
 

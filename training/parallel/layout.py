@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from training.data.batch import Batch, Columns
 from training.models.plan import ShardingPlan, expand, plan_of
 from training.parallel.batching import to_device
-from training.parallel.blocks import checkpoint_blocks
-from training.parallel.context import AllToAllCore, apply_context, gather_sequence
-from training.parallel.pipeline import (
+from training.parallel.data_parallel.reduce import local_tensor, settle_partial
+from training.parallel.model_parallel.blocks import checkpoint_blocks
+from training.parallel.model_parallel.context import AllToAllCore, apply_context, gather_sequence
+from training.parallel.model_parallel.pipeline import (
     Pipeline,
     Stage,
     chain_names,
@@ -26,14 +27,13 @@ from training.parallel.pipeline import (
     graft,
     measured_costs,
 )
+from training.parallel.model_parallel.schedules import schedule_table
+from training.parallel.model_parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
 from training.parallel.precision import DTYPES
-from training.parallel.reduce import local_tensor, settle_partial
 from training.parallel.same import chain_problem, close, few_rows
-from training.parallel.schedules import schedule_table
 from training.parallel.settings import ParallelSettings
 from training.parallel.state import plain_name
-from training.parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
-from training.world import Mesh
+from training.parallel.world import Mesh
 
 log = logging.getLogger(__name__)
 CUT_DIM = {"column": 0, "row": 1}  # of a Linear's weight

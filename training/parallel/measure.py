@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.parallel.backend import device_backend
-from training.parallel.reduce import local_tensor
+from training.parallel.data_parallel.reduce import local_tensor
 
 
 def ring_share(ranks: int) -> float:

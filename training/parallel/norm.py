@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from training.parallel.reduce import local_tensor
+from training.parallel.data_parallel.reduce import local_tensor
 
 
 def pieces(tensor: torch.Tensor) -> int:

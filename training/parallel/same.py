@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.data.batch import Batch
 from training.parallel.batching import slice_batch
-from training.parallel.pipeline import Stage
+from training.parallel.model_parallel.pipeline import Stage
 
 log = logging.getLogger(__name__)
 ROWS = 4

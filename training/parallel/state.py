@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from training.parallel.reduce import local_tensor
+from training.parallel.data_parallel.reduce import local_tensor
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -1,0 +1,197 @@
+"""`sparkring netcheck`: what the network between the hosts gives, measured where training will run.
+
+One rank per slot. In every round the ranks are paired differently (a tournament's circle), so each pair is measured
+alone on its two cables: latency by small messages there and back, bandwidth by large ones in both directions at once.
+Then all ranks all-reduce together, which is what training does, and the result is held against what the slowest pair
+predicts.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pipelines.launch.barrier import StageOptions, run_barrier
+from training.launch.attempt import OnEvent
+from training.launch.job import JobSpec
+
+NCCL_LOG = "/tmp/sparkring-nccl-%p.log"  # NCCL puts the process id there
+PINGS = 50
+TIMEOUT_S = 60.0  # of one collective
+SHARES = (1 << 20, 16 << 20)  # bytes; the second gives the bandwidth
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Between two ranks: half a round trip, and bytes per second one way while the other way is as busy."""
+
+    first: int
+    second: int
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class NetReport:
+    hosts: tuple[str, ...]  # by rank
+    transport: str
+    pairs: tuple[Pair, ...]
+    ring_bytes_per_s: float  # bus bandwidth of an all-reduce over all ranks, as measured
+    predicted_bytes_per_s: float  # of the slowest pair: a ring is as fast as its slowest cable
+
+    def text(self) -> str:
+        """A table for a terminal."""
+        lines = [f"{len(self.hosts)} ranks over {self.transport}"]
+        lines += [f"  rank {rank}: {host}" for rank, host in enumerate(self.hosts)]
+        lines += [
+            f"  {p.first} - {p.second}: {p.latency_s * 1e6:,.0f} us, {p.bytes_per_s * 8 / 1e9:.2f} Gbit/s"
+            for p in self.pairs
+        ]
+        if self.pairs:
+            predicted, ring = self.predicted_bytes_per_s * 8 / 1e9, self.ring_bytes_per_s * 8 / 1e9
+            lines.append(
+                f"ring: {ring:.2f} Gbit/s bus bandwidth measured, {predicted:.2f} predicted from the slowest pair"
+            )
+        return "\n".join(lines)
+
+
+def netcheck(
+    spark: SparkSession,
+    world: int,
+    on_event: OnEvent = lambda event: None,
+    options: StageOptions | None = None,
+) -> NetReport:
+    """Measure between all ranks of a barrier stage of `world` slots. Raises what a launch raises."""
+    env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
+    job = JobSpec("pipelines.launch.netcheck:measure", preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S)
+    return summarise(run_barrier(spark, job, world, on_event, options=options or StageOptions()).results)
+
+
+def summarise(results: Sequence[dict[str, Any]]) -> NetReport:
+    """Every rank's measurements as one report; a pair measured from both ends gets the worse of the two."""
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    for rank, result in enumerate(results):
+        for other, latency_s, rate in result["pairs"]:
+            key = (min(rank, other), max(rank, other))
+            before = found.get(key, (0.0, float("inf")))
+            found[key] = (max(before[0], latency_s), min(before[1], rate))
+    pairs = tuple(Pair(a, b, *values) for (a, b), values in sorted(found.items()))
+    slowest = min((pair.bytes_per_s for pair in pairs), default=0.0)
+    ring = min(result["ring_bytes_per_s"] for result in results)
+    hosts = tuple(result["host"] for result in results)
+    return NetReport(hosts, results[0]["transport"], pairs, ring, slowest)
+
+
+def rounds(world: int) -> list[list[tuple[int, int]]]:
+    """All pairs of `world` ranks in rounds where nobody is in two pairs (circle method)."""
+    seats: list[int | None] = [*range(world)] + ([None] if world % 2 else [])
+    count = len(seats)
+    found = []
+    for _ in range(count - 1):
+        pairs = [(seats[i], seats[count - 1 - i]) for i in range(count // 2)]
+        found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return found
+
+
+def ring_bandwidth(world: int, size: int, seconds: float) -> float:
+    """Bus bandwidth of an all-reduce of `size` bytes: each link of a ring carries 2 (n-1)/n of them."""
+    return 2 * (world - 1) / world * size / seconds if world > 1 else 0.0
+
+
+def measure(ctx: Any) -> dict[str, Any]:
+    """On every rank: pairs, then the ring. NCCL between GPUs, else Gloo over TCP."""
+    import os
+    import socket
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from training.parallel.compose import start_process_group
+    from training.parallel.settings import Place
+    from training.worker import pick_device
+
+    device = pick_device("auto", ctx.local_rank)
+    place = Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size)
+    start_process_group(place, device, timedelta(seconds=TIMEOUT_S))
+    pairs = []
+    for number, matches in enumerate(rounds(ctx.world_size)):
+        ctx.heartbeat(number, "pairs")
+        mine = next((pair for pair in matches if ctx.rank in pair), None)
+        if mine is not None:
+            other = mine[0] if mine[1] == ctx.rank else mine[1]
+            pairs.append([other, *_pair(ctx.rank, other, device)])
+        dist.barrier()
+    size = SHARES[-1]
+    buffer = torch.zeros(size // 4, device=device)
+    dist.all_reduce(buffer)
+    began = time.perf_counter()
+    for _ in range(3):
+        dist.all_reduce(buffer)
+    _finish(device)
+    seconds = (time.perf_counter() - began) / 3
+    dist.destroy_process_group()
+    log = Path(NCCL_LOG.replace("%p", str(os.getpid())))
+    transport = f"Gloo, TCP on {os.environ.get('GLOO_SOCKET_IFNAME', 'the default interface')}"
+    if device.type == "cuda":
+        transport = nccl_transport(log.read_text(errors="replace") if log.exists() else "")
+    log.unlink(missing_ok=True)
+    ring = ring_bandwidth(ctx.world_size, size, seconds)
+    return {"pairs": pairs, "ring_bytes_per_s": ring, "transport": transport, "host": socket.gethostname()}
+
+
+def nccl_transport(log: str) -> str:
+    """What NCCL's own log says it uses, best first; it may be several, one within a host and another between hosts."""
+    signs = {
+        "NVLink": r"\bNVL\[",
+        "RDMA": r"NET/IB",
+        "P2P": r"via P2P/",
+        "shared memory": r"via SHM/",
+        "TCP": r"NET/Socket",
+    }
+    found = [name for name, sign in signs.items() if re.search(sign, log)]
+    return "NCCL: " + (", ".join(found) or "its log does not say what")
+
+
+def _pair(rank: int, other: int, device: Any) -> tuple[float, float]:
+    """(latency in s, bytes per s one way) to `other`, who does the same with us now."""
+    import torch
+    import torch.distributed as dist
+
+    small = torch.zeros(1, device=device)
+    began = 0.0
+    for i in range(PINGS + 5):
+        if i == 5:  # the first ones open connections
+            began = time.perf_counter()
+        if rank < other:
+            dist.send(small, other)
+            dist.recv(small, other)
+        else:
+            dist.recv(small, other)
+            dist.send(small, other)
+    _finish(device)
+    latency_s = (time.perf_counter() - began) / PINGS / 2
+    rate = 0.0
+    for size in SHARES:
+        out, back = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
+        began = time.perf_counter()
+        operations = [dist.P2POp(dist.isend, out, other), dist.P2POp(dist.irecv, back, other)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        _finish(device)
+        rate = size / (time.perf_counter() - began)
+    return latency_s, rate
+
+
+def _finish(device: Any) -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)

@@ -1,0 +1,124 @@
+"""`sparkring launch`: any script on the slots of Spark, as torchrun would start it on its hosts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from conf.load import ConfigError
+from conf.schema import SparkConfig
+from conf.schema_launch import LaunchConfig
+from pipelines.launch.barrier import in_process, stage_options
+from pipelines.launch.recover import run_with_recovery
+from pipelines.signals import obeying_signals
+from pipelines.spark import spark_session
+from training.launch.attempt import Control, Limits
+from training.launch.elastic import Policy
+from training.launch.job import JobResult, JobSpec
+
+log = logging.getLogger(__name__)
+MAX_FOLDER_BYTES = 64 << 20
+NAME = "sparkring launch"
+ARCHIVE = "sparkring-folder.zip"
+
+
+def launch(
+    script: str, words: Sequence[str], launch: LaunchConfig, spark_config: SparkConfig, files: Sequence[str]
+) -> None:
+    """Run `script words...` on launch.world ranks, which begin in this process's working directory, or in a copy of it
+    on hosts that do not have it. Output goes to stdout by line, with its rank. Raises what Recovery raises.
+
+    Args:
+        script: path, in the working directory where ranks are on other hosts.
+        words: the script's arguments.
+        launch: world, attempts and time limits; a rank's output counts as progress for hang_timeout_s.
+        spark_config: master and settings of a session made here.
+        files: paths that travel although their names begin with a dot, or would not be in the working directory.
+    """
+    folder, control = Path.cwd(), Control()
+    job = JobSpec(script, args=tuple(words), folder=str(folder))
+    try:
+        job.to_json()
+    except (ValueError, OSError) as error:
+        raise ConfigError(NAME, [str(error)]) from error
+    policy = Policy(launch.world, launch.min_world, launch.max_attempts, launch.backoff_s, launch.max_backoff_s)
+    with (
+        tempfile.TemporaryDirectory(prefix="sparkring-folder-") as place,
+        spark_session(Path(script).stem, spark_config, launch) as spark,
+        obeying_signals(control, launch.grace_s),
+    ):
+        if not in_process(spark.sparkContext):
+            archive = pack_folder(folder, script, files, Path(place))
+            spark.sparkContext.addFile(str(archive))  # served from where it is
+            job = replace(job, archive=archive.name)
+        run_with_recovery(
+            spark,
+            lambda attempt, world: job,
+            policy,
+            show,
+            is_finished=is_finished,
+            control=control,
+            limits=Limits(launch.start_timeout_s, launch.hang_timeout_s, by_output=True),
+            options=stage_options(launch),
+        )
+
+
+def is_finished(result: JobResult) -> bool:
+    """Whether the script ended by itself: none of its ranks heard from `progress` that we wanted the end."""
+    return not any(result.results)
+
+
+def show(event: dict[str, Any]) -> None:
+    """Lines of the ranks on stdout; what else there is to say has been logged."""
+    if event["kind"] == "log":
+        for line in event["lines"]:
+            print(f"[rank {event['rank']}] {line}", flush=True)
+    elif event["kind"] == "started":
+        log.info("%d ranks started in %.1f s", event["world"], event["start_s"])
+
+
+def pack_folder(folder: Path, script: str, files: Sequence[str], place: Path) -> Path:
+    """A .zip in `place` of a folder's files, without hidden ones and caches, and of `files`.
+
+    ConfigError where the script is not in the folder; where it is more than MAX_FOLDER_BYTES, with the largest files.
+    """
+    if folder not in Path(script).resolve().parents:
+        raise ConfigError(
+            NAME, [f"{script}: not below the working directory {folder}, which is what travels to other hosts"]
+        )
+    found = dict.fromkeys([*_files_of(folder), *(path for name in files for path in _chosen(folder, name))])
+    sizes = {path: path.stat().st_size for path in found}
+    if (total := sum(sizes.values())) > MAX_FOLDER_BYTES:
+        largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
+        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] >> 20} MiB)" for path in largest)
+        words = (
+            f"{total >> 20} MiB in {len(sizes)} files, and at most {MAX_FOLDER_BYTES >> 20} MiB travel to other hosts"
+        )
+        advice = "start from a smaller folder, and read data from storage"
+        raise ConfigError(NAME, [f"{folder}: {words}; the largest are {named}: {advice}"])
+    with zipfile.ZipFile(place / ARCHIVE, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in found:
+            archive.write(path, path.relative_to(folder))
+    return place / ARCHIVE
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        if "pyvenv.cfg" in names:  # an environment: its packages are for the host that has it
+            folders.clear()
+            continue
+        yield from (path for name in sorted(names) if name[0] != "." and (path := Path(place, name)).is_file())
+
+
+def _chosen(folder: Path, name: str) -> list[Path]:
+    path = (folder / name).resolve()
+    if folder.resolve() not in path.parents or not path.exists():
+        raise ConfigError(NAME, [f"--files {name}: no file or folder below the working directory {folder}"])
+    return list(_files_of(path)) if path.is_dir() else [path]

@@ -1,0 +1,164 @@
+"""Figures of the report and of MLflow's artifacts. Each function takes numbers and returns a matplotlib Figure.
+
+No pyplot: it keeps figures in module-level state and would pick a screen's backend.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from pipelines.metrics import Bin, Confusion, Group, average_precision, precision_recall, roc_auc, roc_curve
+
+INK, MUTED, GRID = "#1c2430", "#6b7585", "#e3e7ed"
+COLOURS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")
+MOST_POINTS = 800  # of a curve: more cannot be told apart at this size
+MOST_BARS = 40
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sparkring",  # the same numbers give the same bytes
+    "text.parse_math": False,  # `$x$` is a value of somebody's column, not mathematics
+    "axes.edgecolor": "#b4bcc8",
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+}
+History = Mapping[str, Sequence[tuple[int, float]]]
+
+
+def to_svg(figure: Figure) -> str:
+    """The `<svg>` element alone, to stand in a page."""
+    text = _saved(figure, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
+    return text[text.index("<svg") :]
+
+
+def to_png(figure: Figure) -> bytes:
+    return _saved(figure, format="png", dpi=160, facecolor="white")
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    for text in figure.findobj(Text):  # those made while it is drawn follow STYLE
+        text.set_parse_math(False)
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, **how)
+    return buffer.getvalue()
+
+
+def curves(history: History, ylabel: str) -> Figure:
+    """One line per name over steps; few points are marked too."""
+    figure, axes = _new(ylabel=ylabel, xlabel="step")
+    for colour, (name, points) in zip(_cycle(len(history)), history.items(), strict=True):
+        steps, values = _thin(*np.array(points, dtype=float).reshape(-1, 2).T)
+        few = len(steps) <= 30
+        axes.plot(steps, values, color=colour, label=name, marker="o" if few else None, markersize=3.5, linewidth=1.6)
+    if len(history) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def roc(counts: Confusion) -> Figure:
+    fpr, tpr = roc_curve(counts)
+    figure, axes = _new("false positive rate", "true positive rate")
+    axes.plot([0, 1], [0, 1], color=GRID, linestyle="--", linewidth=1.2)
+    axes.plot(*_thin(fpr, tpr), color=COLOURS[0], linewidth=1.8)
+    axes.text(0.97, 0.05, f"AUC {roc_auc(counts):.4f}", ha="right", color=INK, transform=axes.transAxes)
+    return _unit_square(figure, axes)
+
+
+def precision_recall_curve(counts: Confusion) -> Figure:
+    precision, recall = precision_recall(counts)
+    base = counts.positives / (counts.positives + counts.negatives)
+    figure, axes = _new("recall", "precision")
+    axes.axhline(base, color=GRID, linestyle="--", linewidth=1.2)
+    axes.plot(*_thin(recall, precision), color=COLOURS[0], linewidth=1.8)
+    text = f"average precision {average_precision(counts):.4f}\nchance {base:.4f}"
+    axes.text(0.97, 0.93, text, ha="right", va="top", color=INK, transform=axes.transAxes)
+    return _unit_square(figure, axes)
+
+
+def calibration_plot(bins: Sequence[Bin]) -> Figure:
+    """Observed against predicted share; the dot's area is the slice's rows."""
+    figure, axes = _new("predicted share", "observed share")
+    predicted, observed = np.array([b.predicted for b in bins]), np.array([b.observed for b in bins])
+    rows = np.array([b.rows for b in bins])
+    top = min(1.0, 1.08 * max(predicted.max(), observed.max(), 0.05))
+    axes.plot([0, top], [0, top], color=GRID, linestyle="--", linewidth=1.2)
+    axes.plot(predicted, observed, color=COLOURS[0], linewidth=1.2, alpha=0.6)
+    axes.scatter(predicted, observed, s=18 + 30 * rows / rows.max(), color=COLOURS[0], zorder=3)
+    axes.set(xlim=(0, top), ylim=(0, top))
+    return figure
+
+
+def shares(groups: Sequence[Group], column: str) -> Figure:
+    """Bars: observed positive share per value; dots: mean prediction. The most frequent values where there are many."""
+    common = sorted(groups, key=lambda g: -g.rows)[:MOST_BARS]
+    shown = [group for group in groups if group in common]
+    figure, axes = _new(_printable(column), "positive share", width=9.4, height=2.9)
+    places = np.arange(len(shown))
+    axes.bar(places, [g.observed for g in shown], color="#bcd0f2", width=0.72, label="observed")
+    axes.scatter(places, [g.predicted for g in shown], color=COLOURS[1], s=20, zorder=3, label="predicted")
+    names = [_printable(group.value[:14]) for group in shown]
+    axes.set_xticks(places, names, rotation=0 if len(shown) <= 26 else 90, fontsize=8)
+    axes.set_xlim(-0.6, len(shown) - 0.4)
+    axes.set_ylim(0, 1.18 * max([g.observed for g in shown] + [g.predicted for g in shown] + [0.01]))
+    axes.legend(frameon=False, ncols=2, loc="upper right")
+    return figure
+
+
+def time_bar(seconds: Mapping[str, float]) -> Figure:
+    """One bar of the whole job, cut by stage."""
+    figure, axes = _new("seconds", "", width=9.4, height=1.3)
+    left = 0.0
+    for colour, (name, value) in zip(_cycle(len(seconds)), seconds.items(), strict=True):
+        axes.barh(0, value, left=left, color=colour, height=0.6, label=f"{name} {value:.1f} s")
+        left += value
+    axes.set_yticks([])
+    axes.set_xlim(0, max(left, 1e-9))
+    axes.grid(False)
+    axes.spines["left"].set_visible(False)
+    axes.legend(frameon=False, ncols=min(len(seconds), 5), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return figure
+
+
+def _new(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.3) -> tuple[Figure, Axes]:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _printable(text: str) -> str:
+    """What a font and XML can hold of a value of somebody's column."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _unit_square(figure: Figure, axes: Axes) -> Figure:
+    axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
+    return figure
+
+
+def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if len(x) <= MOST_POINTS:
+        return x, y
+    kept = np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).astype(int))
+    return x[kept], y[kept]
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]

@@ -1,0 +1,185 @@
+"""What is to be tracked, on disk first: a journal of operations that outlives the driver and a dead server.
+
+    <root>/buffer/<job>-<time>-<pid>/ops.jsonl    one operation per line, appended by the driver
+                                     state.json   how many bytes of it have been applied, and the run id of each key
+                                     files/       artifacts and models waiting to be uploaded
+                                     lock         held (flock) by the process that owns the journal
+
+The tracker appends and returns; one thread applies. A journal whose lock is free belongs to a dead process: the next
+job or `replay` finishes it. A damaged one is renamed `damaged~...`. A disk that takes no more ends nothing: operations
+wait in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from conf.storage import lock_file
+from conf.stored import StoredError, parse
+from pipelines.tracking.ops import Op, State, StoredOp
+
+log = logging.getLogger(__name__)
+UNBORN, DAMAGED = "new~", "damaged~"  # how the names begin of folders that are not journals to be sent
+MOST_UNWRITTEN_BYTES = 16 << 20  # days of metrics
+
+
+class Journal:
+    """One job's operations. `append` may be called from any thread; reading and `done` from one."""
+
+    def __init__(self, folder: Path, lock: int):
+        self.folder = folder
+        self._lock, self._append_lock = lock, threading.Lock()
+        self.state: State = {"done": 0, "runs": {}}
+        if (folder / "state.json").exists():
+            self.state = parse(State, (folder / "state.json").read_bytes(), f"{folder}/state.json")
+        self._ops = os.open(folder / "ops.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._end = os.fstat(self._ops).st_size  # of what is in the file for good
+        self._unwritten: list[bytes] = []  # lines after it, while the disk takes no more
+        self.dropped = 0  # operations for which there was no room in memory either
+
+    @classmethod
+    def create(cls, root: Path, job: str) -> Journal:
+        name = f"{job}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "buffer").mkdir(mode=0o700, exist_ok=True)  # logs and stacks of a job are its user's alone
+        unborn = root / "buffer" / f"{UNBORN}{name}"
+        (unborn / "files").mkdir(parents=True)
+        lock = _try_lock(unborn / "lock")
+        assert lock is not None, "nobody looks at a journal that is being made"
+        return cls(unborn.rename(root / "buffer" / name), lock)
+
+    def append(self, op: Op) -> None:
+        text = json.dumps(vars(op), allow_nan=False, ensure_ascii=False)
+        line = (text + "\n").encode(errors="replace")  # no reader of JSON takes half a surrogate pair
+        with self._append_lock:
+            if self._unwritten and sum(map(len, self._unwritten)) + len(line) > MOST_UNWRITTEN_BYTES:
+                self.dropped += 1
+                return
+            self._unwritten.append(line)
+            try:
+                if len(self._unwritten) > 1:
+                    os.ftruncate(self._ops, self._end)  # what a try that failed has left
+                left = b"".join(self._unwritten)
+                while left:
+                    left = left[os.write(self._ops, left) :]
+            except OSError as error:
+                if len(self._unwritten) == 1:
+                    log.error("%s/ops.jsonl: %s; training goes on, and tracking in memory", self.folder, error)
+                return
+            if len(self._unwritten) > 1:
+                log.info("%s/ops.jsonl can be written again", self.folder)
+            self._end += sum(map(len, self._unwritten))
+            self._unwritten.clear()
+
+    def add_file(self, source: Path | bytes, name: str) -> str:
+        """Copy a file, a folder or bytes into the journal; its path relative to `files/`. OSError leaves nothing."""
+        relative = f"{uuid.uuid4().hex[:8]}/{name}"
+        target = self.folder / "files" / relative
+        try:
+            target.parent.mkdir(parents=True)
+            if isinstance(source, bytes):
+                target.write_bytes(source)
+            elif source.is_dir():
+                shutil.copytree(source, target)
+            else:
+                shutil.copyfile(source, target)
+        except OSError:
+            shutil.rmtree(target.parent, ignore_errors=True)
+            raise
+        return relative
+
+    def file(self, relative: str) -> Path:
+        """What `add_file` copied. StoredError where a link, which it never makes, leads out of the journal."""
+        path, files = self.folder / "files" / relative, self.folder.resolve() / "files"
+        for found in (path, *path.rglob("*")):
+            if not found.resolve().is_relative_to(files):
+                raise StoredError(f"{found} leads out of the journal, to {found.resolve()}")
+        return path
+
+    def pending(self, most: int = 500) -> list[tuple[Op, int]]:
+        """The next operations not yet applied, each with the position after it. A line cut by a kill is left out.
+        StoredError where a line is damaged."""
+        found: list[tuple[Op, int]] = []
+        with self._append_lock:
+            end, unwritten = self._end, list(self._unwritten)
+        with open(self.folder / "ops.jsonl", "rb") as file:
+            position: int = self.state["done"]
+            file.seek(min(position, end))
+            start = file.tell()  # of the line; the position is behind it where lines in memory have been applied
+            for line in chain(iter(lambda: file.readline() if file.tell() < end else b"", b""), unwritten):
+                if not line.endswith(b"\n") or len(found) == most:
+                    break
+                start += len(line)
+                if start > position:
+                    found.append((parse(StoredOp, line, f"{self.folder}/ops.jsonl").root, start))
+        return found
+
+    def done(self, position: int) -> None:
+        """Everything before `position` has been applied; also saves changes made to `state`. A disk that does not take
+        it costs no more than that a replay sends again what is stored already."""
+        self.state["done"] = position
+        part = self.folder / "state.json.part"
+        try:
+            part.write_text(json.dumps(self.state))
+            os.replace(part, self.folder / "state.json")
+        except OSError as error:
+            log.debug("%s: %s", part, error)
+
+    def set_aside(self) -> Path:
+        """Rename a damaged journal, so that no later job tries it again; its new name. `close` comes after."""
+        self.folder = self.folder.rename(self.folder.with_name(DAMAGED + self.folder.name))
+        return self.folder
+
+    def close(self, delete: bool) -> None:
+        if lost := self.dropped + (0 if delete else len(self._unwritten)):
+            log.error("%s: %d operations were lost, its disk took no more", self.folder, lost)
+        os.close(self._ops)
+        if delete:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def abandoned_journals(root: Path) -> Iterator[Journal]:
+    """Journals left by dead processes, oldest first, locked for the caller, who closes each. One whose state is damaged
+    (a power cut) is set aside, and named in the log.
+    """
+    for folder in sorted((root / "buffer").glob("*/"), key=_modified):
+        skipped = folder.name.startswith((UNBORN, DAMAGED)) or folder.is_symlink()
+        lock = None if skipped else _try_lock(folder / "lock")
+        if lock is None:
+            continue
+        if not (folder / "ops.jsonl").exists():
+            os.close(lock)
+            continue
+        try:
+            journal = Journal(folder, lock)
+        except (OSError, ValueError) as error:
+            os.close(lock)
+            aside = folder.rename(folder.with_name(DAMAGED + folder.name))
+            log.warning("%s/state.json is damaged (%s); this journal is set aside, others are sent", aside, error)
+            continue
+        yield journal
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another job has just finished it
+        return 0.0
+
+
+def _try_lock(path: Path) -> int | None:
+    """The locked descriptor, None where another process holds it or the journal is just being deleted."""
+    try:
+        return lock_file(path)
+    except OSError:
+        return None

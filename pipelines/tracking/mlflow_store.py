@@ -1,0 +1,512 @@
+"""MLflow, from the driver only: every run, metric, dataset, checkpoint and model of a job.
+
+The driver's `Tracker` (tracker.py) appends to a journal on disk and returns at once, so tracking can neither slow nor
+stop training. `MlflowSink`, in one thread, applies the journal to the store and keeps trying while a server is away;
+what it could not send is sent by the next job on this machine, or by `replay`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.data.dataset import Dataset
+from mlflow.data.dataset_source import DatasetSource
+from mlflow.entities import (
+    DatasetInput,
+    InputTag,
+    LoggedModel,
+    LoggedModelOutput,
+    LoggedModelStatus,
+    Metric,
+    Param,
+    RunTag,
+)
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from conf.manifest import digest
+from conf.schema_tracking import TrackingConfig
+from conf.secrets import redact
+from conf.storage import exclusive
+from conf.stored import StoredError
+from pipelines.tracking import ops as ops
+from pipelines.tracking.buffer import Journal, abandoned_journals
+from pipelines.tracking.process_id import this_process
+from pipelines.tracking.rules import (
+    TrackerSettings,
+    TryAgain,
+    Unreachable,
+    is_abandoned,
+    new_points,
+    open_runs,
+    without_password,
+)
+from training.launch.processes import adopt_orphans, end_descendants
+
+log = logging.getLogger(__name__)
+# What the server says when it understood and refused; anything else may pass, so it is tried again.
+REFUSALS = {
+    "INVALID_PARAMETER_VALUE",
+    "RESOURCE_ALREADY_EXISTS",
+    "RESOURCE_DOES_NOT_EXIST",
+    "INVALID_STATE",
+    "BAD_REQUEST",
+    "RESOURCE_CONFLICT",
+    "FEATURE_DISABLED",
+    "NOT_IMPLEMENTED",
+}
+MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
+OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
+NOT_RECORDED = "sparkring.not_recorded"
+IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
+AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
+
+
+class SparkringSource(DatasetSource):
+    """A dataset folder with a manifest. `load` gives the manifest's text."""
+
+    def __init__(self, uri: str, fingerprint: str):
+        self.uri, self.fingerprint = uri, fingerprint
+
+    @staticmethod
+    def _get_source_type() -> str:
+        return "sparkring"
+
+    def load(self) -> str:
+        from conf.manifest import MANIFEST_NAME
+        from conf.storage import open_storage
+
+        return open_storage(self.uri).read_bytes(MANIFEST_NAME).decode()
+
+    @staticmethod
+    def _can_resolve(raw_source: Any) -> bool:
+        return False
+
+    @classmethod
+    def _resolve(cls, raw_source: Any) -> SparkringSource:
+        raise NotImplementedError("a sparkring dataset is named by its manifest's fingerprint, not guessed from a URI")
+
+    def to_dict(self) -> dict[str, str]:
+        return {"uri": self.uri, "fingerprint": self.fingerprint}
+
+    @classmethod
+    def from_dict(cls, source_dict: dict[Any, Any]) -> SparkringSource:
+        return cls(source_dict["uri"], source_dict["fingerprint"])
+
+
+class SparkringDataset(Dataset):
+    """Digest = the first 36 characters of our fingerprint, all that MLflow stores; the whole is in the source."""
+
+    def __init__(self, name: str, uri: str, fingerprint: str, profile: Mapping[str, Any], schema: list[ops.NamedType]):
+        self._profile, self._schema = dict(profile), schema
+        super().__init__(SparkringSource(uri, fingerprint), name=name)
+
+    def _compute_digest(self) -> str:
+        return str(self._source.to_dict()["fingerprint"])[:36]
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        return self._profile
+
+    @property
+    def schema(self) -> list[ops.NamedType]:
+        return self._schema
+
+    def to_dict(self) -> dict[str, str]:
+        columns = {"mlflow_colspec": self._schema} if self._schema else {}
+        return super().to_dict() | {"profile": json.dumps(self._profile), "schema": json.dumps(columns)}
+
+
+class MlflowSink:
+    """Applies one journal to a store. Used from one thread."""
+
+    def __init__(self, settings: TrackerSettings, journal: Journal):
+        self.settings, self.journal = settings, journal
+        self._client: MlflowClient | None = None
+        self._experiment = ""
+        self._last: dict[str, dict[str, int]] = {}
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """Key -> run id; saved with the journal's position."""
+        runs: dict[str, str] = self.journal.state["runs"]
+        return runs
+
+    def drain(self) -> int:
+        """Apply what is pending; the number of operations. With the rest still in the journal it raises Unreachable,
+        TryAgain, or where the journal is damaged StoredError."""
+        count = 0
+        while pending := self.journal.pending():
+            for batch, position in _batches(pending):
+                try:
+                    self._connect()
+                except Exception as error:
+                    raise Unreachable(_first_line(error)) from error
+                try:
+                    self._apply(batch)
+                except StoredError:
+                    raise
+                except OURS as error:  # must not hold up everything behind it
+                    log.exception("tracking could not record %s", batch[0].op)
+                    self._not_recorded(batch[0], error)
+                except Exception as error:  # of the store's client, or of whatever it keeps artifacts with
+                    self._check_store(error)
+                    if self._may_pass(error, batch[0].op):
+                        raise TryAgain(_first_line(error)) from error
+                    log.warning("MLflow refused %s: %s", batch[0].op, _first_line(error))
+                    self._not_recorded(batch[0], error)
+                else:
+                    self.journal.state["given_up"] = [k for k in self._given_up if k != batch[0].op]
+                self.journal.state["failures"] = 0
+                self.journal.done(position)
+                count += len(batch)
+        return count
+
+    @property
+    def _given_up(self) -> list[str]:
+        """Kinds of operation of which the last one was given up: the next is not waited for as long."""
+        kinds: list[str] = self.journal.state.get("given_up", [])
+        return kinds
+
+    def _check_store(self, error: Exception) -> None:
+        """Raise Unreachable where the store does not answer even the simplest question after this error."""
+        try:
+            self._connect().get_experiment(self._experiment)
+        except Exception:
+            raise Unreachable(_first_line(error)) from error
+
+    def _may_pass(self, error: Exception, kind: str) -> bool:
+        """False for a refusal, and for an operation that fails again and again while the store answers others."""
+        if isinstance(error, MlflowException) and error.error_code in REFUSALS:
+            return False
+        failures = self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
+        if failures < MOST_FAILURES and kind not in self._given_up:
+            self.journal.done(self.journal.state["done"])  # a replay goes on counting
+            return True
+        self.journal.state["given_up"] = [*self._given_up, kind]
+        return False
+
+    def _not_recorded(self, op: ops.Op, error: Exception) -> None:
+        """Say on the run itself that something is missing from it: nobody reads the log of a job that went well."""
+        names = (getattr(op, name, "").rpartition("/")[2] for name in ("name", "file", "what"))
+        what = " ".join([op.op, *filter(None, names)])
+        lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op.key, [])
+        lost.append(f"{what}: {_first_line(error)}")
+        try:
+            self._connect().set_tag(self.runs[op.key], NOT_RECORDED, "; ".join(lost)[:4000])
+        except Exception as second:
+            log.warning("nor could the run be told: %s", _first_line(second))
+
+    def _connect(self) -> MlflowClient:
+        if self._client is None:
+            if self.settings.uri is None:
+                with exclusive(Path(self.settings.root) / ".create.lock"):  # two fresh sqlite openings fail
+                    client = MlflowClient(self.settings.store_uri, registry_uri=self.settings.store_uri)
+                    self._experiment = self._experiment_id(client)
+            else:
+                client = MlflowClient(self.settings.store_uri, registry_uri=self.settings.store_uri)
+                self._experiment = self._experiment_id(client)
+            self._client = client
+        return self._client
+
+    def _experiment_id(self, client: MlflowClient) -> str:
+        found = client.get_experiment_by_name(self.settings.experiment)
+        if found is not None:
+            return str(found.experiment_id)
+        folder = Path(self.settings.root).resolve() / "artifacts" / self.settings.experiment
+        place = None if self.settings.uri else folder.as_uri()
+        return str(client.create_experiment(self.settings.experiment, place, EXPERIMENT_TAGS))
+
+    def _apply(self, batch: Sequence[ops.Op]) -> None:
+        first = batch[0]
+        if first.key not in self.runs and not isinstance(first, ops.StartRun):
+            raise MlflowException.invalid_parameter_value(f"the run {first.key!r} was not started")
+        if isinstance(first, ops.Metrics):
+            self._metrics(first.key, [point for op in batch if isinstance(op, ops.Metrics) for point in op.points])
+        else:
+            getattr(self, f"_{first.op}")(first)
+
+    # -- operations, named by their `op`
+
+    def _start(self, op: ops.StartRun) -> None:
+        client, key = self._connect(), op.key
+        parent = self.runs.get(op.parent) if op.parent else None
+        if parent is None:
+            self._close_abandoned()
+        tags = op.tags | {"sparkring.key": key}
+        found = self._resumable(op, parent) if op.resume else None
+        if found:
+            client.update_run(found, status="RUNNING")
+            for name, value in tags.items():
+                client.set_tag(found, name, value)
+        else:
+            if parent:
+                tags["mlflow.parentRunId"] = parent
+            run = client.create_run(self._experiment, int(op.at * 1000), tags, op.name)
+            found = run.info.run_id
+            self._last[found] = {}
+        self.runs[key] = found
+        self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
+
+    def _resumable(self, op: ops.StartRun, parent: str | None) -> str | None:
+        """The newest unfinished run of the same job and key (below the same parent)."""
+        wanted = f"tags.`sparkring.job` = '{op.tags.get('sparkring.job', '')}' and tags.`sparkring.key` = '{op.key}'"
+        if parent:
+            wanted += f" and tags.`mlflow.parentRunId` = '{parent}'"
+        runs = self._connect().search_runs([self._experiment], wanted, order_by=["attributes.start_time DESC"])
+        newest = runs[0] if runs else None
+        return newest.info.run_id if newest is not None and newest.info.status != "FINISHED" else None
+
+    def _close_abandoned(self) -> None:
+        client, here = self._connect(), this_process()
+        for run in client.search_runs([self._experiment], "attributes.status = 'RUNNING'"):
+            if run.info.run_id not in self.runs.values() and is_abandoned(run.data.tags, time.time(), here):
+                log.warning("run %s was left RUNNING by a process that is gone; closing it", run.info.run_id)
+                client.set_tag(run.info.run_id, "sparkring.closed_by", f"{here.host} {here.pid}: its process was gone")
+                client.set_terminated(run.info.run_id, "KILLED")
+
+    def _params(self, op: ops.Params) -> None:
+        run = self.runs[op.key]
+        known = self._connect().get_run(run).data.params
+        fresh = [Param(k, v) for k, v in op.params.items() if k not in known]
+        for start in range(0, len(fresh), 100):
+            self._connect().log_batch(run, params=fresh[start : start + 100])
+        if changed := sorted(k for k, v in op.params.items() if k in known and known[k] != v):
+            self._connect().set_tag(run, "sparkring.params_changed_on_resume", ", ".join(changed)[:4000])
+
+    def _metrics(self, key: str, points: list[tuple[str, float, int, int]]) -> None:
+        run = self.runs[key]
+        if run not in self._last:
+            self._last[run] = self._logged_steps(run)
+        fresh = new_points(points, self._last[run])
+        try:
+            for start in range(0, len(fresh), 1000):
+                self._connect().log_batch(
+                    run, metrics=[Metric(n, v, t, s) for n, v, s, t in fresh[start : start + 1000]]
+                )
+        except Exception:
+            del self._last[run]  # some may have arrived: ask the store before trying again
+            raise
+
+    def _logged_steps(self, run: str) -> dict[str, int]:
+        client = self._connect()
+        names = client.get_run(run).data.metrics
+        return {name: max(point.step for point in client.get_metric_history(run, name)) for name in names}
+
+    def _tags(self, op: ops.Tags) -> None:
+        tags = [RunTag(name, value) for name, value in op.tags.items()]
+        for start in range(0, len(tags), 100):
+            self._connect().log_batch(self.runs[op.key], tags=tags[start : start + 100])
+
+    def _dataset(self, op: ops.DatasetUse) -> None:
+        dataset = SparkringDataset(op.name, op.uri, op.fingerprint, op.profile, op.schema)
+        entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])
+        self._connect().log_inputs(self.runs[op.key], [entry])
+
+    def _artifact(self, op: ops.Artifact) -> None:
+        path, folder = self.journal.file(op.file), op.folder
+        if path.is_dir():
+            self._connect().log_artifacts(self.runs[op.key], str(path), f"{folder}/{path.name}".lstrip("/"))
+        else:
+            self._connect().log_artifact(self.runs[op.key], str(path), folder or None)
+
+    def _checkpoint(self, op: ops.Checkpoint) -> None:
+        """A LoggedModel without files: the shards stay where they are, the pointer says where."""
+        params = {name: str(getattr(op, name)) for name in ("uri", "step", "bytes", "world", "metric")}
+        tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op.uri}
+        name, kind = f"checkpoint-step-{op.step}", "sparkring-checkpoint"
+        self._publish(self._logged_model(op, op.uri, name, kind, tags, params), op)
+
+    def _model(self, op: ops.Model) -> None:
+        client, run = self._connect(), self.runs[op.key]
+        model = self._logged_model(op, op.sha256, op.name, "sparkring", op.tags, op.params)
+        if model.status != LoggedModelStatus.READY:
+            with tempfile.TemporaryDirectory() as scratch:
+                target = str(Path(scratch) / "model")
+                _save_pyfunc(target, self.journal.file(op.file), op, run, model.model_id)
+                client.log_model_artifacts(model.model_id, target)
+        self._publish(model, op)
+        client.set_tag(run, "sparkring.model_id", model.model_id)
+        if name := op.registered_model:
+            self._register(name, model, op)
+
+    def _logged_model(
+        self, op: ops.Checkpoint | ops.Model, content: str, name: str, kind: str, tags: ops.Texts, params: ops.Texts
+    ) -> LoggedModel:
+        """The run's model of this `content`. One that an earlier try made, or another job that went on with the run, is
+        found again: none is made twice."""
+        client, run = self._connect(), self.runs[op.key]
+        identity = digest([run, kind, content])
+        found = client.search_logged_models([self._experiment], f"tags.`{IDENTITY}` = '{identity}'")
+        tags = tags | {IDENTITY: identity}
+        return found[0] if found else client.create_logged_model(self._experiment, name, run, tags, params, kind)
+
+    def _publish(self, model: LoggedModel, op: ops.Checkpoint | ops.Model) -> None:
+        client, run = self._connect(), self.runs[op.key]
+        outputs = client.get_run(run).outputs
+        if model.model_id not in [output.model_id for output in (outputs.model_outputs if outputs else [])]:
+            client.log_outputs(run, [LoggedModelOutput(model.model_id, op.step)])
+        client.finalize_logged_model(model.model_id, "READY")
+
+    def _register(self, name: str, model: LoggedModel, op: ops.Model) -> None:
+        """One version for one model, and the alias on it, unless that is on the model of a later job: a journal may be
+        sent long after its job."""
+        client, run, at_ms = self._connect(), self.runs[op.key], int(op.at * 1000)
+        try:
+            client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        tags = {IDENTITY: model.tags[IDENTITY], AT_MS: str(at_ms)}
+        for version in client.search_model_versions(f"run_id = '{run}'"):
+            if version.name == name and version.tags.get(IDENTITY) == tags[IDENTITY]:
+                break
+        else:  # not `models:/<id>`: the embedded registry would look that up in the process-wide store
+            source, tags = model.artifact_location, op.tags | tags
+            version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
+        client.set_tag(run, "sparkring.model_version", f"models:/{name}/{version.version}")
+        if (alias := op.alias) is None:
+            return
+        current = client.get_registered_model(name).aliases.get(alias)
+        if current is not None and (later := _at_ms(client.get_model_version(name, current))) > at_ms:
+            why = f"{alias} stays on version {current}, {(later - at_ms) / 1000:.0f} s younger"
+            log.warning("%s version %s: %s", name, version.version, why)
+            client.set_tag(run, "sparkring.alias_not_moved", why)
+        elif current != str(version.version):
+            client.set_registered_model_alias(name, alias, str(version.version))
+
+    def _lost(self, op: ops.Lost) -> None:
+        """What the driver could not even copy."""
+        self._not_recorded(op, OSError(op.why))
+
+    def _end(self, op: ops.End) -> None:
+        self._connect().set_terminated(self.runs[op.key], op.status, int(op.at * 1000))
+        self.journal.state.setdefault("ended", []).append(op.key)
+
+    def url(self, key: str) -> str | None:
+        """Where a browser finds the run; None for the embedded store, which `mlflow ui` serves."""
+        if key not in self.runs or not self.settings.store_uri.startswith("http"):
+            return None
+        return f"{without_password(self.settings.store_uri)}/#/experiments/{self._experiment}/runs/{self.runs[key]}"
+
+    def heartbeat(self) -> None:
+        """A sign of life in every open run: another host judges each by its own."""
+        if self._client is not None:
+            for run in open_runs(self.runs, self.journal.state.get("ended", [])):
+                self._client.set_tag(run, "sparkring.heartbeat", f"{time.time():.0f}")
+
+    def end_left(self, status: str) -> None:
+        """Close the runs whose end is not in the journal: their driver died before writing it."""
+        for run in open_runs(self.runs, self.journal.state.get("ended", [])):
+            self._connect().set_terminated(run, status)
+
+
+def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: str) -> None:
+    """An MLflow model folder whose `loader_module` makes a predictor of `data`: no pickle, no inferred requirements."""
+    import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import Schema
+
+    outputs = Schema.from_json(json.dumps(op.outputs)) if op.outputs else None
+    signature = ModelSignature(Schema.from_json(json.dumps(op.inputs)), outputs) if op.inputs else None
+    with warnings.catch_warnings():
+        # It asks for an example to check the signature with; ours comes from the manifest, and raw rows are not kept.
+        warnings.filterwarnings("ignore", message=".*An input example was not provided")
+        mlflow.pyfunc.save_model(
+            path=target,
+            loader_module=op.loader_module,
+            data_path=str(data),
+            mlflow_model=Model(run_id=run_id, model_id=model_id),
+            signature=signature,
+            pip_requirements=op.pip_requirements,
+            metadata=op.metadata,
+        )
+
+
+def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], int]]:
+    """Neighbouring metrics of one run together, everything else alone; each with the position after it."""
+    group: list[ops.Op] = []
+    end = 0
+    for op, position in pending:
+        if group and not (op.op == group[0].op == "metrics" and op.key == group[0].key):
+            yield group, end
+            group = []
+        group.append(op)
+        end = position
+    if group:
+        yield group, end
+
+
+def _at_ms(version: ModelVersion) -> int:
+    said = version.tags.get(AT_MS, "")
+    return int(said) if said.isdecimal() else int(version.creation_timestamp)
+
+
+def _first_line(error: BaseException) -> str:
+    """Of a message that may quote the store's URI: its credentials are hidden."""
+    return redact((str(error).splitlines() or [type(error).__name__])[0])[:500]
+
+
+def replay(settings: TrackerSettings) -> tuple[int, int]:
+    """Send what dead jobs on this machine left in their journals: (journals finished, operations applied).
+
+    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. Each journal stands for
+    itself: a damaged one is set aside, one whose store is away stays. Raises Unreachable after the others are sent,
+    with a line for each store that is away.
+    """
+    finished = count = 0
+    away: dict[str, Exception] = {}
+    for journal in abandoned_journals(Path(settings.root)):
+        delete, store = False, ""
+        try:
+            sink = MlflowSink(replace(settings, **journal.state.get("settings", {})), journal)
+            store = sink.settings.store_uri
+            if store not in away:
+                count += sink.drain()
+                sink.end_left("KILLED")
+                delete, finished = True, finished + 1
+        except Unreachable as error:
+            away[store] = error
+        except (TryAgain, MlflowException) as error:
+            log.warning("%s could not be sent and stays for the next job: %s", journal.folder, _first_line(error))
+        except StoredError as error:
+            log.warning("%s is damaged (%s) and set aside; others are sent", journal.set_aside(), _first_line(error))
+        finally:
+            journal.close(delete)
+    if away:
+        raise Unreachable("\n".join(f"{redact(s)} cannot be reached, its journals stay: {e}" for s, e in away.items()))
+    return finished, count
+
+
+def serve_ui(tracking: TrackingConfig, port: int) -> int:
+    """Serve MLflow's UI on the embedded store until interrupted; with a server, say where its own UI is.
+
+    To be called from the main thread of a process that serves nothing else: all its descendants end with the UI.
+    """
+    settings = TrackerSettings(tracking.experiment or "", tracking.uri, tracking.root)
+    if settings.store_uri.startswith("http"):
+        log.info("the tracking server has its own UI: %s", redact(settings.store_uri))
+        return 0
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", settings.store_uri, "--port", str(port)]
+    log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", settings.store_uri, port)
+    # MLflow starts servers and consumers of its own, which would outlive it and hold the port.
+    adopt_orphans()
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        return subprocess.call([*command, "--workers", "1"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        end_descendants()

@@ -1,0 +1,225 @@
+"""The barrier stage on a real Spark: rings, failures, cancellation, and what cannot work said before anything waits."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.launch.barrier import (
+    StageOptions,
+    barrier_crew,
+    run_barrier,
+    ship_code,
+    spark_reason,
+)
+from pipelines.launch.preflight import check_slots, slots_ceiling, too_few_slots
+from pipelines.package import code_archive, write_archive
+from training.launch.crew import Control
+from training.launch.failure import Cancelled, LaunchError, WorkerFailed
+from training.launch.job import JobSpec
+
+BARE: tuple[str, ...] = ()
+
+
+def quiet(event: dict[str, Any]) -> None:
+    """Events are of no interest to a test about something else."""
+
+
+def ring_sum(ctx: Any) -> list[float]:
+    """Horovod and torch.distributed in the same processes."""
+    import horovod.torch as hvd
+    import torch
+    import torch.distributed as dist
+
+    hvd.init()
+    summed = hvd.allreduce(torch.ones(1) * (ctx.rank + 1), op=hvd.Sum)
+    dist.init_process_group("gloo")
+    dist.all_reduce(summed)
+    dist.destroy_process_group()
+    ctx.metrics(1, {"sum": float(summed[0])})
+    return summed.tolist()
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+@pytest.mark.horovod
+def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
+    with barrier_crew(spark, 2, ("torch", "horovod.torch"), StageOptions()) as crew:
+        first = crew.run(JobSpec(ring_sum), 2, quiet, attempt=1)
+        second = crew.run(JobSpec(ring_sum), 2, quiet, attempt=2)
+        assert len(crew.seats) == 2
+    assert first.results == second.results == [[6.0], [6.0]]
+    assert first.metrics[0]["values"] == {"sum": 6.0}
+    assert second.start_s < first.start_s
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda: sys.exit(7), "exited with code 7"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL"),
+        (lambda: int("x"), "raised ValueError: invalid literal for int() with base 10: 'x'"),
+    ],
+)
+def test_a_failing_rank_is_the_drivers_exception(spark: Any, how: Any, words: str) -> None:
+    def entry(ctx: Any) -> None:
+        print("last words")
+        if ctx.rank == 1:
+            how()
+        time.sleep(600)
+
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed) as caught:
+        run_barrier(spark, JobSpec(entry, preload=BARE), 2, quiet)
+    assert (caught.value.rank, caught.value.failure.words) == (1, words)
+    assert "last words" in caught.value.failure.last_lines
+    assert "127.0.0.1" in caught.value.host
+    assert time.monotonic() - began < 60
+    assert spark.range(10).count() == 10  # the application goes on
+
+
+@pytest.mark.spark
+def test_three_ranks_on_two_slots_says_so_before_waiting(spark: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"launch.world = 3: local\[2\] has 2 task slots"):
+        run_barrier(spark, JobSpec(ring_sum), 3, quiet)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+def test_cancel_ends_the_ranks_and_the_stage(spark: Any, tmp_path: Path) -> None:
+    def entry(ctx: Any) -> None:
+        ctx.heartbeat(0, "waiting")
+        time.sleep(600)
+
+    control = Control()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        run_barrier(spark, JobSpec(entry, preload=BARE), 2, lambda e: control.cancel(), control=control)
+    assert time.monotonic() - began < 60
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+def test_a_job_cancelled_in_spark_ends_the_attempt(spark: Any) -> None:
+    """As the button in Spark's own page does it."""
+
+    def entry(ctx: Any) -> None:
+        time.sleep(600)
+
+    def cancel(event: dict[str, Any]) -> None:
+        if event["kind"] == "started":
+            threading.Timer(0.2, spark.sparkContext.cancelAllJobs).start()
+
+    with pytest.raises((WorkerFailed, LaunchError), match="was lost with its agent"):
+        run_barrier(spark, JobSpec(entry, preload=BARE), 2, cancel)
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "expected"),
+    [
+        ("local[2]", {}, 2),
+        ("local[4,3]", {"spark.task.cpus": "2"}, 2),
+        ("local", {}, 1),
+        ("local[*]", {}, None),
+        ("local-cluster[2,1,1024]", {}, 2),
+        ("local-cluster[2, 3, 1024]", {"spark.task.cpus": "2"}, 2),
+        ("spark://h:7077", {}, None),
+        ("spark://h:7077", {"spark.cores.max": "5", "spark.task.cpus": "2"}, 2),
+        ("yarn", {"spark.executor.instances": "3", "spark.executor.cores": "4"}, 12),
+        ("yarn", {"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.cores.max": "8"}, 8),
+    ],
+)
+def test_the_most_slots_that_settings_allow(master: str, conf: dict[str, str], expected: int | None) -> None:
+    assert slots_ceiling(master, conf) == expected
+
+
+def test_dynamic_allocation_is_refused_by_saying_what_to_set() -> None:
+    class Context:
+        master = "yarn"
+
+        def getConf(self) -> Any:
+            class Conf:
+                def getAll(self) -> list[tuple[str, str]]:
+                    return [("spark.dynamicAllocation.enabled", "true")]
+
+            return Conf()
+
+    class Session:
+        sparkContext = Context()
+
+    with pytest.raises(LaunchError, match=r"dynamicAllocation\.enabled=false --conf spark\.executor\.instances"):
+        check_slots(Session(), 2)  # type: ignore[arg-type]
+
+
+def test_words_for_too_few_slots() -> None:
+    assert "has 1 task slot, and" in too_few_slots(3, 1, "local")
+
+
+def test_the_reason_in_a_stack_of_the_scheduler() -> None:
+    text = "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: "
+    text += "Job 4 cancelled as part\n\tat x"
+    assert spark_reason(Exception(text)) == "Job 4 cancelled as part"
+    ended = ": org.apache.spark.SparkException: Job 11 cancelled because SparkContext was shut down"
+    assert spark_reason(Exception(ended)) == "Job 11 cancelled because SparkContext was shut down"
+    assert "PYSPARK_PYTHON" in spark_reason(Exception("x\nModuleNotFoundError: No module named 'psutil'\n at"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder that is another user's")
+def test_the_code_archive_is_where_no_other_user_can_put_his_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that another user had made under the expected name was taken as it was."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    nobody = pwd.getpwnam("nobody").pw_uid
+    planted = tmp_path / f"sparkring-code-{os.getuid()}"
+    planted.mkdir(mode=0o777)
+    os.chown(planted, nobody, -1)
+    shipped: list[Path] = []
+    context = SimpleNamespace(_python_includes=[], addPyFile=lambda path: shipped.append(Path(path)))
+    digest = ship_code(context)  # type: ignore[arg-type]
+    (path,) = shipped
+    assert path.name == f"sparkring-{digest}.zip" and path.read_bytes() == code_archive()
+    found = path.parent.lstat()
+    assert stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
+def test_the_code_archive_is_reproducible_and_importable(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "dist" / "sparkring.zip")
+    assert path.read_bytes() == code_archive()
+    names = zipfile.ZipFile(path).namelist()
+    assert {"conf/__init__.py", "training/launch/rank.py", "pipelines/launch/barrier.py", "etl/__init__.py"} <= set(
+        names
+    )
+    assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
+    import subprocess
+
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(path)!r}); import training.launch.agent as a; print(a.__file__)",
+    ]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    assert str(path) in out
+
+
+def test_what_is_no_spark_session_is_said() -> None:
+    with pytest.raises(TypeError, match="spark = None: must be the SparkSession"):
+        run_barrier(None, JobSpec("os:getpid"), 2)  # type: ignore[arg-type]

@@ -1,0 +1,63 @@
+"""Network measurement: the tournament and the arithmetic, then real ranks on a real Spark."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from pipelines.cli import main
+from pipelines.launch.netcheck import Pair, nccl_transport, ring_bandwidth, rounds, summarise
+
+
+@pytest.mark.parametrize("world", range(1, 12))
+def test_every_pair_meets_once_and_nobody_is_in_two_pairs_of_a_round(world: int) -> None:
+    found = rounds(world)
+    assert sorted(pair for matches in found for pair in matches) == list(itertools.combinations(range(world), 2))
+    for matches in found:
+        ranks = [rank for pair in matches for rank in pair]
+        assert len(ranks) == len(set(ranks))
+
+
+def test_the_ring_formula() -> None:
+    assert ring_bandwidth(4, 100, 2.0) == pytest.approx(75.0)
+    assert ring_bandwidth(1, 100, 2.0) == 0.0
+
+
+def test_a_report_takes_the_worse_of_both_ends_and_predicts_from_the_slowest_pair() -> None:
+    def result(*pairs: list[float]) -> dict[str, Any]:
+        return {"pairs": list(pairs), "ring_bytes_per_s": 5e8, "transport": "Gloo, TCP on eth0", "host": "h"}
+
+    report = summarise([result([1, 1e-5, 1e9], [2, 2e-5, 8e8]), result([0, 3e-5, 9e8], [2, 1e-5, 1e9]), result()])
+    assert report.pairs == (Pair(0, 1, 3e-5, 9e8), Pair(0, 2, 2e-5, 8e8), Pair(1, 2, 1e-5, 1e9))
+    assert report.predicted_bytes_per_s == 8e8
+    assert "0 - 1: 30 us, 7.20 Gbit/s" in report.text()
+    assert "4.00 Gbit/s bus bandwidth measured, 6.40 predicted" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("Channel 00 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA", "NCCL: RDMA"),
+        ("NCCL INFO NET/Socket : Using [0]eth0\n via SHM/direct/direct", "NCCL: shared memory, TCP"),
+        ("NCCL INFO + NVL[22.0] - GPU/52000\n Channel 01 via P2P/CUMEM", "NCCL: NVLink, P2P"),
+        ("", "NCCL: its log does not say what"),
+    ],
+)
+def test_the_transport_is_what_nccl_says(log: str, expected: str) -> None:
+    assert nccl_transport(log) == expected
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+def test_the_command_measures_two_ranks_of_a_real_stage(spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["netcheck", "flights"]) == 0
+    first, *ranks, pair, ring = capfd.readouterr().out.strip().splitlines()[-5:]
+    assert first == "2 ranks over Gloo, TCP on lo"
+    assert [line.split(":")[0].strip() for line in ranks] == ["rank 0", "rank 1"]
+    latency_us, rate = re.fullmatch(r"  0 - 1: ([\d,]+) us, ([\d.]+) Gbit/s", pair).groups()  # type: ignore[union-attr]
+    assert 0 < int(latency_us.replace(",", "")) < 1e6 and float(rate) > 0
+    measured = re.match(r"ring: ([\d.]+) Gbit/s bus bandwidth measured", ring)
+    assert measured and float(measured[1]) > 0

@@ -1,0 +1,437 @@
+"""The loop over attempts with real ranks: on this machine, and on Spark when an executor is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.launch.barrier import StageOptions
+from pipelines.launch.recover import Platform, Recovery, executors, local_platform, spark_platform, what_follows
+from training.launch.attempt import Control, Limits
+from training.launch.crew import Crew
+from training.launch.elastic import Decision, Policy
+from training.launch.failure import Cancelled, Failure, LaunchError, WorkerFailed
+from training.launch.job import JobResult, JobSpec
+from training.launch.local import local_crew
+
+pytestmark = pytest.mark.ranks
+STEPS = 12
+
+
+def counting(ctx: Any) -> dict[str, Any]:
+    """A job in small: steps with a Gloo all-reduce, a checkpoint every 4, faults as its payload says.
+
+    On fewer ranks than ``ends_on`` it waits before its last step but one until it is asked to stop.
+    """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    path = Path(ctx.payload["folder"]) / "checkpoint.json"
+    state = json.loads(path.read_text()) if path.exists() else {"step": 0, "total": 0.0}
+    while state["step"] < STEPS:
+        ctx.heartbeat(state["step"] + 1, "step")
+        if state["step"] == STEPS - 2 and ctx.world_size < ctx.payload.get("ends_on", 0):
+            while not ctx.should_stop():
+                time.sleep(0.01)
+        for at, attempt, rank, fault in ctx.payload["faults"]:
+            if (at, attempt, rank) == (state["step"] + 1, ctx.attempt, ctx.rank):
+                if fault == "raise":
+                    raise RuntimeError("injected")
+                os.kill(os.getpid(), getattr(signal, fault))
+        x = torch.ones(1, dtype=torch.float64) / ctx.world_size
+        dist.all_reduce(x)
+        state = {"step": state["step"] + 1, "total": state["total"] + float(x) * (state["step"] + 1)}
+        stop = torch.tensor(float(ctx.should_stop()))
+        dist.all_reduce(stop)
+        if state["step"] % 4 == 0 or stop:
+            if ctx.rank == 0:
+                path.with_suffix(".new").write_text(json.dumps(state))
+                path.with_suffix(".new").replace(path)
+                ctx.event("checkpoint", {"step": state["step"]})
+            dist.barrier()
+        time.sleep(ctx.payload.get("sleep_s", 0))
+        if stop:
+            break
+    dist.destroy_process_group()
+    return {"finished": state["step"] >= STEPS, "total": state["total"], "world": ctx.world_size}
+
+
+EXPECTED = sum(range(1, STEPS + 1))
+
+
+def recovery(
+    folder: Path,
+    faults: list[list[Any]],
+    policy: Policy,
+    platform: Platform | None = None,
+    events: list[dict[str, Any]] | None = None,
+    **payload: Any,
+) -> Recovery:
+    job = JobSpec(counting, {"folder": str(folder), "faults": faults, **payload}, preload=("torch",))
+
+    def latest_step() -> int | None:
+        path = folder / "checkpoint.json"
+        return json.loads(path.read_text())["step"] if path.exists() else None
+
+    return Recovery(
+        platform or local_platform(policy.world),
+        lambda attempt, world: job,
+        policy,
+        (events if events is not None else []).append,
+        latest_step,
+        lambda result: result.result["finished"],
+        limits=Limits(60, 2.0),
+        slots_wait_s=0.5,
+    )
+
+
+def ends(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(e["attempt"], e["cause"], e["decision"]) for e in events if e["kind"] == "attempt_ended"]
+
+
+def test_a_killed_a_stopped_and_a_raising_rank_in_one_run(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    faults = [[3, 1, 1, "SIGKILL"], [6, 2, 0, "SIGSTOP"], [11, 3, 1, "raise"]]
+    result = recovery(tmp_path, faults, Policy(2, max_attempts=4, backoff_s=0.1), events=events).run()
+    assert result.result == {"finished": True, "total": EXPECTED, "world": 2}
+    assert ends(events) == [(1, "signal", "retry"), (2, "hang", "retry"), (3, "exception", "retry")]
+    lost = [e["steps_lost"] for e in events if e["kind"] == "attempt_ended"]
+    assert lost == [3, 2, 3]
+    recovered = [e for e in events if e["kind"] == "recovered"]
+    assert [e["attempt"] for e in recovered] == [2, 3, 4]
+    assert all(0 < e["recover_s"] < 30 for e in recovered)
+
+
+def test_the_same_error_at_the_same_step_twice_is_the_users(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    faults = [[3, attempt, 0, "raise"] for attempt in range(1, 9)]
+    with pytest.raises(WorkerFailed, match="injected"):
+        recovery(tmp_path, faults, Policy(2, max_attempts=9, backoff_s=0.1), events=events).run()
+    assert ends(events) == [(1, "exception", "retry"), (2, "exception", "stop")]
+
+
+class Shrinking:
+    """A cluster that loses a slot with its first failure and has it back once two ranks have made a checkpoint."""
+
+    def __init__(self) -> None:
+        self.room = 3
+        self.opened: list[int] = []
+
+    def open_crew(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[Crew]:
+        self.opened.append(world)
+        return local_crew(world, preload)
+
+
+def test_fewer_ranks_while_a_slot_is_missing_and_more_when_it_returns(tmp_path: Path) -> None:
+    cluster, events = Shrinking(), []
+
+    def on_event(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["kind"] == "failure":
+            cluster.room = 2
+        if event["kind"] == "heartbeat" and event["attempt"] == 2:
+            cluster.room = 3
+
+    job = recovery(
+        tmp_path,
+        [[6, 1, 2, "SIGKILL"]],
+        Policy(3, min_world=1, max_attempts=3, backoff_s=0.1),
+        Platform(lambda: cluster.room, cluster.open_crew),
+        ends_on=3,
+    )
+    job._on_event = on_event
+    result = job.run()
+    assert result.result["finished"] and result.result["total"] == pytest.approx(EXPECTED, abs=1e-12)
+    assert ends(events) == [(1, "signal", "shrink"), (2, "grow", "grow")]
+    assert result.world == 3
+
+
+def test_a_host_that_is_about_to_leave_is_left_with_a_checkpoint(tmp_path: Path) -> None:
+    """Once, and with a new crew: the host stays until no agent is on it, which must not end the next attempt too."""
+    events: list[dict[str, Any]] = []
+    crews, opened = local_platform(2), []
+
+    def open_crew(world: int, preload: tuple[str, ...]) -> AbstractContextManager[Crew]:
+        opened.append(world)
+        return crews.open_crew(world, preload)
+
+    def leaving() -> frozenset[str]:
+        return frozenset({"executor 7"} if any(e["kind"] == "heartbeat" for e in events) else ())
+
+    platform = Platform(crews.slots, open_crew, leaving)
+    result = recovery(tmp_path, [], Policy(2), platform, events, sleep_s=0.15).run()
+    assert result.result["total"] == EXPECTED
+    assert ends(events) == [(1, "decommission", "retry")]
+    assert opened == [2, 2]
+    assert [e["steps_lost"] for e in events if e["kind"] == "attempt_ended"] == [0]
+
+
+def test_a_stop_by_the_user_is_not_followed_by_an_attempt(tmp_path: Path) -> None:
+    control = Control()
+    job = recovery(tmp_path, [], Policy(2), sleep_s=0.2)
+    job._control = control
+    job._on_event = lambda e: control.stop() if e["kind"] == "heartbeat" and e["step"] >= 2 else None
+    result = job.run()
+    assert not result.result["finished"]
+    assert json.loads((tmp_path / "checkpoint.json").read_text())["step"] < STEPS
+
+
+def test_a_cancel_between_attempts_is_heard(tmp_path: Path) -> None:
+    control = Control()
+    job = recovery(tmp_path, [[1, 1, 0, "SIGKILL"]], Policy(2, backoff_s=60.0))
+    job._control = control
+    job._on_event = lambda e: control.cancel() if e["kind"] == "attempt_ended" else None
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        job.run()
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("decision", "saved", "words"),
+    [
+        (Decision("retry", 2, 2.0, "signal"), 10, "going on with 2 ranks in 2 s, from the checkpoint of step 10"),
+        (Decision("shrink", 1, 0.0, "lost"), 0, "going on with 1 rank in 0 s, from the start"),
+        (Decision("stop", 0, 0.0, "the user's error"), 10, "no other attempt: the user's error"),
+    ],
+)
+def test_what_follows_is_said(decision: Decision, saved: int, words: str) -> None:
+    assert what_follows(decision, saved) == words
+
+
+def test_a_failed_attempt_is_told_with_rank_host_and_what_follows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], Policy(2, backoff_s=0.1)).run()
+    (told,) = [r.getMessage() for r in caplog.records if "ended" in r.getMessage()]
+    assert re.fullmatch(
+        r"attempt 1 ended: rank 1 on .* \(127\.0\.0\.1\) killed by SIGKILL at step 6 \(step\); "
+        r"going on with 2 ranks in 0 s, from the checkpoint of step 4",
+        told,
+    )
+
+
+class Filling:
+    """A cluster whose executors come one after the other: slots by seconds since it was first asked."""
+
+    def __init__(self, *slots: tuple[float, int]):
+        self._slots, self._asked = slots, 0.0
+
+    def slots(self) -> int:
+        self._asked = self._asked or time.monotonic()
+        return max(count for at, count in self._slots if time.monotonic() - self._asked >= at)
+
+    def platform(self) -> Platform:
+        return Platform(self.slots, local_crew)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "policy", "world", "waits"),
+    [
+        (Filling((0, 4)), Policy(4, min_world=1), 4, False),
+        (Filling((0, 1), (0.3, 2), (0.6, 4)), Policy(4, min_world=1), 4, False),  # the rest comes within the limit
+        (Filling((0, 1), (0.3, 3)), Policy(4, min_world=1), 3, True),  # it does not: on those there are
+        (Filling((0, 3)), Policy(4, min_world=2, multiple_of=2), 2, True),
+        (Filling((0, 1)), Policy(4, min_world=2), 4, True),  # not even the least: the launch says what is missing
+    ],
+)
+def test_the_first_attempt_waits_for_the_slots_still_coming(
+    tmp_path: Path, cluster: Filling, policy: Policy, world: int, waits: bool
+) -> None:
+    job = recovery(tmp_path, [], policy, cluster.platform())
+    job._slots_wait_s = 1.5
+    began = time.monotonic()
+    assert job._first_world() == world
+    assert (time.monotonic() - began >= 1.5) == waits
+
+
+def test_a_job_that_starts_on_the_first_free_slot_runs_on_all_that_come(tmp_path: Path) -> None:
+    """One attempt on the world wanted, not one on the first slot and another to grow."""
+    events: list[dict[str, Any]] = []
+    job = recovery(
+        tmp_path, [], Policy(2, min_world=1), Filling((0, 0), (0.1, 1), (0.5, 2)).platform(), events, sleep_s=0.0
+    )
+    job._slots_wait_s = 10.0
+    assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
+    assert not ends(events)
+
+
+def test_a_cancel_is_heard_while_slots_are_waited_for(tmp_path: Path) -> None:
+    job = recovery(tmp_path, [], Policy(2), Filling((0, 0)).platform())
+    job._slots_wait_s = 60.0
+    job._control.cancel()
+    with pytest.raises(Cancelled):
+        job.run()
+
+
+class Scripted:
+    """A crew whose attempts end at once, each `finished` or not; what is asked of them after their start comes late."""
+
+    def __init__(self, finished: list[bool], control: Control, during: Any = lambda attempt: None):
+        self.finished, self.control, self.during = finished, control, during
+        self.seats, self.asked = [None, None], list[list[str]]()
+        self.lost_hosts = frozenset[str]()
+
+    def why_over(self) -> None: ...
+
+    def run(self, job: Any, world: int, on_event: Any, attempt: int, control: Control, limits: Any) -> JobResult:
+        self.asked.append(control.pending())
+        self.during(attempt)
+        return JobResult([{"finished": self.finished[attempt - 1]}] * world, world, attempt)
+
+    def recovery(self, folder: Path, policy: Policy) -> Recovery:
+        crew: Any = nullcontext(self)
+        job = recovery(folder, [], policy, Platform(lambda: 2, lambda world, preload: crew))
+        job._control = self.control
+        return job
+
+
+def test_a_planned_stop_that_came_too_late_does_not_end_the_next_attempt(tmp_path: Path) -> None:
+    control = Control()
+    crew = Scripted([False, True], control)
+    job = crew.recovery(tmp_path, Policy(2, backoff_s=0.0))
+    crew.during = lambda attempt: job._end_for("grow") if attempt == 1 else None
+    assert job.run().result == {"finished": True}
+    assert crew.asked == [[], []]
+
+
+def test_an_end_that_nobody_asked_for_is_no_result(tmp_path: Path) -> None:
+    """Taken for one, the job would go on to publish a model there is not."""
+    crew = Scripted([False, True], Control())
+    assert crew.recovery(tmp_path, Policy(2, backoff_s=0.0)).run().result == {"finished": True}
+    crew = Scripted([False, False], Control())
+    with pytest.raises(LaunchError, match=r"launch\.max_attempts = 2"):
+        crew.recovery(tmp_path, Policy(2, max_attempts=2, backoff_s=0.0)).run()
+    stopped = Control()
+    crew = Scripted([False], stopped, lambda attempt: stopped.stop())
+    assert crew.recovery(tmp_path, Policy(2)).run().result == {"finished": False}
+
+
+def test_a_beginning_on_fewer_ranks_than_asked_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Scripted([True], Control()).recovery(tmp_path, Policy(4, min_world=1)).run().world == 2
+    assert "launch.world = 4: there is room for fewer, so training begins on 2" in caplog.messages
+
+
+class Vanishing(Scripted):
+    """Its first attempt ends by a host that fell silent; Spark counts that host's slot until it is told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__([False, True], Control())
+        self.room, self.opened, self.given_up = 2, list[int](), list[frozenset[str]]()
+
+    def run(self, job: Any, world: int, on_event: Any, attempt: int, control: Control, limits: Any) -> JobResult:
+        on_event({"kind": "heartbeat", "step": attempt, "attempt": attempt})
+        if attempt == 1:
+            time.sleep(0.3)
+            self.lost_hosts = frozenset({"10.0.0.2"})
+            raise WorkerFailed(Failure(1, "h2 (10.0.0.2)", "lost", "was lost: nothing is heard of its agent", step=1))
+        self.lost_hosts = frozenset()
+        on_event({"kind": "event", "event": "checkpoint", "attempt": attempt})
+        return super().run(job, world, on_event, attempt, control, limits)
+
+    def open_crew(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[Any]:
+        self.opened.append(world)
+        return nullcontext(self)
+
+    def give_up(self, hosts: frozenset[str]) -> None:
+        self.given_up.append(hosts)
+        self.room -= len(hosts)
+
+
+def test_a_host_that_fell_silent_costs_one_attempt_and_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark went on counting its slot: an attempt was made on it that took 120 s to fail. When it is back, the world
+    does not grow before it has cooled down."""
+    cluster, events = Vanishing(), list[dict[str, Any]]()
+    platform = Platform(lambda: cluster.room, cluster.open_crew, give_up=cluster.give_up)
+    job = recovery(tmp_path, [], Policy(2, min_world=1, backoff_s=0.0), platform, events)
+    job._slots_wait_s = 60.0
+    began = time.monotonic()
+    job._on_event = lambda event: (events.append(event), setattr(cluster, "room", 2) if "event" in event else None)
+    assert job.run().world == 1
+    assert time.monotonic() - began < 10
+    assert (cluster.opened, cluster.given_up) == ([2, 1], [frozenset({"10.0.0.2"})])
+    assert ends(events) == [(1, "lost", "shrink")]
+    assert not [words for words in caplog.messages if "grow" in words]
+    (recovered,) = [e["recover_s"] for e in events if e["kind"] == "recovered"]
+    assert 0.3 <= recovered < 10, "counted from the last step before the failure"
+
+
+@pytest.mark.spark
+def test_spark_says_how_much_room_there_is_and_that_nobody_leaves(spark: Any) -> None:
+    platform = spark_platform(spark, StageOptions())
+    assert platform.slots() == 2
+    assert platform.leaving() == frozenset()
+    assert executors(spark.sparkContext) == {}, "the driver is no executor that could be given up"
+
+
+CLUSTER = """
+import json, sys, threading, time
+from pathlib import Path
+import psutil
+from pyspark.sql import SparkSession
+sys.path.insert(0, sys.argv[2])
+from test_recover import counting
+from pipelines.launch.barrier import StageOptions
+from pipelines.launch.recover import run_with_recovery
+from training.launch.attempt import Limits
+from training.launch.elastic import Policy
+from training.launch.job import JobSpec
+folder = Path(sys.argv[1])
+builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
+for key in ("spark.driver.host", "spark.driver.bindAddress"):
+    builder = builder.config(key, "127.0.0.1")
+spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+events, killed = [], []
+def is_executor(process):
+    try:
+        return "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+    except psutil.Error:  # a short-lived child of the JVM, gone between the listing and the question
+        return False
+def on_event(event):
+    if event["kind"] != "log":
+        events.append(event)
+    if event["kind"] == "heartbeat" and event["step"] >= 6 and event["attempt"] == 1 and not killed:
+        executor = next(p for p in psutil.Process().children(recursive=True) if is_executor(p))
+        executor.kill()
+        killed.append(executor.pid)
+def latest_step():
+    path = folder / "checkpoint.json"
+    return json.loads(path.read_text())["step"] if path.exists() else None
+job = JobSpec(counting, {"folder": str(folder), "faults": [], "sleep_s": 0.4}, preload=("torch",))
+result = run_with_recovery(spark, lambda attempt, world: job, Policy(2, max_attempts=4, backoff_s=0.5), on_event,
+    latest_step=latest_step, is_finished=lambda r: r.result["finished"], limits=Limits(90, 10.0))
+ends = [e for e in events if e["kind"] in ("attempt_ended", "recovered")]
+print("RESULT", json.dumps({"result": result.result, "ends": ends, "killed": killed}))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_an_executor_killed_on_a_cluster_is_a_new_stage_of_the_same_application(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", CLUSTER, str(tmp_path), str(Path(__file__).parent)]
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=env, timeout=400)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, done.stderr[-4000:]
+    found = json.loads(lines[0].removeprefix("RESULT "))
+    assert found["killed"], done.stderr[-4000:]
+    assert found["result"] == {"finished": True, "total": EXPECTED, "world": 2}
+    first = found["ends"][0]
+    assert (first["cause"], first["decision"]) == ("lost", "retry")
+    assert first["steps_lost"] <= 3
+    assert any(e["kind"] == "recovered" for e in found["ends"])

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from conf.schema_tracking import TrackingConfig
+from training.launch.zygote import Helper
+
+
+def test_ranks_are_started_without_the_drivers_credentials() -> None:
+    names = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    helper = Helper([], {**os.environ, **dict.fromkeys(names, "s3cret"), "KEPT": "yes"})
+    try:
+        environment = Path(f"/proc/{helper._process.pid}/environ").read_bytes()
+        assert b"KEPT=yes" in environment and b"s3cret" not in environment
+    finally:
+        helper.close()
+
+
+@pytest.mark.parametrize("alias", ["latest", "v3", "two words", ""])
+def test_aliases_mlflow_keeps_are_refused(alias: str) -> None:
+    with pytest.raises(ValidationError):
+        TrackingConfig(alias=alias)

@@ -1,0 +1,134 @@
+"""What lies in a folder of checkpoints: which are committed, and whether their files are whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from conf.manifest import digest
+from conf.storage import Storage
+from conf.stored import Count, FolderName, RelativePath, Sha256, Stored, StoredError, parse, up_to
+from training.checkpoint.format import decode_value, encode_value, to_json
+
+MARKER = "COMMIT.json"
+FORMAT_VERSION = 1
+SHARED = ("index.json", "trainer.json")
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A committed checkpoint. `skipped`: why newer ones were passed over, as `step-30: ...`."""
+
+    step: int
+    uri: str
+    generation: str
+    world: int
+    metric: float | None
+    files: dict[str, dict[str, Any]]  # path below the step's folder -> {"bytes", "sha256"}
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(file["bytes"] for file in self.files.values())
+
+
+class WrittenFile(Stored):
+    bytes: Count
+    sha256: Sha256
+
+
+class Marker(Stored):
+    """COMMIT.json: every file of a checkpoint. `digest` is of all the rest, so that no part of it can be changed."""
+
+    format: Annotated[int, up_to(FORMAT_VERSION)]
+    step: Count
+    generation: FolderName
+    world: Annotated[int, Field(ge=1)]
+    metric: Annotated[float | None, BeforeValidator(decode_value)]
+    time: str
+    files: dict[RelativePath, WrittenFile]
+    digest: Sha256
+
+    @model_validator(mode="after")
+    def _lists_every_file(self) -> Self:
+        ranks = range(min(self.world, len(self.files)))  # the world may be any number
+        wanted = [*SHARED, *(f"rank-{rank:05d}.json" for rank in ranks)]
+        if missing := [name for name in wanted if f"{self.generation}/{name}" not in self.files]:
+            raise ValueError(f"files of {self.world} ranks are not all listed, such as {missing[0]}")
+        return self
+
+
+def encode_marker(
+    step: int, generation: str, world: int, metric: float | None, files: dict[str, dict[str, Any]]
+) -> bytes:
+    marker = {
+        "format": FORMAT_VERSION,
+        "step": step,
+        "generation": generation,
+        "world": world,
+        "metric": encode_value(metric, "metric"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "files": files,
+    }
+    return to_json(marker | {"digest": digest(marker)})
+
+
+def parse_marker(data: bytes, uri: str) -> CheckpointInfo:
+    """Raises StoredError for a marker that is cut, changed, of a newer format, or lacks a file of its checkpoint."""
+    marker, content = parse(Marker, data, f"{uri}/{MARKER}"), json.loads(data)
+    expected = content.pop("digest")
+    if digest(content) != expected:
+        raise StoredError(f"{uri}/{MARKER}: its digest does not match its content")
+    files = {path: file.model_dump() for path, file in marker.files.items()}
+    return CheckpointInfo(marker.step, uri, marker.generation, marker.world, marker.metric, files)
+
+
+def committed(storage: Storage) -> tuple[list[CheckpointInfo], dict[int, str]]:
+    """Checkpoints below `storage` that have a good marker, by step, and by step why the others are not among them."""
+    good, bad = [], {}
+    for path in storage.list_files():
+        if not re.fullmatch(rf"step-\d+/{MARKER}", path):
+            continue
+        folder = path.split("/")[0]
+        try:
+            info = parse_marker(storage.read_bytes(path), storage.at(folder).uri)
+            if folder != f"step-{info.step}":
+                raise StoredError(f"{info.uri}/{MARKER}: is of step {info.step}")
+            good.append(info)
+        except ValueError as error:
+            bad[int(folder.removeprefix("step-"))] = str(error)
+    return sorted(good, key=lambda info: info.step), bad
+
+
+def damaged(folder: Storage, path: str, want: dict[str, Any], tick: Callable[[], None] = lambda: None) -> str | None:
+    """What is wrong with one file, or None. Reads all of it; `tick` as in Storage.sha256."""
+    size = folder.size_bytes(path)
+    if size != want["bytes"]:
+        return f"{path} has {'no' if size is None else size} bytes, not {want['bytes']}"
+    if folder.sha256(path, tick) != want["sha256"]:
+        return f"{path} has another sha256 than its marker says"
+    return None
+
+
+def leftovers(paths: list[str], kept: dict[str, str]) -> list[str]:
+    """What killed saves left among `paths`, as files and folders to delete. `kept`: step folder -> its generation.
+
+    A folder whose marker cannot be read is left alone: a newer sparkring may have written it.
+    """
+    marked = {path.split("/")[0] for path in paths if path.endswith(f"/{MARKER}")}
+    gone = set()
+    for path in paths:
+        parts = path.split("/")
+        if not re.fullmatch(r"step-\d+", parts[0]) or len(parts) == 1:
+            continue
+        if parts[0] in kept and parts[1] not in (MARKER, kept[parts[0]]):
+            gone.add("/".join(parts[:2]))
+        elif parts[0] not in marked:
+            gone.add(parts[0])
+    return sorted(gone)

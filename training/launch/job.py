@@ -1,0 +1,195 @@
+"""What to run on every rank, and what comes back."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import cloudpickle
+
+from training.launch.results import unreturnable
+
+PRELOAD = ("torch", "horovod.torch")
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One piece of work for all ranks.
+
+    `entry` is "module:function" or a callable, called as `entry(ctx, *args, **kwargs)` with a WorkerContext, or the
+    path of a script, which runs as `__main__` with the words of `args` behind its name. What entry returns reaches the
+    driver: numbers, strings, tensors, numpy arrays, lists and dicts of them, and dataclasses, which arrive as dicts.
+    """
+
+    entry: str | Callable[..., Any]
+    payload: dict[str, Any] = field(default_factory=dict)  # JSON, the same for all ranks
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = PRELOAD  # what the helper imports before it forks; absent ones are skipped
+    # Each rank sees its own GPUs only, or all of its host's ranks', the first of its own at index LOCAL_RANK.
+    visible_devices: Literal["own", "host"] | None = None  # None: "host" for a script, else "own"
+    collective_timeout_s: float = 300.0
+    results: str | None = None  # folder (URI) for results over 8 MiB; None: the temporary one, if the driver is there
+    folder: str | None = None  # where a script runs, on hosts that have the same files there
+    archive: str | None = None  # a .zip of that folder, among the files Spark ships, for hosts that do not
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.entry, str) or callable(self.entry)):
+            raise TypeError(
+                f"entry = {self.entry!r}: neither 'module:function' nor the path of a script nor a callable"
+            )
+        if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
+            raise TypeError(f"args = {self.args!r}: must be a tuple or a list, one element per argument")
+        if not isinstance(self.kwargs, Mapping):
+            raise TypeError(f"kwargs = {self.kwargs!r}: must be a dict, argument by name")
+
+    def to_json(self) -> dict[str, Any]:
+        """ValueError or TypeError, before anything is started, where a part cannot travel."""
+        entry = describe_entry(self.entry, self.args, self.kwargs)
+        try:
+            payload = json.loads(json.dumps(self.payload))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"payload of the job: not JSON ({error}); put large or odd objects into files") from error
+        return {
+            "entry": {**entry, "folder": self.folder, "archive": self.archive},
+            "payload": payload,
+            "results": self.results,
+            "env": dict(self.env),
+            "visible_devices": self.visible_devices or ("host" if entry["form"] == "script" else "own"),
+            "collective_timeout_s": self.collective_timeout_s,
+        }
+
+
+def describe_entry(
+    entry: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """JSON form of an entry with its arguments: by name, a script with its source, or a pickled function."""
+    kwargs = dict(kwargs or {})
+    if callable(entry):
+        check_function(entry, args, kwargs)
+        call = pickle_call(entry, args, kwargs)
+        return {"form": "function", "name": name_of(entry), "call": call}
+    if _REFERENCE.fullmatch(entry):
+        return {"form": "name", "name": entry, "call": pickle_call(None, args, kwargs)}
+    path = Path(entry)
+    if path.suffix == ".py" or path.is_file():
+        if not path.is_file():
+            raise ValueError(f"entry = {entry!r}: no such script; give the path of a file on the driver's machine")
+        if kwargs or not all(isinstance(word, str) for word in args):
+            raise TypeError(
+                f"args = {tuple(args)}, kwargs = {kwargs}: the script {entry} takes words (str) in args only"
+            )
+        return {"form": "script", "name": str(path.resolve()), "source": path.read_text(), "args": list(args)}
+    raise ValueError(f"entry = {entry!r}: neither 'module:function' nor the path of a script nor a callable")
+
+
+def check_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """TypeError where the arguments do not fit the function, or what it says it returns cannot come back."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin that does not say
+        return
+    try:
+        signature.bind("ctx", *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{name_of(function)}{signature} is called with a WorkerContext, then args = {tuple(args)}, "
+            f"kwargs = {dict(kwargs)}: {error}"
+        ) from None
+    if kind := unreturnable(function):
+        raise TypeError(
+            f"{name_of(function)} is declared to return {signature.return_annotation!r}: a {kind} cannot come back; "
+            "return numbers, strings, tensors, numpy arrays, dataclasses, or write it to storage and return where"
+        )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def pickle_call(function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Base64 of the pickled (function, args, kwargs); TypeError names the object in it that cannot be pickled."""
+    call = (function, tuple(args), dict(kwargs))
+    try:
+        return base64.b64encode(_dump_with_module(function, call)).decode()
+    except Exception as error:
+        parts = {f"args[{i}]": value for i, value in enumerate(args)} | {f"kwargs[{k!r}]": v for k, v in kwargs.items()}
+        culprits = ", ".join(unpicklable(parts | captured_by(function))) or "something it refers to"
+        raise TypeError(
+            f"{name_of(function) if function else 'the call'} cannot be sent to the workers: {culprits} cannot be "
+            f"pickled ({error}); create it inside the function"
+            + (", or give entry as 'module:function'" if function else "")
+        ) from error
+
+
+def _dump_with_module(function: Callable[..., Any] | None, call: Any) -> bytes:
+    """Pickle whose function needs no import of the module it was written in: executors need not have the user's
+    file."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    by_value = module is not None and module.__name__ != "__main__" and not _is_ours_or_installed(module)
+    if not by_value:
+        return cloudpickle.dumps(call)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(call)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_ours_or_installed(module: ModuleType) -> bool:
+    path = Path(getattr(module, "__file__", None) or "/site-packages/built-in")
+    return module.__name__.split(".")[0] in ("training", "pipelines", "etl", "conf") or "site-packages" in path.parts
+
+
+def captured_by(function: Callable[..., Any] | None) -> dict[str, Any]:
+    """Closure variables, globals and defaults of a function, by name."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    captured: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # not yet bound
+            captured[repr(name)] = cell.cell_contents
+    values = getattr(function, "__globals__", {})
+    captured |= {repr(name): values[name] for name in code.co_names if name in values}
+    return captured | {f"'default {i}'": v for i, v in enumerate(getattr(function, "__defaults__", None) or ())}
+
+
+def unpicklable(values: Mapping[str, Any]) -> list[str]:
+    """Names and types of the values that cannot be pickled on their own."""
+    found = []
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            found.append(f"{name} ({type(value).__module__}.{type(value).__qualname__})")
+    return found
+
+
+@dataclass
+class JobResult:
+    """What came back: results by rank (None from scripts), rank 0's metric history, and how long the start took."""
+
+    results: list[Any]
+    world: int
+    attempt: int
+    metrics: list[dict[str, Any]] = field(default_factory=list)  # {"step": int, "values": {name: float}} of rank 0
+    timings: dict[str, list[Any]] = field(default_factory=dict)  # columns step, rank, busy_s, wait_s: a figure's data
+    start_s: float = 0.0  # from the call until every rank's entry was about to run
+    run_s: float = 0.0
+
+    @property
+    def result(self) -> Any:
+        """Rank 0's."""
+        return self.results[0]
