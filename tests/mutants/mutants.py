@@ -30,7 +30,7 @@ CATALOG, PLAN, READER = "training/checkpoint_catalog.py", "training/checkpoint_p
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
 CSV_FILE, T_CSV_FILE = "etl/csv_file.py", "tests/etl/test_csv_file.py"
 
-RING, ODD = "tests/ranks/test_ring.py", "tests/ranks/test_odd.py"
+RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
 ROUNDED = "tests/ranks/test_mesh.py::test_rounded_precisions_go_the_way_of_float64"
 T_ORDER, T_AUDIT = "tests/training/test_data_order.py", "tests/training/test_data_audit.py"
