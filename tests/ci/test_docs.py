@@ -91,5 +91,5 @@ def test_the_architecture_names_every_module() -> None:
         for name in FILES
         if name.endswith(".py") and name.split("/")[0] in ("conf", "etl", "training", "pipelines")
     ]
-    stems = {Path(name).stem.removeprefix("checkpoint_") for name in code if "__init__" not in name}
+    stems = {Path(name).stem for name in code if "__init__" not in name}
     assert stems - named == set()
