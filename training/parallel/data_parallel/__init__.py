@@ -1,0 +1,1 @@
+"""What spreads rows over ranks: all-reduce rings and ZeRO, each with its data axis."""

@@ -1,0 +1,1 @@
+"""What cuts the model: tensor, context and pipeline parallelism."""
