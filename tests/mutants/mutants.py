@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(CORE, "norm = self._norm() / self.scaler.scale", "norm = self._norm()", ROUNDED),
     Mutant(CORE, 'group["lr"] = lr', 'group["lr"] = group["lr"]', RING),
     Mutant(CORE, "        self.optimizer.step()\n", "", RING),
-    Mutant(CORE, "        self.module.zero_grad(set_to_none=True)\n        self.scaler", "        self.scaler", MESH),
+    Mutant(CORE, "        self.optimizer.zero_grad(set_to_none=True)\n", "", MESH),
     Mutant(CORE, "if self.batches != REACH_STEPS:", "if True:", "tests/ranks/test_state.py"),
     Mutant(NORM, "* (count / holders)", "/ holders", MESH),
     Mutant(NORM, "min(1.0, limit / (norm + 1e-6))", "limit / (norm + 1e-6)", MESH),

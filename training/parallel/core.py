@@ -194,8 +194,7 @@ class MeshStrategy(Strategy):
         with self._metered():
             info = self._step(lr)
         self.axis.share_buffers(self.buffers)
-        self.optimizer.zero_grad(set_to_none=True)  # of Horovod's ZeRO these are shards, which the module does not have
-        self.module.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         self.scaler.update(info.skipped)
         if not info.skipped:
             self.steps += 1
