@@ -4,6 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 export MLFLOW_DISABLE_TELEMETRY := true
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: help setup check format test test-slow fuzz mutants demo ui peers lock package clean
 
@@ -25,8 +26,8 @@ demo: setup  ## the main job on real data: flights, two ranks, Horovod ring, MLf
 ui: setup  ## browse runs, checkpoints, models and reports at http://127.0.0.1:5000
 	@$(BIN)/sparkring ui
 
-test: setup  ## everything but the long soaks, about 25 minutes on 2 cores
-	@$(BIN)/pytest -q -m "not slow" $(ARGS)
+test: setup  ## everything but the long soaks, two files at a time (JOBS=0: one after the other, here)
+	@$(BIN)/pytest -q -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup  ## the long ones
 	@$(BIN)/pytest -q -m slow $(ARGS)
