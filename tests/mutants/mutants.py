@@ -40,7 +40,7 @@ T_READER, T_ELASTIC = "tests/training/data/test_reader.py", "tests/training/laun
 T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/checkpoint/test_policy.py"
 T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "tests/training/checkpoint/test_damage.py"
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/test_loss.py"
-T_SCHEDULES = "tests/training/parallel/test_schedules.py"
+T_SCHEDULES, T_NORM = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_norm.py"
 T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_build_rules.py"
 
@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(CORE, "        self.optimizer.zero_grad(set_to_none=True)\n", "", MESH),
     Mutant(CORE, "if self.batches != REACH_STEPS:", "if True:", "tests/ranks/test_state.py"),
     Mutant(NORM, "* (count / holders)", "/ holders", MESH),
-    Mutant(NORM, "min(1.0, limit / (norm + 1e-6))", "limit / (norm + 1e-6)", MESH),
-    Mutant(NORM, "if factor != 1.0 and gradients:", "if factor > 1.0 and gradients:", MESH),
+    Mutant(NORM, "min(1.0, limit / (norm + 1e-6))", "limit / (norm + 1e-6)", T_NORM),
+    Mutant(NORM, "if factor != 1.0 and gradients:", "if factor > 1.0 and gradients:", T_NORM),
     Mutant(LAYOUT, "self.uncounted.update(mine)", "pass", MESH),
     Mutant(LAYOUT, "dist.all_reduce(mine, group=group)", "pass", MESH),
     Mutant(CONTEXT, "return _all_to_all(grads[0], ctx.group), None", "return grads[0].contiguous(), None", MESH),
