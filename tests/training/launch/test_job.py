@@ -92,7 +92,7 @@ VALUES = [
     None, True, 1, 1.5, "é", [1, "a"], {"a": {"b": [None]}}, {"loss": float("inf")},
     torch.arange(3), torch.ones(2, dtype=torch.bfloat16), {"w": torch.eye(2), "steps": [1, 2]}, b"raw", 1j, {1, 2},
     np.arange(3), np.float32(1.5), {"a": np.array(["x", "yy"])}, np.array([1, 2], dtype="datetime64[s]"),
-    np.ones((2, 3), order="F"), dict(torch.nn.Linear(2, 2).state_dict()),
+    np.ones((2, 3), order="F"), {"weight": torch.nn.Parameter(torch.eye(2)).detach(), "bias": torch.zeros(2)},
 ]  # fmt: skip
 
 
