@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ def test_ranks_are_started_without_the_drivers_credentials() -> None:
     names = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     helper = Helper([], {**os.environ, **dict.fromkeys(names, "s3cret"), "KEPT": "yes"})
     try:
-        environment = Path(f"/proc/{helper._process.pid}/environ").read_bytes()
+        while not (environment := Path(f"/proc/{helper._process.pid}/environ").read_bytes()):
+            time.sleep(0.01)  # forked, and not yet what it will run
         assert b"KEPT=yes" in environment and b"s3cret" not in environment
     finally:
         helper.close()

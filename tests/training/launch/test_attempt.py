@@ -142,8 +142,9 @@ def test_the_host_that_does_not_answer_is_the_cause_and_not_the_rank_whose_ring_
 
 
 @pytest.mark.ranks
-def test_the_benchmark_of_a_thousand_ranks_in_small() -> None:
+def test_the_benchmark_of_a_thousand_ranks_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(__file__).parents[3] / "benchmarks/control_channel.py"
+    monkeypatch.syspath_prepend(str(path.parent))  # as for a script
     spec = importlib.util.spec_from_file_location("control_channel", path)
     assert spec is not None and spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
