@@ -76,6 +76,12 @@ def test_unique_keeps_the_row_of_the_smallest_key(tables):
     ] == [(3, 99.0)]
 
 
+def test_a_range_includes_its_bounds(tables):
+    ids = [row["id"] for row in tables["rows"].collect()]
+    inside = rule("inside", "range", column="id", min=min(ids), max=max(ids))
+    assert checks.evaluate(marked(tables, inside), [inside]).report[0]["failing"] == 0
+
+
 def test_all_failed_dataset_rules_are_listed(tables):
     rules = [
         rule("filled", "null_share", column="x", max_share=0.1),

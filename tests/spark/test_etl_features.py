@@ -101,6 +101,16 @@ def test_training_columns_have_mean_zero_and_deviation_one(spark):
     assert abs(out.mean()) < 1e-6 and abs(out.std() - 1) < 1e-6
 
 
+def test_missing_values_are_not_counted_as_zeros_of_a_logarithm(spark):
+    rows = frame(spark, make_rows(400, seed=0))
+    (state,) = (each for each in fit.fit(rows, FEATURES)["features"] if each["name"] == "count_log")
+    known = [max(row["count"], 0) for row in rows.collect() if row["count"] is not None]
+    assert state["train_nulls"] == 400 - len(known) > 0
+    assert state["mean"] == pytest.approx(np.log1p(known).mean()) and state["std"] == pytest.approx(
+        np.log1p(known).std()
+    )
+
+
 def test_large_values_that_differ_little_are_centred_too(spark):
     """Ten digits of a mean of 1e12 are off by up to fifty: more than these values differ by."""
     rows = spark.range(1000).selectExpr("1e12D + 123 + id % 7 x", "1234567890123D flat", "id % 2 plain")
