@@ -222,6 +222,6 @@ MUTANTS = (
         SPLIT,
         "F.when(column >= F.lit(text)",
         "F.when(column > F.lit(text)",
-        T_CHECKS + " tests/spark/test_etl_build.py",
+        T_CHECKS,
     ),
 )
