@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from machine import measured_with  # noqa: E402
+from machine import measured_with, publish  # noqa: E402
 
 from training.launch.attempt import LOOK_S, Attempt, Control, Limits  # noqa: E402
 from training.launch.channel import Message  # noqa: E402
@@ -258,9 +258,7 @@ def main() -> None:
         return asyncio.run(all_agents(endpoint, args.agents, args.beats, args.at_once))
     pure = pure_parts(args.pure_ranks)
     text = report(args.ranks, simulate(args.ranks, args.beats, args.seconds, args.at_once), args.pure_ranks, pure)
-    print(text)
-    if args.write:
-        args.write.write_text(text)
+    publish(text, args.write)
     return None
 
 

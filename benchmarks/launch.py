@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import measured_with
+from machine import measured_with, publish
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -138,9 +138,7 @@ def main() -> None:
         f"launcher's first in the session included.\n\n"
         f"{table(found)}\n\nSeconds of every round:\n\n```json\n{json.dumps(found, indent=1)}\n```\n"
     )
-    print(text)
-    if args.write:
-        args.write.write_text(text)
+    publish(text, args.write)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a benchmark was measured with, as one line of its result file."""
+"""What the benchmarks share: what a result was measured with, and where it goes."""
 
 from __future__ import annotations
 
@@ -29,3 +29,10 @@ def measured_with(*packages: str) -> str:
         f"cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()} {platform.machine()}, load "
         f"average {LOAD_BEFORE:.1f} before and {os.getloadavg()[0]:.1f} after; {versions}"
     )
+
+
+def publish(text: str, out: Path | None) -> None:
+    """Print a result, and write it to the file that was asked for."""
+    print(text)
+    if out:
+        out.write_text(text)

@@ -29,7 +29,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
-from machine import measured_with
+from machine import measured_with, publish
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "0.12.1"
@@ -181,9 +181,7 @@ def main() -> int:
     text, unexplained = report(
         results | second, sum(kind == "passed" for kind, _ in second.values()), time.monotonic() - began
     )
-    print(text)
-    if args.write:
-        args.write.write_text(text)
+    publish(text, args.write)
     return 1 if unexplained else 0
 
 

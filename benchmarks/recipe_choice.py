@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from machine import measured_with
+from machine import measured_with, publish
 
 from etl.raw import unpack_flights
 from pipelines.baseline import LOGISTIC
@@ -98,10 +98,7 @@ def main() -> None:
         lines.append(f"| `{settings}` | {shown} | {means[settings]:.4f} | {statistics.mean(aucs[settings]):.4f} |")
     shown = " | ".join(f"{value:.4f}" for value in logistic)
     lines.append(f"| logistic regression (Spark MLlib) | {shown} | {statistics.mean(logistic):.4f} | |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    publish("\n".join(lines) + "\n", arguments.out)
 
 
 if __name__ == "__main__":

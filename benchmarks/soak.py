@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import measured_with
+from machine import measured_with, publish
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "chaos")]
@@ -66,9 +66,7 @@ def main() -> None:
                 run.kill()
                 shutil.rmtree(run.folder, ignore_errors=True)
     text = report(times, runs, problems, time.time() - began)
-    print(text)
-    if args.write:
-        args.write.write_text(text)
+    publish(text, args.write)
     sys.exit(bool(problems))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
-from machine import measured_with
+from machine import measured_with, publish
 from peak_memory import peak_pss
 
 from etl.raw import unpack_flights
@@ -108,10 +108,7 @@ def main() -> None:
     for name in next(iter(columns.values())):
         values = [f"{column[name]:.0%}" if "share" in name else f"{column[name]:,.1f}" for column in columns.values()]
         lines.append(f"| {name} | " + " | ".join(values) + " |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    publish("\n".join(lines) + "\n", arguments.out)
 
 
 if __name__ == "__main__":
