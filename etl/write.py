@@ -5,8 +5,6 @@ Runs in Spark's Python workers; knows pyarrow and the storage, nothing of Spark.
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -155,33 +153,11 @@ def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=array.is_null())
 
 
-class _HashingSink(io.RawIOBase):
-    """Write-only file that hashes and counts what passes through."""
-
-    def __init__(self, under: Any):
-        self._under, self._hasher, self.bytes = under, hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        size = len(memoryview(data).cast("B"))
-        self._hasher.update(data)
-        self._under.write(data)
-        self.bytes += size
-        return size
-
-    @property
-    def sha256(self) -> str:
-        return self._hasher.hexdigest()
-
-
 def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str, Any]:
     row_number = pa.field(ROW_NUMBER, pa.int64(), nullable=False)
     schema = pa.schema([*(arrow_field(column) for column in task.columns), row_number])
     groups: list[int] = []
-    with open_storage(task.root_uri).create(task.paths[shard]) as under:
-        sink = _HashingSink(under)
+    with open_storage(task.root_uri).create(task.paths[shard]) as sink:
         # Dictionary pages help codes and repeated values; floats, tokens and images only pay for them, twice.
         coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout == "scalar"]
         with pq.ParquetWriter(

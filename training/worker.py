@@ -193,9 +193,9 @@ def open_checkpoints(parts: Parts) -> Checkpointer:
         parts.run.at("checkpoints"),
         peers(parts.ctx.world_size, keep.timeout_s),
         Retention(keep.keep_last, keep.keep_best, keep.keep_every, parts.config.train.best_mode),
-        keep.asynchronous,
-        on_commit,
-        parts.ctx.tick,
+        asynchronous=keep.asynchronous,
+        on_commit=on_commit,
+        on_progress=parts.ctx.tick,
     )
 
 

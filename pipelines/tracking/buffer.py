@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from conf.storage import lock_file
+from conf.storage import lock_file, open_storage
 from conf.stored import StoredError, parse
 from pipelines.tracking.ops import Op, State, StoredOp
 
@@ -127,12 +127,10 @@ class Journal:
         """Everything before `position` has been applied; also saves changes made to `state`. A disk that does not take
         it costs no more than that a replay sends again what is stored already."""
         self.state["done"] = position
-        part = self.folder / "state.json.part"
         try:
-            part.write_text(json.dumps(self.state))
-            os.replace(part, self.folder / "state.json")
+            open_storage(str(self.folder)).put_atomic("state.json", json.dumps(self.state).encode())
         except OSError as error:
-            log.debug("%s: %s", part, error)
+            log.debug("%s/state.json: %s", self.folder, error)
 
     def set_aside(self) -> Path:
         """Rename a damaged journal, so that no later job tries it again; its new name. `close` comes after."""

@@ -30,10 +30,10 @@ from pipelines.report.report_job import Summary
 from pipelines.runs import RunRecord, Runs
 from pipelines.tracking.buffer import Journal, abandoned_journals
 from pipelines.tracking.ops import Artifact, Metrics, StartRun
-from training.checkpoint.catalog import committed, parse_marker
-from training.checkpoint.checkpointer import Checkpointer, RankFile, TrainerFile
+from training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.dcp import mismatch, read_index, to_metadata
 from training.checkpoint.format import CheckpointError
-from training.checkpoint.plan import mismatch, read_index, to_metadata
 from training.data.audit import read_records
 from training.launch.channel import ProtocolError, decode
 from training.loop import LoopRecord, TrainerState

@@ -27,7 +27,7 @@ CONTEXT, TENSOR, SCHEDULES = (f"{PARALLEL}/model_parallel/{name}.py" for name in
 OPTIM, LOSS = "training/optim.py", "training/loss.py"
 ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "training/data/pool.py"
 ELASTIC, POLICY, LOOP = "training/launch/elastic.py", "training/checkpoint/policy.py", "training/loop.py"
-CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/plan.py", "training/data/reader.py"
+CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
 CSV_FILE, T_CSV_FILE = "etl/csv_file.py", "tests/etl/test_csv_file.py"
 
@@ -138,14 +138,16 @@ MUTANTS = (
         "if end > len(numbers):",
         T_AUDIT,
     ),
-    Mutant("pipelines/audit.py", "if problem := damaged(", "if problem := '' and damaged(", T_AUDIT_RUN),
+    Mutant("pipelines/audit.py", "if problem := damage(", "if problem := '' and damaged(", T_AUDIT_RUN),
     Mutant("pipelines/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
     # Checkpoints.
     Mutant(POLICY, "by_step[-max(keep.last, 1) :]", "by_step[-keep.last :]", T_POLICY),
     Mutant(POLICY, 'sign = 1.0 if mode == "min" else -1.0', "sign = 1.0", T_POLICY),
     Mutant(POLICY, "metric is not None and math.isfinite(metric)", "metric is not None", T_POLICY),
     Mutant(CATALOG, "if digest(content) != expected:", "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"),
-    Mutant(CATALOG, 'if folder.sha256(path, tick) != want["sha256"]:', "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"),
+    Mutant(
+        CATALOG, 'if folder.sha256(path, on_progress) != want["sha256"]:', "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"
+    ),
     Mutant(
         PLAN,
         "if have != math.prod(shape) or _overlap(chunks, len(shape)):",

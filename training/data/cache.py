@@ -8,7 +8,7 @@ Only entries that no running job touches (of other datasets, idle for a while) m
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import logging
 import os
 import threading
@@ -21,7 +21,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from conf.manifest import DataFile, digest
-from conf.storage import CHUNK_BYTES, Storage, sha256_stream
+from conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish
 from training.data.columns import DataError, Unreachable
 from training.data.source import Direct, check_hash, check_size
 
@@ -90,9 +90,7 @@ class DiskCache:
             with open(part, "r+b") as file:
                 write(file)
                 file.truncate()
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
+                publish(file, part, path)
         except BaseException:
             _unlink(part)
             raise
@@ -157,14 +155,12 @@ class DiskCache:
 
     @contextmanager
     def _held(self, name: str, wait: bool = True) -> Iterator[bool]:
-        descriptor = os.open(os.path.join(self._locks, name), os.O_CREAT | os.O_RDWR, 0o666)
+        descriptor = lock_file(os.path.join(self._locks, name), wait, mode=0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            yield True
-        except BlockingIOError:
-            yield False
+            yield descriptor is not None
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _turn_off(self, error: OSError) -> None:
         with self._lock:
@@ -211,7 +207,7 @@ class CachedFiles:
                 return False
             if file.sha256 not in self._checked:
                 with open(path, "rb") as copy:
-                    if sha256_stream(iter(lambda: copy.read(CHUNK_BYTES), b"")) != file.sha256:
+                    if hashlib.file_digest(copy, "sha256").hexdigest() != file.sha256:
                         return False
                 self._checked.add(file.sha256)
         except FileNotFoundError:  # evicted between two looks
@@ -219,7 +215,10 @@ class CachedFiles:
         return True
 
     def _fetch(self, file: DataFile, out: BinaryIO) -> None:
-        found = sha256_stream(_copied(self._storage, file, out))
+        copy = HashingFile(out)
+        for chunk in _chunks(self._storage, file):  # DataError where reading fails, OSError where writing does
+            copy.write(chunk)
+        found = copy.sha256
         if found != file.sha256:
             raise DataError(
                 f"{file.path}: sha256 is {found[:12]}..., the manifest says {file.sha256[:12]}...; "
@@ -228,13 +227,6 @@ class CachedFiles:
         self._checked.add(file.sha256)
         self._cache.count("cache_miss")
         self._cache.count("cache_fetched_bytes", file.bytes)
-
-
-def _copied(storage: Storage, file: DataFile, out: BinaryIO) -> Iterator[bytes]:
-    """The chunks of a stored file, written to `out`. DataError where reading fails, OSError where writing does."""
-    for chunk in _chunks(storage, file):
-        out.write(chunk)
-        yield chunk
 
 
 def _chunks(storage: Storage, file: DataFile) -> Iterator[bytes]:

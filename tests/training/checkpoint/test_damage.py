@@ -16,8 +16,8 @@ from conf.manifest import digest
 from conf.storage import open_storage
 from training.checkpoint.catalog import committed
 from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.dcp import covered
 from training.checkpoint.format import CheckpointError, decode_value
-from training.checkpoint.plan import covered
 
 Change = Callable[[Any], Any]
 

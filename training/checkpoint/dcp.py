@@ -40,7 +40,7 @@ from training.checkpoint.format import DTYPE_NAMES, DTYPES, CheckpointError, Chu
 
 
 class JsonSavePlanner(DefaultSavePlanner):
-    """Values that are no tensors become JSON."""
+    """Writes values that are not tensors as JSON."""
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         if write_item.type != WriteItemType.BYTE_IO:
@@ -49,6 +49,8 @@ class JsonSavePlanner(DefaultSavePlanner):
 
 
 class JsonLoadPlanner(DefaultLoadPlanner):
+    """Reads values that are not tensors from JSON."""
+
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         from torch.distributed.checkpoint._nested_dict import set_element
 
@@ -57,7 +59,7 @@ class JsonLoadPlanner(DefaultLoadPlanner):
 
 
 def encode_plan(plan: SavePlan) -> dict[str, Any]:
-    """A rank's plan for the others. Raises CheckpointError for a dtype that safetensors has no name for."""
+    """Turn a rank's plan into JSON. CheckpointError for a dtype that safetensors has no name for."""
     items = []
     for item in plan.items:
         row: dict[str, Any] = {"fqn": item.index.fqn, "type": item.type.name}
@@ -72,6 +74,7 @@ def encode_plan(plan: SavePlan) -> dict[str, Any]:
 
 
 def decode_plan(encoded: dict[str, Any]) -> SavePlan:
+    """Turn the form of `encode_plan` back into a plan."""
     items = []
     for row in encoded["items"]:
         kind = WriteItemType[row["type"]]
@@ -103,7 +106,7 @@ class StoredTensor(TypedDict):
 
 
 def covered(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The same; ValueError for a tensor whose chunks are not each of its elements once."""
+    """Check that the chunks of each tensor hold each of its elements once. ValueError names the tensor."""
     for fqn, entry in tensors.items():
         if entry["dtype"] not in DTYPES:
             raise ValueError(f"{fqn}: dtype {entry['dtype']!r} is none of {sorted(DTYPES)}")
@@ -121,7 +124,7 @@ def covered(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _overlap(chunks: list[StoredChunk], dims: int) -> bool:
-    """Whether two chunks share an element. Swept along the dim that is cut most, so few are compared."""
+    """Whether two chunks share an element. Sweeps along the dim that is cut most, so few are compared."""
     if dims == 0:
         return len(chunks) > 1
     along = max(range(dims), key=lambda dim: len({chunk["offsets"][dim] for chunk in chunks}))
@@ -141,7 +144,7 @@ def _meet(one: StoredChunk, other: StoredChunk) -> bool:
 
 @with_config(CLOSED)
 class Index(TypedDict):
-    """index.json: where tensors' chunks are, the values that are no tensors, and each name's path in the state."""
+    """index.json: where tensors' chunks are, the values that are not tensors, and each name's path in the state."""
 
     tensors: Annotated[dict[str, StoredTensor], AfterValidator(covered)]
     values: dict[str, Any]
@@ -149,7 +152,7 @@ class Index(TypedDict):
 
 
 def build_index(parts: Iterable[dict[str, Any]], paths: dict[str, tuple[Any, ...]]) -> Index:
-    """The whole checkpoint from what each rank wrote. ValueError where the chunks of a tensor do not cover it."""
+    """Merge what each rank wrote into one index. ValueError where the chunks of a tensor do not cover it."""
     tensors: dict[str, StoredTensor] = {}
     values: dict[str, Any] = {}
     for part in parts:
@@ -162,7 +165,7 @@ def build_index(parts: Iterable[dict[str, Any]], paths: dict[str, tuple[Any, ...
 
 
 def read_index(folder: Storage, generation: str, files: dict[str, dict[str, Any]]) -> Index:
-    """StoredError for an index that is damaged, or names bytes that the marker's `files` do not have."""
+    """Read index.json. StoredError for one that is damaged, or names bytes that the marker's `files` do not have."""
     index = read(Index, folder, f"{generation}/index.json")
     for fqn, entry in index["tensors"].items():
         for chunk in entry["chunks"]:
@@ -172,7 +175,7 @@ def read_index(folder: Storage, generation: str, files: dict[str, dict[str, Any]
 
 
 def to_metadata(index: Index) -> Metadata:
-    """DCP's view of a stored checkpoint."""
+    """Describe a stored checkpoint to DCP."""
     entries: dict[str, Any] = {fqn: BytesStorageMetadata() for fqn in index["values"]}
     for fqn, entry in index["tensors"].items():
         chunks = [ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]]
@@ -182,12 +185,13 @@ def to_metadata(index: Index) -> Metadata:
 
 
 def stored_chunk(index: Index, where: MetadataIndex) -> Chunk:
-    """The stored chunk a read item points at."""
+    """Find the stored chunk that a read item points at."""
     entry = index["tensors"][where.fqn]
     for chunk in entry["chunks"]:
         if where.offset is None or tuple(where.offset) == tuple(chunk["offsets"]):
-            sizes, offsets = tuple(chunk["sizes"]), tuple(chunk["offsets"])
-            return Chunk(where.fqn, DTYPES[entry["dtype"]], offsets, sizes, chunk["file"], chunk["begin"], chunk["end"])
+            shape, offsets, sizes = tuple(entry["shape"]), tuple(chunk["offsets"]), tuple(chunk["sizes"])
+            place = chunk["file"], chunk["begin"], chunk["end"]
+            return Chunk(where.fqn, DTYPES[entry["dtype"]], shape, offsets, sizes, *place)
     raise CheckpointError(f"{where.fqn}: no stored chunk at offset {where.offset}")
 
 
@@ -196,7 +200,7 @@ def fill_state(
     index: Index,
     read: Callable[[Chunk, tuple[int, ...], tuple[int, ...]], torch.Tensor],
 ) -> None:
-    """Copy into the tensors of `state` (plain or DTensor, any layout) and replace its other values, from storage."""
+    """Copy stored chunks into the tensors of `state` (plain or DTensor, any layout) and replace its other values."""
     planner = JsonLoadPlanner()
     planner.set_up_planner(state, to_metadata(index))
     for item in planner.finish_plan(planner.create_local_plan()).items:
@@ -209,17 +213,25 @@ def fill_state(
         target.copy_(read(chunk, tuple(item.storage_offsets), tuple(item.lengths)))
 
 
-def mismatch(have: dict[str, list[int] | None], index: Index, all_names: set[str]) -> list[str]:
-    """What keeps a stored checkpoint from filling a state, one line per kind of trouble; empty when it fits.
+def state_shapes(state: dict[str, Any]) -> dict[str, list[int] | None]:
+    """Flat names, as in the index -> global shape; None for values that are not tensors."""
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-    `have`: this rank's names -> shape, None for values; `all_names`: names of all ranks (a pipeline rank has a part).
+    flat, _ = flatten_state_dict(state)
+    return {name: list(value.shape) if isinstance(value, torch.Tensor) else None for name, value in flat.items()}
+
+
+def mismatch(have: dict[str, list[int] | None], index: Index, all_names: set[str]) -> list[str]:
+    """Say why a stored checkpoint cannot fill a state, one line per kind of problem; empty when it fits.
+
+    `have`: `state_shapes` of this rank; `all_names`: names of all ranks (a pipeline rank has a part).
     """
     stored: dict[str, list[int] | None] = {fqn: entry["shape"] for fqn, entry in index["tensors"].items()}
     stored |= dict.fromkeys(index["values"])
     missing = sorted(have.keys() - stored.keys())
     unexpected = sorted(stored.keys() - all_names)
-    shapes = [f"{n} {_kind(stored[n])} there, {_kind(have[n])} here" for n in sorted(have.keys() & stored.keys())
-              if have[n] != stored[n]]  # fmt: skip
+    differing = [name for name in sorted(have.keys() & stored.keys()) if have[name] != stored[name]]
+    shapes = [f"{name} {_kind(stored[name])} there, {_kind(have[name])} here" for name in differing]
     lines = [
         ("missing from the checkpoint", missing),
         ("unexpected in the checkpoint", unexpected),
