@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,31 +59,39 @@ def anchor_of(mean: float | None, std: float | None) -> float:
     return rounded(mean) if rounded(mean) != mean and std < abs(mean) * FLAT else 0.0
 
 
-def numeric_state(
-    name: str, feature: NumericFeature, count: int, nulls: int, mean: Any, std: Any, anchor: float = 0.0
-) -> State:
-    """`mean` and `std` are of the transformed training values less `anchor`. EtlError where there is none or one is
-    infinite."""
-    if count == 0:
-        raise EtlError(
-            f"etl.features.{name}: the training split has no value in {input_column(name, feature)!r}; remove it"
-        )
-    if not (math.isfinite(mean) and math.isfinite(std)):
-        raise EtlError(
-            f"etl.features.{name}: {input_column(name, feature)!r} holds infinite values; null or clip them in SQL"
-        )
-    center, spread = anchor + rounded(mean), rounded(std)
+@dataclass(frozen=True)
+class Moments:
+    """Of a numeric feature's transformed training values: how many, how many nulls, and their mean and deviation.
+
+    `mean` and `std` are of the values less `anchor`.
+    """
+
+    count: int
+    nulls: int
+    mean: Any
+    std: Any
+    anchor: float = 0.0
+
+
+def numeric_state(name: str, feature: NumericFeature, moments: Moments) -> State:
+    """Make the state of a numeric feature. EtlError if it has no values, or infinite ones."""
+    column = input_column(name, feature)
+    if moments.count == 0:
+        raise EtlError(f"etl.features.{name}: the training split has no value in {column!r}; remove it")
+    if not (math.isfinite(moments.mean) and math.isfinite(moments.std)):
+        raise EtlError(f"etl.features.{name}: {column!r} holds infinite values; null or clip them in SQL")
+    center, spread = moments.anchor + rounded(moments.mean), rounded(moments.std)
     fill = center if feature.fill is None else transformed(feature.fill, feature.transform)
     return {
         "name": name,
         "kind": "numeric",
-        "column": input_column(name, feature),
+        "column": column,
         "transform": feature.transform,
         "mean": center if feature.scale else 0.0,
         "std": (spread or 1.0) if feature.scale else 1.0,
         "fill": fill,
-        "indicator": feature.indicator == "always" or (feature.indicator == "auto" and nulls > 0),
-        "train_nulls": nulls,
+        "indicator": feature.indicator == "always" or (feature.indicator == "auto" and moments.nulls > 0),
+        "train_nulls": moments.nulls,
     }
 
 

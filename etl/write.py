@@ -1,4 +1,4 @@
-"""The write task: Arrow batches of one shard -> one Parquet file with exact row groups, hashed while it is written.
+"""Write the Arrow batches of one shard as one Parquet file with exact row groups, hashed while it is written.
 
 Runs in Spark's Python workers; knows pyarrow and the storage, nothing of Spark.
 """
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from conf.manifest import ROW_NUMBER, Column
 from conf.storage import Storage, open_storage
 from etl.columns import arrow_field
+from etl.ragged import list_lengths, lists_of
 
 SHARD = "__shard"
 
@@ -115,7 +116,7 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
         )
     inner, sizes = array, list(column.shape)
     while pa.types.is_list(inner.type):
-        lengths = np.diff(inner.offsets.to_numpy()) if len(inner) else np.zeros(0, np.int64)
+        lengths = list_lengths(inner)
         if column.layout == "vector":
             wanted = sizes.pop(0)
             wrong = (lengths != wanted) & inner.is_valid().to_numpy(zero_copy_only=False)
@@ -146,11 +147,9 @@ def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
     """A list array of the same lengths and nulls over other innermost values."""
     if not pa.types.is_list(array.type):
         return values
-    lengths = np.diff(array.offsets.to_numpy())
+    lengths = list_lengths(array)
     lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    inner = _with_values(array.flatten(), values)
-    return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=array.is_null())
+    return lists_of(_with_values(array.flatten(), values), lengths, mask=array.is_null())
 
 
 def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str, Any]:

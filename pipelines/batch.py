@@ -59,7 +59,8 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     timings = Timings({})
     if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
         raise ConfigError(config.name, problems)
-    fingerprint = etl_job.wanted_fingerprint(config)
+    sources = etl_job.pin(config)
+    fingerprint = etl_job.wanted_fingerprint(config, sources)
     found = etl_job.find(config, fingerprint) if etl else etl_job.require(config, fingerprint)
     if found is not None and not train:
         log.info("dataset: %s is there already", found.folder.uri)
@@ -83,7 +84,7 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
                 if train:
                     profile = stage_options(config.launch).profile
                     check_slots(spark, config.launch.world, config.launch.min_world, profile=profile)
-                dataset = found or build_dataset(spark, resolved, tracker, commit, timings)
+                dataset = found or build_dataset(spark, resolved, sources, tracker, commit, timings)
                 if record is None:
                     return Exit.OK
                 check_against(config, dataset)
@@ -194,11 +195,18 @@ def train_and_report(
     return Exit.QUALITY
 
 
-def build_dataset(spark: SparkSession, resolved: Resolved, tracker: Tracker, commit: str, timings: Timings) -> Dataset:
+def build_dataset(
+    spark: SparkSession,
+    resolved: Resolved,
+    sources: etl_job.Sources,
+    tracker: Tracker,
+    commit: str,
+    timings: Timings,
+) -> Dataset:
     """The etl part: build, and record what was built, or why not (the checks report too)."""
     began = time.monotonic()
     with tracker.part("etl"):
-        dataset = etl_job.build(spark, resolved, commit)
+        dataset = etl_job.build(spark, resolved, sources, commit)
         accounting = dataset.manifest.accounting
         counts = {f"rows/quarantined_{rule}": float(n) for rule, n in accounting.quarantined.items()}
         counts |= {"rows/in": float(accounting.rows_in), "rows/out": float(accounting.rows_out)}

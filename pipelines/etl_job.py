@@ -13,8 +13,9 @@ from conf.load import Resolved
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
-from etl import source
-from etl.build import build_dataset, dataset_fingerprint, find_dataset
+from etl.build import BuildRequest, build_dataset, find_dataset
+from etl.fingerprint import dataset_fingerprint
+from etl.sources.snapshot import SourceSnapshot, pin_sources
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +30,20 @@ class Dataset:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def wanted_fingerprint(config: RunConfig) -> str:
-    """The fingerprint of the dataset this configuration asks for, from its sources alone. Needs no Spark."""
+Sources = dict[str, SourceSnapshot]
+
+
+def pin(config: RunConfig) -> Sources:
+    """Pin the sources, which reads each of their files once; {} where the dataset is given. Needs no Spark."""
+    return pin_sources(config.etl.sources) if config.etl is not None else {}
+
+
+def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:
+    """The fingerprint of the dataset that this configuration makes of its pinned sources. Needs no Spark."""
     if config.dataset is not None:
         return read_manifest(open_storage(config.dataset)).fingerprint
     assert config.etl is not None
-    prints = {name: source.fingerprint(source.find_source(name, c)) for name, c in config.etl.sources.items()}
-    return dataset_fingerprint(config.etl, prints, pyspark.__version__, config.spark.settings())
+    return dataset_fingerprint(config.etl, sources, pyspark.__version__, config.spark.settings())
 
 
 def find(config: RunConfig, fingerprint: str) -> Dataset | None:
@@ -57,19 +65,20 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
     return found
 
 
-def build(spark: SparkSession, resolved: Resolved, code_commit: str) -> Dataset:
+def build(spark: SparkSession, resolved: Resolved, sources: Sources, code_commit: str) -> Dataset:
     """Build the dataset, or find it built by another job meanwhile."""
     config = resolved.config
     assert config.etl is not None
     began = time.monotonic()
-    built = build_dataset(
-        spark,
+    request = BuildRequest(
         config.etl,
+        sources,
         name=config.name,
         root_uri=config.storage.datasets,
         settings=config.spark.settings(),
         code_commit=code_commit,
         config_digest=resolved.digest,
     )
+    built = build_dataset(spark, request)
     seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
     return Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)

@@ -29,7 +29,7 @@ ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "traini
 ELASTIC, POLICY, LOOP = "training/launch/elastic.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
-CSV_FILE, T_CSV_FILE = "etl/csv_file.py", "tests/etl/test_csv_file.py"
+CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
 
 RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
@@ -42,7 +42,7 @@ T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "test
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/test_loss.py"
 T_SCHEDULES, T_NORM = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_norm.py"
 T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
-T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_build_rules.py"
+T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 
 MUTANTS = (
     # Gradients: what is summed, weighted, clipped and stepped.
@@ -138,7 +138,7 @@ MUTANTS = (
         "if end > len(numbers):",
         T_AUDIT,
     ),
-    Mutant("pipelines/audit.py", "if problem := damage(", "if problem := '' and damaged(", T_AUDIT_RUN),
+    Mutant("pipelines/audit.py", "if problem := damage(", "if problem := '' and damage(", T_AUDIT_RUN),
     Mutant("pipelines/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
     # Checkpoints.
     Mutant(POLICY, "by_step[-max(keep.last, 1) :]", "by_step[-keep.last :]", T_POLICY),

@@ -45,7 +45,8 @@ def resolved(folder: Path, *words: str) -> Resolved:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
-    monkeypatch.setattr(etl_job, "wanted_fingerprint", lambda config: "f")
+    monkeypatch.setattr(etl_job, "wanted_fingerprint", lambda config, sources: "f")
+    monkeypatch.setattr(etl_job, "pin", lambda config: {})
     monkeypatch.setattr(etl_job, "require", lambda config, fingerprint: SimpleNamespace())
     monkeypatch.setattr(batch, "spark_session", lambda *_: nullcontext())
     for name in ("check_against", "describe_job", "log_dataset"):

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from conf.schema_etl import CsvOptions
-from etl import csv_file
-from etl.csv_file import BLOCK_BYTES, check, read
+from etl.sources import csv_file
+from etl.sources.csv_file import BLOCK_BYTES, check, read
 
 CELLS = ["", "x", 'he said "hi"', "tail\\", '\\"', '"', '""', "a,b", "two\nlines", "crlf\r\nin", "cr\rin", " blank "]
 CELLS += ["\t", "NA", "null", "#c", "é", "日本", "\ufeff", "0", "1.50", "'", "\\N", "\u2028", "\x0b", "\x1f", "\x85"]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from conf.schema_etl import CsvOptions
-from etl.values import TEXTS, convert
+from etl.sources.values import TEXTS, convert
 
 BLOCK_BYTES = 8 << 20  # the longest record; Arrow reads a handful of them ahead
 HEADER_BYTES = 1 << 20
