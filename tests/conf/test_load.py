@@ -11,7 +11,7 @@ import pytest
 
 from conf.load import ConfigError, json_schema, load_config, parse_override, recipe_names
 from conf.manifest import ManifestError, read_manifest
-from conf.rules import IDLE
+from conf.rules import NO_EFFECT
 from conf.storage import open_storage
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -136,7 +136,7 @@ def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, 
 def test_every_row_of_the_table_is_tried_above() -> None:
     marks = test_a_key_without_effect_is_refused_and_its_default_is_not.pytestmark  # type: ignore[attr-defined]
     tried = {idle.partition("=")[0] for _, idle in marks[0].args[1]}
-    assert tried == {key for idle in IDLE for key in idle.keys}
+    assert tried == {key for rule in NO_EFFECT for key in rule.keys}
 
 
 @pytest.mark.parametrize(
