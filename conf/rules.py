@@ -35,10 +35,6 @@ class Conflict:
     problem: str
 
 
-def _split_kind(*kinds: str) -> Callable[[RunConfig], bool]:
-    return lambda c: c.etl is not None and c.etl.split.kind in kinds
-
-
 NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect(
         ("data.tail", "data.window_row_groups", "data.on_corrupt", "data.cache.files", "data.cache.decoded"),
@@ -70,12 +66,10 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "where data.mix.stop says when an epoch ends",
         "remove it, or set data.mix.stop to forever",
     ),
-    NoEffect(("etl.split.shares",), _split_kind("time"), "on a split by time", "remove it; boundaries decide"),
-    NoEffect(("etl.split.shares",), _split_kind("column"), "on a split by column", "remove it; the column decides"),
     NoEffect(
-        ("etl.split.key", "etl.split.seed"),
-        _split_kind("time", "column"),
-        "but on a split by hash",
+        ("etl.split.shares", "etl.split.key", "etl.split.seed"),
+        lambda c: c.etl is not None and c.etl.split.kind != "hash",
+        "but on a split by hash; boundaries, or the column, decide",
         "remove it, or set etl.split.kind to hash",
     ),
     NoEffect(

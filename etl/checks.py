@@ -1,4 +1,4 @@
-"""Rules about the rows, all evaluated in one pass; failing rows are quarantined, failing datasets stop the job."""
+"""Evaluate rules about the rows in one pass; failing rows are quarantined, failing datasets stop the job."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ def mark(rows: DataFrame, checks: list[CheckConfig], tables: dict[str, DataFrame
 def _with_failure(
     rows: DataFrame, check: CheckConfig, name: str, tables: dict[str, DataFrame], key: list[str]
 ) -> DataFrame:
+    """Add the boolean column `name`: true where the row fails the check.
+
+    Args:
+        rows: the rows, with SPLIT.
+        check: the rule.
+        name: of the new column.
+        tables: sources and views, for referential checks.
+        key: columns that identify a row; they decide which of equal rows a unique check keeps.
+    """
     if check.kind == "unique":
         missing = [c for c in check.columns if c not in rows.columns]
         if missing:
@@ -57,9 +66,8 @@ def _with_failure(
     if check.kind == "referential":
         assert check.to is not None and check.column is not None
         table, column = check.to.split(".")
-        known = (
-            tables[table].select(F.col(column).alias(f"{name}_key")).distinct().withColumn(f"{name}_hit", F.lit(True))
-        )
+        known = tables[table].select(F.col(column).alias(f"{name}_key")).distinct()
+        known = known.withColumn(f"{name}_hit", F.lit(True))
         joined = rows.join(known, rows[check.column] == known[f"{name}_key"], "left")
         fails = F.col(check.column).isNotNull() & F.col(f"{name}_hit").isNull()
         return joined.withColumn(name, fails).drop(f"{name}_key", f"{name}_hit")

@@ -16,16 +16,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
-    ByteType,
     DataType,
     DateType,
     DecimalType,
     DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
     StringType,
     TimestampNTZType,
     TimestampType,
@@ -34,19 +28,8 @@ from pyspark.sql.types import (
 
 from conf.manifest import Column, Nulls, Role
 from etl.errors import EtlError
+from etl.features import EXACT_DTYPES
 
-NUMPY_NAME: dict[type[DataType], str] = {
-    BooleanType: "bool",
-    ByteType: "int8",
-    ShortType: "int16",
-    IntegerType: "int32",
-    LongType: "int64",
-    FloatType: "float32",
-    DoubleType: "float64",
-    DateType: "int32",
-    TimestampType: "int64",
-    TimestampNTZType: "int64",
-}
 ARROW: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "int8": pa.int8(),
@@ -141,8 +124,8 @@ def _array_depth(found: DataType) -> tuple[int, DataType]:
 
 
 def _stored_dtype(name: str, found: DataType, element: DataType) -> str:
-    if type(element) in NUMPY_NAME:
-        return NUMPY_NAME[type(element)]
+    if element.simpleString() in EXACT_DTYPES:
+        return EXACT_DTYPES[element.simpleString()]
     if isinstance(element, BinaryType):
         return "binary"
     if isinstance(element, StringType):

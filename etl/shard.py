@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.manifest import Column, DataFile
 from conf.schema_etl import ShardConfig
@@ -38,7 +39,7 @@ from etl.layout import (
     shard_sql,
 )
 from etl.split import SPLIT
-from etl.write import SHARD, WriteTask, result_schema, worker_uri, write_shard
+from etl.write import RESULT, SHARD, WriteTask, worker_uri, write_shard
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ def write_shards(
     paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in plan.shards)
     first_rows = tuple(s.first for s in plan.shards)
     task = WriteTask(worker_uri(storage), paths, first_rows, tuple(columns), plan.row_group, plan.compression)
-    records = arranged.mapInArrow(lambda batches: write_shard(task, batches), result_schema()).collect()
+    records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
     by_shard = {r["shard"]: r for r in records}

@@ -1,4 +1,4 @@
-"""The recipe's joins: SQL views in order, or one Python function, over the sources -> the dataset's rows."""
+"""Run the recipe's joins, SQL views in order or one Python function, over the sources to get the dataset's rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _call(reference: str, tables: dict[str, DataFrame]) -> DataFrame:
 
 
 def own_modules(rows: str) -> dict[str, str]:
-    """sha256 by name of the module behind `module:function` and the user's own it imports, itself or through others.
+    """Hash the module behind `module:function` and the user's modules it imports, directly or not; sha256 by name.
 
     Imports are read from the source, those inside functions too. Not seen: what is imported by a computed name, files
     that the code reads, and the insides of installed packages. {} for a view.
@@ -89,7 +89,7 @@ def own_modules(rows: str) -> dict[str, str]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a module's code is; None for what is no module, or has no code of its own (a namespace, a built-in)."""
+    """Find a module's code; None for what is not a module or has no code file (a namespace, a built-in)."""
     try:
         spec = importlib.util.find_spec(name) if name else None
     except (ImportError, ValueError):
@@ -103,7 +103,7 @@ def _is_installed(spec: ModuleSpec) -> bool:
 
 
 def _imports(source: str, package: str) -> list[str]:
-    """Every dotted name that may be a module, of the import statements in `source`."""
+    """List every dotted name in the import statements of `source` that may be a module."""
     names: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

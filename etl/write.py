@@ -5,6 +5,7 @@ Runs in Spark's Python workers; knows pyarrow and the storage, nothing of Spark.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +39,16 @@ class WriteTask:
     compression: str
 
 
-def result_schema() -> str:
-    return "shard int, rows long, bytes long, sha256 string, row_groups array<int>, problem string"
+RESULT = pa.schema(
+    {
+        "shard": pa.int32(),
+        "rows": pa.int64(),
+        "bytes": pa.int64(),
+        "sha256": pa.string(),
+        "row_groups": pa.list_(pa.int32()),
+        "problem": pa.string(),
+    }
+)
 
 
 def write_shard(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -58,20 +67,7 @@ def write_shard(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[
         record |= {"rows": 0, "bytes": 0, "sha256": "", "row_groups": [], "problem": str(error)}
         for _ in batches:  # Spark waits until its side of the pipe has been read
             pass
-    yield pa.RecordBatch.from_pylist([record], schema=_result_arrow())
-
-
-def _result_arrow() -> pa.Schema:
-    return pa.schema(
-        {
-            "shard": pa.int32(),
-            "rows": pa.int64(),
-            "bytes": pa.int64(),
-            "sha256": pa.string(),
-            "row_groups": pa.list_(pa.int32()),
-            "problem": pa.string(),
-        }
-    )
+    yield pa.RecordBatch.from_pylist([record], schema=RESULT)
 
 
 def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -79,7 +75,7 @@ def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[p
     schema = pa.schema([arrow_field(column) for column in task.columns])
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for batch in _chain(first, rest):
+    for batch in itertools.chain([first], rest):
         if batch.num_rows and (batch.column(SHARD)[0].as_py() != shard or batch.column(SHARD)[-1].as_py() != shard):
             raise ValueError(f"rows of shard {batch.column(SHARD)[-1].as_py()} arrived with those of shard {shard}")
         waiting.append(batch)
@@ -91,11 +87,6 @@ def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[p
             rows -= task.row_group
     if rows:
         yield _stored(pa.Table.from_batches(waiting), task.columns, schema)
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 def _stored(table: pa.Table, columns: tuple[Column, ...], schema: pa.Schema) -> pa.Table:

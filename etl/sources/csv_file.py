@@ -1,4 +1,4 @@
-"""One CSV file (RFC 4180) -> typed Arrow batches, and what in it does not match the declaration, by line.
+"""Read one CSV file (RFC 4180) as typed Arrow batches; report by line what does not match the declaration.
 
 A quote inside a quoted value is doubled, a quoted value may hold line ends, a backslash is a character. An empty value
 is null unless it is quoted; so is one equal to `nullValue`. Knows nothing of Spark: workers read and check with it.
@@ -33,7 +33,7 @@ Opener = Callable[[], Any]  # -> a readable binary file, from its beginning
 
 @dataclass
 class Wrong:
-    """Lines or values of one kind of fault: how many, and the first."""
+    """Lines or values with one kind of fault: how many, and the first."""
 
     count: int = 0
     first: int = 0  # a line or the index of a record
@@ -49,7 +49,7 @@ class Wrong:
 
 
 def read(opener: Opener, options: CsvOptions, types: Types) -> Iterator[pa.RecordBatch]:
-    """Typed batches of a file that `check` found no fault with. ValueError where it has one now."""
+    """Read typed batches of a file that `check` accepted. ValueError if it has a fault now."""
     for batch in _texts(_Source(opener(), options), options, types):
         columns = [convert(batch.column(name), kind) for name, kind in types.items()]
         if any(bad for _, bad in columns):
@@ -58,7 +58,7 @@ def read(opener: Opener, options: CsvOptions, types: Types) -> Iterator[pa.Recor
 
 
 def check(opener: Opener, options: CsvOptions, types: Types) -> list[str]:
-    """Every way in which the file is not the declared table, each with its first line and value."""
+    """List every way in which the file is not the declared table, each with its first line and value."""
     if problems := _header_problems(opener, options, list(types)):
         return problems
     stream, failure, records = _Source(opener(), options), "", 0
@@ -86,7 +86,7 @@ def check(opener: Opener, options: CsvOptions, types: Types) -> list[str]:
 
 
 def _texts(stream: _Source, options: CsvOptions, types: Types) -> Iterator[pa.RecordBatch]:
-    """Batches of the values as strings, from `stream`."""
+    """Read batches of the values as strings."""
     reader = pacsv.open_csv(
         stream,
         read_options=pacsv.ReadOptions(
@@ -155,7 +155,7 @@ def _header_problems(opener: Opener, options: CsvOptions, declared: list[str]) -
 
 
 def _scan(opener: Opener, options: CsvOptions, width: int, asked: set[int]) -> tuple[list[str], dict[int, int]]:
-    """What makes the file no CSV of `width` columns, and the line each record of `asked` begins on.
+    """List what makes the file no CSV of `width` columns, and the line on which each record of `asked` begins.
 
     A second opinion, by Python's strict reader: slower, but it knows lines, and Arrow takes quotes as they come.
     """

@@ -1,7 +1,7 @@
-"""Text -> a value of the declared type that loses nothing, or a refusal: what a cell of a text file means.
+"""Convert text to values of the declared type without any loss, or refuse it: what a cell of a text file means.
 
-`parse` is the definition, one value at a time. `convert` does whole columns: texts whose form leaves no doubt go
-through Arrow, the others through `parse`.
+`parser` is the definition, one value at a time. `convert` does whole columns: texts whose form leaves no doubt go
+through Arrow, the others through `parser`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EPOCH = dt.datetime(1970, 1, 1)
 MICROSECOND = dt.timedelta(microseconds=1)
 MOST_HOURS = 18  # no place on Earth is further from UTC, and Spark knows no further
 
-# By Spark's name of a type: Arrow's, and texts that Arrow reads as `parse` does: numbers of no more digits than every
+# By Spark's name of a type: Arrow's, and texts that Arrow reads as `parser` does: numbers of no more digits than every
 # binary number of the type keeps, instants to the second in UTC. The property tests compare the two.
 _INSTANT = "[12][0-9]{3}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}"
 _KINDS: dict[str, tuple[pa.DataType, str]] = {
@@ -52,14 +52,14 @@ DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 
 
 def arrow_type(kind: str) -> pa.DataType | None:
-    """The Arrow type of a Spark type that a text can be; None for every other type."""
+    """Find the Arrow type of a Spark type that a text can be; None for every other type."""
     if decimal := DECIMAL.fullmatch(kind):
         return pa.decimal128(*map(int, decimal.groups()))
     return _KINDS[kind][0] if kind in _KINDS else None
 
 
 def convert(texts: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
-    """Strings -> the column of type `kind`, and the positions of texts that are no such value (null in the column)."""
+    """Convert strings to type `kind`; returns the column, and the positions of wrong texts (null in it)."""
     arrow = arrow_type(kind)
     if kind in TEXTS:
         return texts.cast(arrow), []
@@ -68,26 +68,18 @@ def convert(texts: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
         try:
             naive = pc.utf8_rtrim(texts, "Z").cast(pa.timestamp("us")) if kind.startswith("timestamp") else texts
             return naive.cast(arrow), []
-        except pa.ArrowInvalid:  # such as the 30th of February: which one, `parse` finds
+        except pa.ArrowInvalid:  # such as the 30th of February: which one, `parser` finds
             pass
-    parser, bad = _parser(kind), []
+    parse, bad = parser(kind), []
     values: list[Any] = []
     for index, text in enumerate(texts.to_pylist()):
         try:
-            values.append(None if text is None else parser(text.strip(BLANKS)))
+            values.append(None if text is None else parse(text.strip(BLANKS)))
         except (ValueError, ArithmeticError):
             values.append(None)
             bad.append(index)
     physical = {"date": pa.int32(), "timestamp": pa.int64(), "timestamp_ntz": pa.int64()}.get(kind, arrow)
     return pa.array(values, physical).cast(arrow), bad
-
-
-def parse(text: str, kind: str) -> Any:
-    """The value as Arrow takes it (days, microseconds since 1970 UTC); blanks around it do not count.
-
-    Raises ValueError or ArithmeticError for a text that is no value of the type, or that the type cannot keep.
-    """
-    return _parser(kind)(text.strip(BLANKS))
 
 
 def _plain_form(kind: str) -> str:
@@ -98,7 +90,11 @@ def _plain_form(kind: str) -> str:
     return rf"{whole}(\.[0-9]{{1,{scale}}})?" if scale else whole
 
 
-def _parser(kind: str) -> Callable[[str], Any]:
+def parser(kind: str) -> Callable[[str], Any]:
+    """Return the function from text, without blanks around it, to the value as Arrow takes it.
+
+    Dates are days, instants microseconds since 1970 UTC. It raises ValueError or ArithmeticError for a wrong text.
+    """
     if decimal := DECIMAL.fullmatch(kind):
         precision, scale = map(int, decimal.groups())
         return lambda text: _decimal(text, precision, scale)

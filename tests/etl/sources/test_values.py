@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from etl.sources.values import arrow_type, convert, parse
+from etl.sources.values import BLANKS, arrow_type, convert, parser
 
 EPOCH = dt.datetime(1970, 1, 1)
 KINDS = ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal(10,2)", "decimal(38,0)"]
@@ -21,7 +21,7 @@ KINDS += ["decimal(5,5)", "date", "timestamp", "timestamp_ntz"]
 def value_of(text, kind):
     """The value, or None where it is refused."""
     try:
-        return parse(text, kind)
+        return parser(kind)(text.strip(BLANKS))
     except (ValueError, ArithmeticError):
         return None
 
