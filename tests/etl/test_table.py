@@ -10,7 +10,9 @@ from etl.errors import EtlError
 from etl.features import STATE_VERSION
 from etl.table import plain_roles, stored_columns
 
-ROWS = SimpleNamespace(schema=StructType().add("a", "integer").add("c", "string").add("y", "double").add("month", "integer"))
+ROWS = SimpleNamespace(
+    schema=StructType().add("a", "integer").add("c", "string").add("y", "double").add("month", "integer")
+)
 
 
 def config(features=None, **changes) -> EtlConfig:

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conf.storage import Storage, open_storage
 from training.checkpoint import checkpointer as checkpointer_module
 from training.checkpoint import writer as writer_module
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.format import DTYPES, CheckpointError, decode_value, encode_value
+from training.checkpoint.format import DTYPES, CheckpointError
 from training.checkpoint.policy import Retention
 
 TRAINER = {"step": 3, "cursor": 96, "lr": 1e-3, "best": math.inf, "order_state": {"seed": 1, "lanes": (4, 8)}}
@@ -124,18 +122,6 @@ def test_every_dtype_and_shape(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         left, right = tensor.contiguous().reshape(-1), empty[name].contiguous().reshape(-1)
         assert torch.equal(left.view(torch.uint8), right.view(torch.uint8)), name
-
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(alphabet="abc"), inner),
-    max_leaves=8,
-)
-
-
-@given(plain)
-def test_values_survive_json(value: Any) -> None:
-    assert decode_value(json.loads(json.dumps(encode_value(value, "v"), allow_nan=False))) == value
 
 
 def test_training_may_change_everything_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checkpoint.catalog import leftovers
 from training.checkpoint.policy import Retention, expendable, ranked_steps
 
 
@@ -43,18 +42,3 @@ def test_the_newest_and_the_best_always_stay(
     if best and (ranked := ranked_steps(steps.items(), "min")):
         assert ranked[0] in left
     assert len(left) <= last + best + (len([s for s in steps if every and s % every == 0]))
-
-
-def test_leftovers() -> None:
-    paths = [
-        "step-1/COMMIT.json",
-        "step-1/g1/index.json",
-        "step-1/g0/rank-00000.json",
-        "step-1/COMMIT.json.abc.part",
-        "step-2/g0/rank-00000.json",
-        "step-3/COMMIT.json",
-        "step-3/g0/index.json",
-        "notes.txt",
-        "other/g0/x",
-    ]
-    assert leftovers(paths, {"step-1": "g1"}) == ["step-1/COMMIT.json.abc.part", "step-1/g0", "step-2"]
