@@ -68,19 +68,7 @@ class SaveTimes:
 
 
 class Checkpointer:
-    """Writes and reads the checkpoints below one folder; every method but `times` and `close` is called by all ranks.
-
-    Args:
-        storage: the folder; every rank must see the same one.
-        peers: how the ranks agree; None: a single process.
-        keep: which checkpoints stay after a save.
-        asynchronous: write behind training; else `save` returns when all is written.
-        on_commit: called on rank 0, in the writing thread, once a checkpoint can be loaded.
-        on_progress: called by the training thread while it waits for files to be hashed, read or written, with another
-            text each time and only after real progress, so that a stuck storage looks stuck.
-
-    Raises CheckpointError when rank 0 may not write there.
-    """
+    """Writes and reads the checkpoints below one folder; every method but `close` is called by all ranks."""
 
     def __init__(
         self,
@@ -91,6 +79,17 @@ class Checkpointer:
         on_commit: Callable[[CheckpointInfo], None] = lambda info: None,
         on_progress: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """Open the folder. Raises CheckpointError when rank 0 may not write there.
+
+        Args:
+            storage: the folder; every rank must see the same one.
+            peers: how the ranks agree; None: a single process.
+            keep: which checkpoints stay after a save.
+            asynchronous: write behind training; else `save` returns when all is written.
+            on_commit: called on rank 0, in the writing thread, once a checkpoint can be loaded.
+            on_progress: called by the training thread while it waits for files to be hashed, read or written, with
+                another text each time and only after real progress, so that a stuck storage looks stuck.
+        """
         self.storage, self.peers = storage, peers or solo()
         self.asynchronous, self.on_progress = asynchronous, on_progress
         self.times = SaveTimes()

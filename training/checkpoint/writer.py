@@ -66,20 +66,7 @@ class CheckpointWriter:
             f"{name}.safetensors": write_file(folder, f"{name}.safetensors", data, self._count),
             f"{name}.json": write_file(folder, f"{name}.json", [to_json(snapshot.rank)], self._count),
         }
-        rows = [
-            {
-                "fqn": chunk.fqn,
-                "dtype": DTYPE_NAMES[chunk.dtype],
-                "shape": list(chunk.shape),
-                "name": chunk.name,
-                "file": chunk.file,
-                "offsets": list(chunk.offsets),
-                "sizes": list(chunk.sizes),
-                "begin": chunk.begin,
-                "end": chunk.end,
-            }
-            for chunk in chunks
-        ]
+        rows = [vars(chunk) | {"dtype": DTYPE_NAMES[chunk.dtype], "name": chunk.name} for chunk in chunks]
         return {"files": files, "chunks": rows, "values": snapshot.values}
 
     def _commit(self, snapshot: Snapshot, parts: list[dict[str, Any]]) -> None:
