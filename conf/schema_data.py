@@ -70,7 +70,8 @@ class PetastormConfig(Strict):
     pool: Literal["thread", "process", "dummy"] = "thread"
     workers: PositiveInt = 2
     shuffle_rows: NonNegativeInt = Field(
-        default=0, description="rows in its shuffling buffer; 0: row groups are shuffled only"
+        default=0,
+        description="rows permuted together, beyond the order of row groups and of rows in each; 0: no more than that",
     )
 
 

@@ -1,4 +1,4 @@
-"""From one column of a decoded row group to numpy, as the manifest declares it. No value changes silently."""
+"""Converts one column of a decoded row group to numpy, as the manifest declares it. No value changes silently."""
 
 from __future__ import annotations
 
@@ -20,21 +20,17 @@ class DataError(ValueError):
     """The stored data is not what the manifest says: names file, row group and column."""
 
 
-class Unreachable(DataError):
-    """Storage failed to give what may well be sound: never a reason to leave a file out."""
+class StorageFailure(DataError):
+    """Storage failed to deliver a file that may well be sound: never a reason to leave it out."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of unequal length of one row group. offsets: outermost first, each (n + 1,) int64; level l + 1 is indexed by
-    the values of level l, the last one indexes `values` (N,), which for binary columns are bytes."""
+class RaggedArray:
+    """n rows of unequal length, in numpy. offsets: outermost first, each (n + 1,) int64; level l + 1 is indexed by the
+    values of level l, the last one indexes `values` (N, *shape), which for binary columns are bytes."""
 
     values: Array
     offsets: tuple[NDArray[np.int64], ...]
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.values.nbytes + sum(o.nbytes for o in self.offsets))
 
 
 def is_fixed(column: Column) -> bool:
@@ -47,7 +43,7 @@ def numpy_dtype(column: Column) -> np.dtype[Any]:
     return _dtype_of(column.dtype)
 
 
-@lru_cache  # asked for every column of every row group
+@lru_cache  # called for every column of every row group
 def _dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(np.uint8) if name == "binary" else np.dtype(name)
 
@@ -108,7 +104,7 @@ def _one_array(data: pa.ChunkedArray) -> pa.Array:
 
 
 def _present(column: Column, array: pa.Array) -> Array | None:
-    """(n,) bool where there are nulls and the column may have them, None where there are none; else DataError."""
+    """(n,) bool of the rows that are not null, None if all are; DataError if the column may have no nulls."""
     if not array.null_count:
         return None
     if column.nulls == "refuse":
@@ -196,7 +192,7 @@ def _same_length(column: Column, lengths: Array, expected: int, unit: str) -> No
         )
 
 
-def variable_rows(column: Column, data: pa.ChunkedArray) -> tuple[Rows, Array | None]:
+def ragged_values(column: Column, data: pa.ChunkedArray) -> tuple[RaggedArray, Array | None]:
     """A row group's rows of a ragged, nested or binary column, and which of them are present (None: all)."""
     array = _one_array(data)
     present = _present(column, array)
@@ -206,7 +202,7 @@ def variable_rows(column: Column, data: pa.ChunkedArray) -> tuple[Rows, Array | 
         )
     if column.layout == "binary":
         offsets, values = _byte_rows(array)
-        return Rows(values, (offsets,)), present
+        return RaggedArray(values, (offsets,)), present
     levels: list[NDArray[np.int64]] = []
     while _is_list(array.type):
         lengths = pc.list_value_length(array)
@@ -216,7 +212,7 @@ def variable_rows(column: Column, data: pa.ChunkedArray) -> tuple[Rows, Array | 
         if array.null_count:
             raise DataError(f"column {column.name!r} has {array.null_count} nulls inside its lists")
     values = scalar_values(column, array).astype(numpy_dtype(column), copy=False)
-    return Rows(values.reshape(-1, *column.shape), tuple(levels)), present
+    return RaggedArray(values.reshape(-1, *column.shape), tuple(levels)), present
 
 
 def _byte_rows(array: pa.Array) -> tuple[NDArray[np.int64], Array]:

@@ -1,9 +1,12 @@
-"""May a run go on in this order? Compares what a checkpoint says of the order with what the reader says."""
+"""May a run go on in this order? Compares the order in a checkpoint with that of a reader."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from conf.schema_data import Condition
+from conf.stored import Count, Stored
 
 MEANING = {
     "order_version": "the program that decides the order changed",
@@ -14,6 +17,24 @@ MEANING = {
     "global_batch": "another global batch",
     "reader": "another reader",
 }
+
+
+class OrderState(Stored):
+    """What decides the order of the native reader, as a checkpoint holds it. row_groups: a digest of their rows."""
+
+    order_version: int
+    fingerprint: str
+    split: str
+    rows: Count
+    row_groups: str
+    global_batch: Count
+    lanes: Count
+    window_row_groups: Count
+    seed: Count
+    tail: Literal["drop", "pad", "error"]
+    shuffle: bool
+    filters: list[Condition]
+    quarantined: list[str]
 
 
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:

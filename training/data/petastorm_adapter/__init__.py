@@ -1,0 +1,5 @@
+"""petastorm 0.12.1 behind the reader protocol. Importing this package makes it importable on today's libraries."""
+
+from training.data.petastorm_adapter import compat
+
+compat.install()
