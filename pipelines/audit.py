@@ -15,7 +15,8 @@ from pipelines.chosen import chosen_rows
 from pipelines.etl_job import Dataset
 from training.checkpoint.catalog import committed, damaged
 from training.checkpoint.checkpointer import TrainerFile
-from training.data.audit import AuditReport, Expected, check_run, expected_rows, read_run
+from training.data.audit.check import AuditReport, Expected, check_run, expected_rows
+from training.data.audit.log import read_run
 from training.data.resume import OrderState
 from training.loop import LoopRecord
 

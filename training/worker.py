@@ -30,7 +30,7 @@ from conf.stored import Stored, read
 from training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from training.checkpoint.peers import Peers, solo, torch_peers
 from training.checkpoint.policy import Retention
-from training.data.audit import FORMAT, AuditHeader, AuditLog
+from training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from training.data.batch import SAMPLE, Batch, Reader
 from training.data.build import make_reader
 from training.data.request import AllGather, DataRank, OnProgress, ReadRequest, gather_alone

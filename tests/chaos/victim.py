@@ -29,7 +29,7 @@ def train(ctx: Any) -> dict[str, Any]:
     from conf.storage import open_storage
     from training.checkpoint.checkpointer import Checkpointer
     from training.checkpoint.peers import torch_peers
-    from training.data.audit import FORMAT, AuditHeader, AuditLog
+    from training.data.audit.log import FORMAT, AuditHeader, AuditLog
     from training.data.batch import Batch
 
     folder, steps = open_storage(ctx.payload["folder"]), ctx.payload["steps"]

@@ -34,7 +34,7 @@ from training.checkpoint.catalog import committed, parse_marker
 from training.checkpoint.checkpointer import Checkpointer, RankFile, TrainerFile
 from training.checkpoint.format import CheckpointError
 from training.checkpoint.plan import mismatch, read_index, to_metadata
-from training.data.audit import read_records
+from training.data.audit.log import read_records
 from training.launch.channel import ProtocolError, decode
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described

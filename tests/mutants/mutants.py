@@ -25,7 +25,8 @@ BATCHING, CORE, NORM, LAYOUT = (f"{PARALLEL}/{name}.py" for name in ("batching",
 REDUCE, ZERO, HVD_ZERO = (f"{PARALLEL}/data_parallel/{name}.py" for name in ("reduce", "zero", "horovod_zero"))
 CONTEXT, TENSOR, SCHEDULES = (f"{PARALLEL}/model_parallel/{name}.py" for name in ("context", "tensor", "schedules"))
 OPTIM, LOSS = "training/optim.py", "training/loss.py"
-ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "training/data/pool.py"
+ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "training/data/pool.py"
+AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/elastic.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/plan.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
@@ -108,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),
     Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/models/test_dropout.py"),
-    Mutant(AUDIT, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
+    Mutant(AUDIT_LOG, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
     Mutant(
         AUDIT,
         "ids[1:][ids[1:] == ids[:-1]]",
@@ -133,7 +134,7 @@ MUTANTS = (
         AUDIT, "-(-expected.steps // expected.steps_per_epoch)", "expected.steps // expected.steps_per_epoch", T_AUDIT
     ),
     Mutant(
-        AUDIT,
+        AUDIT_LOG,
         "if min(epoch, step, global_rows, count) < 0 or end > len(numbers):",
         "if end > len(numbers):",
         T_AUDIT,

@@ -65,7 +65,7 @@ def test_a_unischema_dataset_is_written_by_executors_and_read_back(spark: Any, t
 
 
 def test_a_script_that_uses_petastorm_alone_runs_unchanged(spark: Any, tmp_path: Path) -> None:
-    """`dict_to_spark_row` and a schema in a closure: unpickled by Spark's Python workers, which never imported this project."""
+    """`dict_to_spark_row` and a schema in a closure: unpickled by Spark's Python workers, which import neither."""
     from petastorm.codecs import NdarrayCodec, ScalarCodec
     from petastorm.etl.dataset_metadata import materialize_dataset
     from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row

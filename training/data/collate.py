@@ -16,7 +16,7 @@ from conf.manifest import Column
 from training.data.batch import Columns, Ragged
 from training.data.buffers import BufferPool
 from training.data.columns import RaggedArray
-from training.data.decode import DECODERS, Decoder, decode_into, decode_rows
+from training.data.decode import decode_into, decode_rows
 
 DECODE_ROWS = 32  # binary rows decoded by one task
 
@@ -27,7 +27,7 @@ class Collator:
     def __init__(
         self, columns: Sequence[Column], decoders: Mapping[str, str], executor: Executor, buffers: BufferPool
     ) -> None:
-        """`decoders`: column name -> decoder name. ValueError for a column that is not read, or not binary."""
+        """`decoders`: keys are columns of images. ValueError for a column that is not read, or not binary."""
         self._columns = {c.name: c for c in columns}
         if unknown := set(decoders) - set(self._columns):
             raise ValueError(
@@ -38,13 +38,13 @@ class Collator:
                 raise ValueError(
                     f"data.decoders: column {column.name!r} is {column.layout}, only binary columns are decoded"
                 )
-        self._decoders = {name: DECODERS[kind] for name, kind in decoders.items()}
+        self._images = set(decoders)
         self._executor, self._buffers = executor, buffers
 
     @property
     def decoded_row_bytes(self) -> int:
         """Bytes of the decoded columns of one row, as far as their shape is declared."""
-        return sum(math.prod(self._columns[name].shape) for name in self._decoders if self._columns[name].shape)
+        return sum(math.prod(self._columns[name].shape) for name in self._images if self._columns[name].shape)
 
     def split(self, gathered: Mapping[str, NDArray[Any] | RaggedArray], sizes: Sequence[int]) -> list[Columns]:
         """One dict of columns per batch of `sizes` rows."""
@@ -58,33 +58,33 @@ class Collator:
         if not isinstance(values, RaggedArray):
             return torch.from_numpy(values).split(list(sizes))
         edges = list(itertools.accumulate(sizes, initial=0))
-        column, decoder = self._columns[name], self._decoders.get(name)
+        column = self._columns[name]
         if column.layout != "binary":
             levels = tuple(torch.from_numpy(level) for level in reversed(values.offsets))
             ragged = Ragged(torch.from_numpy(values.values), levels)
             return [ragged.rows(a, b) for a, b in itertools.pairwise(edges)]
         data = values.values.tobytes()
         rows: Sequence[Any] = [data[a:b] for a, b in itertools.pairwise(values.offsets[0].tolist())]
-        if decoder is not None and column.shape:
-            return self._decode_same(column, decoder, rows).split(list(sizes))
-        if decoder is not None:
-            rows = self._decode_apart(column, decoder, rows)
+        if name in self._images and column.shape:
+            return self._decode_same(column, rows).split(list(sizes))
+        if name in self._images:
+            rows = self._decode_apart(column, rows)
         return [rows[a:b] for a, b in itertools.pairwise(edges)]
 
-    def _decode_same(self, column: Column, decoder: Decoder, rows: Sequence[bytes]) -> torch.Tensor:
+    def _decode_same(self, column: Column, rows: Sequence[bytes]) -> torch.Tensor:
         """(n, *shape) uint8 of rows that all decode to the declared shape."""
         out = self._buffers.take(f"{column.name} decoded", (len(rows), *column.shape), np.dtype(np.uint8))
 
         def decode(begin: int) -> None:
             part = slice(begin, begin + DECODE_ROWS)
-            decode_into(column, decoder, rows[part], out[part])
+            decode_into(column, rows[part], out[part])
 
         for _ in self._executor.map(decode, range(0, len(rows), DECODE_ROWS)):
             pass  # raises the first error
         return torch.from_numpy(out)
 
-    def _decode_apart(self, column: Column, decoder: Decoder, rows: Sequence[bytes]) -> list[torch.Tensor]:
+    def _decode_apart(self, column: Column, rows: Sequence[bytes]) -> list[torch.Tensor]:
         """One tensor per row, for rows whose shapes differ."""
         parts = [rows[i : i + DECODE_ROWS] for i in range(0, len(rows), DECODE_ROWS)]
-        decoded = self._executor.map(lambda part: [row.copy() for row in decode_rows(column, decoder, part)], parts)
+        decoded = self._executor.map(lambda part: [row.copy() for row in decode_rows(column, part)], parts)
         return [torch.from_numpy(row) for part in decoded for row in part]

@@ -1,9 +1,9 @@
-"""Decoders of binary columns: plain functions from bytes, run in the reader's threads."""
+"""Decodes images of binary columns, in the reader's threads."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,6 @@ from PIL import Image
 from conf.manifest import Column
 from training.data.columns import DataError
 
-Decoder = Callable[[bytes], NDArray[Any]]
-
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
     """JPEG, PNG, ... -> uint8 (H, W, 3), or (H, W) where the image is gray."""
@@ -22,27 +20,23 @@ def decode_image(data: bytes) -> NDArray[np.uint8]:
         return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
 
 
-DECODERS: dict[str, Decoder] = {"image": decode_image}
-"""By the names that `data.decoders` may give them."""
-
-
-def decode_rows(column: Column, decoder: Decoder, rows: Sequence[bytes]) -> Iterator[NDArray[Any]]:
+def decode_rows(column: Column, rows: Sequence[bytes]) -> Iterator[NDArray[Any]]:
     """Decode each row; DataError names the column of one that cannot be."""
     for number, data in enumerate(rows):
         try:
-            yield decoder(data)
+            yield decode_image(data)
         except Exception as error:  # decoders raise what they like
             raise DataError(
                 f"column {column.name!r}: {len(data)} bytes cannot be decoded ({error}); row {number} of its part"
             ) from error
 
 
-def decode_into(column: Column, decoder: Decoder, rows: Sequence[bytes], out: NDArray[np.uint8]) -> None:
+def decode_into(column: Column, rows: Sequence[bytes], out: NDArray[np.uint8]) -> None:
     """Decode each row into its place of `out` (n, *shape).
 
     Threads that allocate every image wait for each other in the kernel, and spend two thirds more CPU time.
     """
-    for place, row in zip(out, decode_rows(column, decoder, rows), strict=True):
+    for place, row in zip(out, decode_rows(column, rows), strict=True):
         if row.shape != place.shape:
             raise DataError(
                 f"column {column.name!r}: decoded to shape {row.shape}, the manifest declares {column.shape}"

@@ -16,19 +16,8 @@ from hypothesis import strategies as st
 from conf.manifest import DatasetManifest
 from conf.schema_data import DataConfig
 from conf.storage import open_storage
-from training.data.audit import (
-    FORMAT,
-    AuditHeader,
-    AuditLog,
-    AuditReport,
-    Expected,
-    StepRecord,
-    check_records,
-    check_run,
-    expected_rows,
-    read_records,
-    read_run,
-)
+from training.data.audit.check import AuditReport, Expected, check_records, check_run, expected_rows
+from training.data.audit.log import FORMAT, AuditHeader, AuditLog, StepRecord, read_records, read_run
 from training.data.reader import ParquetReader
 from training.data.request import DataRank, ReadRequest
 from training.data.source import FileSource

@@ -20,7 +20,7 @@ from pipelines.cli import main
 from pipelines.exits import Exit
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.peers import solo
-from training.data.audit import FORMAT, AuditHeader, AuditLog
+from training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from training.data.build import make_reader
 from training.data.request import DataRank, ReadRequest
 from training.loop import TrainerState
