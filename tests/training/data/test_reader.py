@@ -560,8 +560,7 @@ def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Pa
         import sys
         from pathlib import Path
         from conf.manifest import DatasetManifest
-        from conf.schema_data import DataConfig
-from conf.storage import open_storage
+        from conf.storage import open_storage
         from training.data.reader import ParquetReader
         from training.data.request import ReadRequest
         manifest = DatasetManifest.from_json(Path({str(tmp_path)!r}, "_manifest.json").read_text(), "m")

@@ -3,8 +3,8 @@
 The ids are the row numbers stored in the shards, decoded with the values, so a reader that decodes one row group twice
 and another never records just that. Records are stored in `<folder>/attempt-00001/rank-00000-000000.ids`: one JSON line
 (`AuditHeader`), then per step four int64 (epoch, step, real rows of the global batch, n) and n int64 ids. A file
-appears whole or not at all; the loop flushes before a checkpoint is committed, so that no step that a checkpoint covers is
-missing, and steps recorded after it are recorded again by the attempt that resumes from it.
+appears whole or not at all; the loop flushes before a checkpoint is committed, so that no step that a checkpoint covers
+is missing, and steps recorded after it are recorded again by the attempt that resumes from it.
 """
 
 from __future__ import annotations
