@@ -1,4 +1,4 @@
-"""For users of petastorm: a Spark converter and a dataset writer, on this project's readers (docs/petastorm.md).
+"""petastorm's Spark converter and dataset writer (docs/petastorm.md).
 
 with make_spark_converter(df, cache="file:///tmp/cache").make_torch_dataloader(batch_size=256) as loader:
     for batch in loader: ...                          # dict of tensors, the same number of steps on every rank
@@ -20,7 +20,7 @@ from training.data.request import DataRank
 
 
 class SparkConverter:
-    """A DataFrame written once as Parquet, and read any number of times; the files stay until `delete`."""
+    """A DataFrame written once as Parquet, and read until its files are deleted."""
 
     def __init__(self, url: str, rows: int) -> None:
         self.url, self._rows = url, rows
@@ -55,7 +55,7 @@ class SparkConverter:
 
 
 class TorchLoader:
-    """Iterable and context manager, as petastorm's loaders are; `len` is the number of batches of all epochs."""
+    """Batches of all epochs, as an iterable and a context manager."""
 
     def __init__(self, reader: PetastormReader, epochs: int) -> None:
         self.reader, self._epochs = reader, epochs
@@ -75,7 +75,7 @@ class TorchLoader:
 
 
 def make_spark_converter(df: Any, cache: str, row_group_rows: int = 16_384, files: int | None = None) -> SparkConverter:
-    """Write `df` below the folder URL `cache`, in equal row groups, so that petastorm's shards are about equal."""
+    """Write `df` below the URL `cache`, in equal row groups, so that shards are equal."""
     url = f"{cache.rstrip('/')}/{uuid.uuid4().hex}"
     frame = df if files is None else df.repartition(files)
     frame.write.option("parquet.block.row.count.limit", str(row_group_rows)).parquet(url)
@@ -83,7 +83,7 @@ def make_spark_converter(df: Any, cache: str, row_group_rows: int = 16_384, file
 
 
 def write_petastorm(spark: Any, rows: Any, schema: Any, url: str, row_group_mb: int | None = None) -> None:
-    """Write a Petastorm dataset; executors encode the rows, and the metadata is written last.
+    """Write a Petastorm dataset: executors encode rows, the metadata comes last.
 
     Args:
         spark: the session.

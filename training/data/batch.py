@@ -1,4 +1,4 @@
-"""Batches, which readers make and strategies consume: one rank's part of one global batch."""
+"""Batches: one rank's part of one global batch, from a reader to a strategy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ONCE = ("first_batch_s", "verify_s")
 
 @dataclass
 class Meter:
-    """Seconds by cause and counts since the last `take`: the reader adds, the loop takes and logs."""
+    """Seconds by cause and counts: the reader adds to it, the loop takes and logs."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -95,21 +95,22 @@ class Reader(Protocol):
     meter: Meter
 
     def verify(self) -> None:
-        """Check the files that this rank reads, once. ValueError names the first that is not what was written.
+        """Check the files that this rank reads, once.
 
-        `batches` calls it, if nobody did before.
+        ValueError names the first that is not what was written. `batches` calls it, if nobody did before.
         """
         ...
 
     def batches(self, consumed_samples: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """The rank's part of the next `steps` global batches, across epochs; None: of the rest of the epoch.
+        """Read the rank's part of the next `steps` global batches, across epochs.
 
-        `consumed_samples` of all ranks since the run began say where to go on; each batch carries the next value.
+        steps None: of the rest of the epoch. `consumed_samples` of all ranks since the run began say where to go on;
+        each batch carries the next value.
         """
         ...
 
     def order_state(self) -> dict[str, Any]:
-        """Every setting that decides the order of global batches, JSON-able; the world is not among them."""
+        """Return every setting, but the world, that decides the order; JSON-able."""
         ...
 
     def close(self) -> None: ...

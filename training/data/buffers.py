@@ -18,13 +18,16 @@ UNUSED = 3  # references to a kept array that nobody uses: the list, the local v
 
 
 class BufferPool:
-    """Arrays by name. Belongs to one thread; views of the arrays, and tensors of the views, may live in any."""
+    """Arrays by name, whose memory is used again.
+
+    Belongs to one thread; views of the arrays, and tensors of the views, may live in any.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, list[NDArray[Any]]] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of this shape and dtype with arbitrary content, free again when no view or tensor of it is left."""
+        """Return an array with any content, kept until no view or tensor of it is left."""
         size, kept = math.prod(shape), self._kept.setdefault(name, [])
         for number in range(len(kept)):
             array = kept[number]

@@ -20,10 +20,11 @@ from training.data.select import apply_filters, quarantine, select_all
 def make_reader(
     config: DataConfig, request: ReadRequest, rank: DataRank | None = None, evaluation: bool = False
 ) -> Reader:
-    """The reader of a recipe. Collective where `on_corrupt` is quarantine or there are filters: `rank.gather` asks all.
+    """Make the reader of a recipe.
 
-    `evaluation`: every row once, unshuffled, the last batch padded, always native and of the job's own dataset, as
-    neither a mix nor petastorm's shards have every row once.
+    Collective where `on_corrupt` is quarantine or there are filters: `rank.gather` asks all ranks. `evaluation`: every
+    row once, unshuffled, the last batch padded, always native and of the job's own dataset, as neither a mix nor
+    petastorm's shards have every row once.
     """
     rank = rank or DataRank()
     if evaluation:
@@ -75,7 +76,10 @@ def _petastorm(config: DataConfig, request: ReadRequest, rank: DataRank) -> Read
 
 
 def _mixed(config: DataConfig, mix: MixConfig, request: ReadRequest, rank: DataRank) -> MixedReader:
-    """Parts differ in their seeds, share memory, and never pad: the mix cuts the batches, and moves them to devices."""
+    """Make a mix and the readers of its parts.
+
+    Parts differ in their seeds, share memory, and never pad: the mix cuts the batches, and moves them to devices.
+    """
     parts = []
     for number, part in enumerate(mix.parts):
         storage = open_storage(part.dataset)

@@ -1,9 +1,10 @@
-"""Local copies that survive crashes and are shared by jobs: remote files, and decoded row groups for later epochs.
+"""Cache files, and decoded row groups for later epochs, on a local disk.
 
-An entry is written to a part file under a lock, fsynced and renamed, so it is whole or absent; locks are flock's, which
-die with their process. When a cache is full it keeps what it has: reading a dataset larger than the cache again and
-again would evict every entry just before its use, while keeping the first ones serves their share of every epoch. Only
-entries that no running job touches (of other datasets, idle for a while) make room.
+Entries survive crashes and are shared by jobs. An entry is written to a part file under a lock, fsynced and renamed, so
+it is whole or absent; locks are flock's, which die with their process. When a cache is full it keeps what it has:
+reading a dataset larger than the cache again and again would evict every entry just before its use, while keeping the
+first ones serves their share of every epoch. Only entries that no running job touches (of other datasets, idle for a
+while) make room.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ PART = ".part"
 
 
 class DiskCache:
-    """Files by key in one folder, of at most `max_bytes` together, shared by threads and processes.
+    """Files by key in one folder, shared by threads and processes.
 
-    `owners`: prefixes (before the first dash) of the keys that this job uses, which it never evicts. A folder that
-    cannot be written, or a full disk, turns the cache off with one warning; reading goes on without it.
+    `max_bytes`: of all together. `owners`: prefixes (before the first dash) of the keys that this job uses, which it
+    never evicts. A folder that cannot be written, or a full disk, turns the cache off with one warning; reading goes on
+    without it.
     """
 
     def __init__(self, folder: str, max_bytes: int, owners: Collection[str], idle_s: float = IDLE_S) -> None:
@@ -55,7 +57,7 @@ class DiskCache:
         return os.path.join(self.folder, "locks")
 
     def lookup(self, key: str) -> str | None:
-        """Path of an entry, which is marked as used now; None if it is absent."""
+        """Return the path of an entry, marked as used now; None if it is absent."""
         path = os.path.join(self.folder, key)
         try:
             os.utime(path)
@@ -68,9 +70,9 @@ class DiskCache:
         return path
 
     def fill(self, key: str, size: int, write: Callable[[BinaryIO], None]) -> str | None:
-        """Path of the entry, written by `write` if it is absent; None if the cache is full or off.
+        """Write an entry, if it is absent, and return its path.
 
-        Errors of `write` pass through and leave no entry.
+        None if the cache is full or off. Errors of `write` pass through and leave no entry.
         """
         if not self.enabled:
             return None
@@ -111,7 +113,7 @@ class DiskCache:
         return taken
 
     def _reserve(self, key: str, size: int) -> str | None:
-        """An empty part file of the final size, so that every process sees the space as taken; None where full."""
+        """Create a part file of the final size, so that its space is taken; None if full."""
         with self._held("folder"):
             entries = self._entries()
             excess = sum(entry.st_size for _, entry in entries) + size - self._max_bytes
@@ -148,7 +150,7 @@ class DiskCache:
         return found
 
     def _remove_abandoned(self) -> None:
-        """Part files whose writer is dead: nobody holds their key's lock."""
+        """Remove part files whose writer is dead: nobody holds their key's lock."""
         for name, _ in self._entries():
             if name.endswith(PART):
                 with self._held(name.split(".")[0], wait=False) as free:
@@ -174,7 +176,7 @@ class DiskCache:
 
 
 class CachedFiles(FileOpener):
-    """Opens files from local copies, made on first use and checked against the manifest's hash while they are made."""
+    """Opens files from local copies, made on first use and checked while made."""
 
     def __init__(self, storage: Storage, cache: DiskCache) -> None:
         super().__init__(storage)
@@ -217,7 +219,10 @@ class CachedFiles(FileOpener):
         return True
 
     def _fetch(self, file: DataFile, out: BinaryIO) -> None:
-        """Copy the file to `out`. DataError where reading fails or the hash is another, OSError where writing fails."""
+        """Copy the file to `out`.
+
+        DataError where reading fails or the hash is another, OSError where writing fails.
+        """
         found = sha256_stream(self._copied(file, out))
         if found != file.sha256:
             raise other_content(file, found)
@@ -249,7 +254,7 @@ def _unlink(path: str) -> None:
 
 
 class DecodedGroups:
-    """Decoded row groups as Arrow IPC files, memory-mapped: later epochs copy instead of decoding."""
+    """Decoded row groups as memory-mapped Arrow files, copied in later epochs."""
 
     def __init__(self, cache: DiskCache, columns: Collection[str], filters: object = None) -> None:
         self._cache = cache

@@ -1,4 +1,4 @@
-"""From gathered arrays to the tensors of batches: views, no copies, for everything but decoded binary columns."""
+"""Cut gathered arrays into batches: views, except for decoded images."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DECODE_ROWS = 32  # binary rows decoded by one task
 
 
 class Collator:
-    """Cuts gathered rows into batches. Binary columns are decoded in the executor's threads, into pooled memory."""
+    """Cuts gathered rows into batches; images are decoded in the executor's threads."""
 
     def __init__(
         self, columns: Sequence[Column], decoders: Mapping[str, str], executor: Executor, buffers: BufferPool
     ) -> None:
-        """`decoders`: keys are columns of images. ValueError for a column that is not read, or not binary."""
+        """Raise ValueError for decoders (by column) of what is not read, or not binary."""
         self._columns = {c.name: c for c in columns}
         if unknown := set(decoders) - set(self._columns):
             raise ValueError(

@@ -1,4 +1,7 @@
-"""Converts one column of a decoded row group to numpy, as the manifest declares it. No value changes silently."""
+"""Convert one column of a decoded row group to numpy, as the manifest declares.
+
+No value changes silently.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,23 @@ class DataError(ValueError):
 
 
 class StorageFailure(DataError):
-    """Storage failed to deliver a file that may well be sound: never a reason to leave it out."""
+    """Storage failed to deliver a file that may be sound: no reason to leave it out."""
 
 
 @dataclass(frozen=True)
 class RaggedArray:
-    """n rows of unequal length, in numpy. offsets: outermost first, each (n + 1,) int64; level l + 1 is indexed by the
-    values of level l, the last one indexes `values` (N, *shape), which for binary columns are bytes."""
+    """n rows of unequal length, in numpy.
+
+    offsets: outermost first, each (n + 1,) int64; level l + 1 is indexed by the values of level l, the last one indexes
+    `values` (N, *shape), which for binary columns are bytes.
+    """
 
     values: Array
     offsets: tuple[NDArray[np.int64], ...]
 
 
 def is_fixed(column: Column) -> bool:
-    """Whether every row takes the same number of bytes, so that rows can be gathered from one array."""
+    """Whether every row takes the same number of bytes: a scalar or a vector."""
     return column.layout in ("scalar", "vector")
 
 
@@ -54,7 +60,7 @@ def row_bytes(column: Column) -> int:
 
 
 def check_type(column: Column, stored: pa.DataType) -> None:
-    """DataError where a stored type cannot be the declared column without changing values."""
+    """Raise DataError where a stored type cannot become the declared one unchanged."""
     if column.layout == "binary":
         fits = _is_bytes(stored) or pa.types.is_string(stored) or pa.types.is_large_string(stored)
     elif column.layout == "scalar":
@@ -83,7 +89,10 @@ def _scalar_fits(column: Column, stored: pa.DataType) -> bool:
 
 
 def fixed_values(column: Column, data: pa.ChunkedArray) -> tuple[Array, Array | None]:
-    """A row group's rows of a scalar or vector column (n, *shape), and which of them are present (None: all)."""
+    """Convert a row group's rows of a scalar or vector column.
+
+    Returns the values (n, *shape), and which rows are present (n,); None: all.
+    """
     array = _one_array(data)
     present = _present(column, array)
     if column.layout == "vector":
@@ -104,7 +113,7 @@ def _one_array(data: pa.ChunkedArray) -> pa.Array:
 
 
 def _present(column: Column, array: pa.Array) -> Array | None:
-    """(n,) bool of the rows that are not null, None if all are; DataError if the column may have no nulls."""
+    """Find rows that are not null (n,), None: all; DataError if no null is allowed."""
     if not array.null_count:
         return None
     if column.nulls == "refuse":
@@ -120,7 +129,7 @@ def _zero(stored: pa.DataType) -> pa.Scalar:
 
 
 def scalar_values(column: Column, array: pa.Array) -> Array:
-    """(n,) values of an array without nulls, in the stored precision; no copy where Arrow's layout is numpy's."""
+    """Convert an array without nulls to (n,) values, as views where layouts agree."""
     stored = array.type
     if pa.types.is_timestamp(stored):
         array = (array if stored.unit == "us" else array.cast(pa.timestamp("us", stored.tz))).view(pa.int64())
@@ -143,9 +152,10 @@ PLAIN: dict[pa.DataType, np.dtype[Any]] = {
 
 
 def plain_values(array: pa.Array) -> Array:
-    """(n,) values of a boolean or numeric array without nulls, a view of its buffer where Arrow's layout is numpy's.
+    """Convert a boolean or numeric array without nulls to (n,) values.
 
-    What `to_numpy` gives; but that imports pandas, which costs every process 30 MB and a quarter of a second.
+    A view of its buffer where Arrow's layout is numpy's. `to_numpy` does the same, but it imports pandas, which costs
+    every process 30 MB and a quarter of a second.
     """
     if not len(array):
         return np.zeros(0, PLAIN.get(array.type, np.dtype(np.bool_)))
@@ -163,7 +173,7 @@ def _refuse_overflow(column: Column, values: Array, target: np.dtype[Any]) -> No
 
 
 def vector_values(column: Column, array: pa.Array) -> Array:
-    """(n, *shape) of a list or bytes array without nulls; DataError where a row has another length."""
+    """Convert a list or bytes array without nulls to (n, *shape) values."""
     width = int(np.prod(column.shape, dtype=np.int64))
     if _is_bytes(array.type):
         offsets, values = _byte_rows(array)
@@ -193,7 +203,10 @@ def _same_length(column: Column, lengths: Array, expected: int, unit: str) -> No
 
 
 def ragged_values(column: Column, data: pa.ChunkedArray) -> tuple[RaggedArray, Array | None]:
-    """A row group's rows of a ragged, nested or binary column, and which of them are present (None: all)."""
+    """Convert a row group's rows of a ragged, nested or binary column.
+
+    Returns them, and which are present (n,); None: all.
+    """
     array = _one_array(data)
     present = _present(column, array)
     if present is not None and column.fill is not None:

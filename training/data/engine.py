@@ -1,8 +1,9 @@
-"""Decodes the windows that one rank's lanes need next, and knows the pool position of each of their rows.
+"""Decode the windows that one rank's lanes need next.
 
-Row groups are decoded ahead in the order in which lanes will need them, up to a number of row groups; a row group two
-lanes share is decoded once. What comes before the starting point is never decoded, except the windows it is in; nor is
-what begins after the end. When an engine has submitted all it needs, the engine of the next epoch decodes ahead.
+The engine knows the pool position of each of their rows. Row groups are decoded ahead in the order in which lanes will
+need them, up to a number of row groups; a row group two lanes share is decoded once. What comes before the starting
+point is never decoded, except the windows it is in; nor is what begins after the end. When an engine has submitted all
+it needs, the engine of the next epoch decodes ahead.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class _LaneState:
 
 
 class Engine:
-    """One rank's samples of one epoch. Not thread-safe: belongs to the thread that makes batches."""
+    """Decodes one rank's samples of one epoch.
+
+    Not thread-safe: belongs to the thread that makes batches.
+    """
 
     def __init__(self, order: RankOrder, span: EpochSpan, pool: RowGroupPool, decode: Decode, ahead: int) -> None:
         """Args:
@@ -68,7 +72,10 @@ class Engine:
         return _LaneState(order, int(order.first[window]), window)
 
     def _schedule(self, end: int) -> tuple[list[tuple[int, int]], Ints]:
-        """(lane, window) of every window needed before lane row `end`, in the order of need, and the row needing it."""
+        """List the windows needed before lane row `end`, in the order of need.
+
+        Returns (lane, window) of each, and the row that needs it.
+        """
         states = self._lanes.values()
         if not states:
             return [], np.zeros(0, np.int64)
@@ -80,9 +87,10 @@ class Engine:
         return list(zip(lanes[order].tolist(), windows[order].tolist(), strict=True)), rows[order]
 
     def positions(self, begin: int, end: int) -> Ints:
-        """Pool positions of this rank's samples in [begin, end), in the order they are served; waits for decoding.
+        """Return pool positions of this rank's samples in [begin, end), as served.
 
-        Samples past the last row (padding) repeat the last row of their lane. Call `release` when they were gathered.
+        Waits for decoding. Samples past the last row (padding) repeat the last row of their lane. Call `release` when
+        they were gathered.
         """
         rounds = self._order.rounds(begin, end)
         self._wait_for(rounds.stop)
@@ -97,7 +105,7 @@ class Engine:
         return self._order.cut(table, begin, end)
 
     def release(self, end: int) -> None:
-        """Free the slots of rows before sample `end`, which are not needed again, and decode ahead into them."""
+        """Free the slots of rows before sample `end`, and decode ahead into them."""
         row = end // self._plan.lanes
         for state in self._lanes.values():
             # The last window stays: padding repeats its last row.

@@ -1,4 +1,4 @@
-"""Where a run stands: from consumed samples to the steps of epochs, with the same arithmetic for every reader."""
+"""Where a run stands: from consumed samples to steps, for every reader."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class StepRange(NamedTuple):
 
 
 class EpochSpan(NamedTuple):
-    """Batches of one epoch: batch i holds its samples [edges[i], edges[i + 1]). edges: (batches + 1,) ascending."""
+    """Batches of one epoch: batch i is its samples [edges[i], edges[i + 1])."""
 
     epoch: int
-    edges: NDArray[np.int64]
+    edges: NDArray[np.int64]  # (batches + 1,) ascending
 
 
 @dataclass(frozen=True)
 class EpochSteps:
-    """An epoch of `samples` consumed samples, cut into global batches; only a padded last one consumes fewer."""
+    """Epochs of `samples` samples in global batches; the last batch may be padded."""
 
     samples: int
     global_batch: int
@@ -40,13 +40,14 @@ class EpochSteps:
         return -(-self.samples // self.global_batch)
 
     def consumed_after(self, epoch: int, step: int) -> int:
-        """Samples consumed since the first epoch when global batch `step` of `epoch` is done."""
+        """Samples consumed since the run began when `step` of `epoch` is done."""
         return epoch * self.samples + min((step + 1) * self.global_batch, self.samples)
 
     def ranges(self, consumed_samples: int, steps: int | None = None) -> Iterator[StepRange]:
-        """The next `steps` steps after `consumed_samples`, epoch by epoch; None: the rest of the epoch.
+        """Divide the next `steps` steps after `consumed_samples` into epochs.
 
-        Only a run that goes on in another order can stand inside a global batch; it repeats that batch.
+        None: the rest of the epoch. Only a run that goes on in another order can stand inside a global batch; it
+        repeats that batch.
         """
         epoch, rest = divmod(consumed_samples, self.samples)
         step, inside = divmod(rest, self.global_batch)

@@ -22,7 +22,7 @@ class FileOpener:
         return self.storage.fs.open_input_file(self.storage.path(file.path))
 
     def check(self, file: DataFile, content: bool) -> None:
-        """DataError where the file is not what the manifest says, by its hash (content) or its length."""
+        """Raise DataError if the file's length, or its hash (content), is another."""
         self._check_size(file)
         if content:
             self._check_hash(file)
@@ -55,7 +55,7 @@ class FileOpener:
             raise other_content(file, found, "" if group is None else f", row group {group} does not decode")
 
     def _first_damaged_group(self, file: DataFile) -> int | None:
-        """Index of the first row group of a damaged file that fails to decode; None where all still do."""
+        """Index of the first row group that fails to decode; None if all still do."""
         for group in range(len(file.row_groups)):
             try:
                 with FileOpener.open(self, file) as handle:
@@ -81,7 +81,7 @@ def other_content(file: DataFile, found: str, where: str = "") -> DataError:
 
 
 def unlisted_files(storage: Storage, files: Sequence[DataFile]) -> list[str]:
-    """Parquet files of the folder that the manifest does not list, and so no part of the dataset.
+    """List Parquet files of the folder that are not in the manifest.
 
     Rows that the build quarantined are stored beside the shards on purpose, and are left out here.
     """

@@ -1,4 +1,4 @@
-"""Mixes several datasets in every batch, by weight, in a fixed pattern.
+"""Mix several datasets in every batch, by weight, in a fixed pattern.
 
 So the position in every dataset follows from one integer, the consumed samples of the mix.
 """
@@ -46,8 +46,10 @@ class MixPlan:
 
 
 def make_mix(rows: Sequence[int], mix: MixConfig, global_batch: int) -> MixPlan:
-    """Plan a mix of datasets of `rows` rows. ValueError for a weight too small to be kept, or an epoch without a whole
-    batch."""
+    """Plan a mix of datasets of `rows` rows.
+
+    ValueError for a weight too small to be kept, or an epoch without a whole batch.
+    """
     weights = [part.weight for part in mix.parts]
     shares = _shares(weights)
     given = _pattern(shares)
@@ -78,10 +80,10 @@ def _shares(weights: Sequence[float]) -> Ints:
 
 
 def _pattern(shares: Ints) -> Ints:
-    """(PERIOD + 1, D) cumulative counts: the i-th sample of dataset d is due at (i + 1/2) / share."""
+    """Spread the shares evenly: sample i of dataset d is due at (i + 1/2) / share."""
     due = np.concatenate([(np.arange(n) + 0.5) / n for n in shares.tolist()])
     dataset = np.repeat(np.arange(len(shares)), shares)[np.argsort(due, kind="stable")]  # (PERIOD,)
-    hits = dataset[:, None] == np.arange(len(shares))
+    hits = dataset[:, None] == np.arange(len(shares))  # (PERIOD, D)
     return np.concatenate([np.zeros((1, len(shares)), np.int64), np.cumsum(hits, axis=0, dtype=np.int64)])
 
 
@@ -92,11 +94,11 @@ def _samples_until(given: Ints, rows: int, share: int) -> int:
 
 
 class MixedReader:
-    """A `Reader` over several `ParquetReader`s of one global batch. Its parts' own epochs are passes over their rows,
-    each in its own order; a dataset whose pass ends inside a batch begins the next one there.
+    """A `Reader` over several `ParquetReader`s of one global batch.
 
-    With first_exhausted and all_exhausted every epoch of the mix begins new passes; with forever they go on across.
-    Its batches carry no row numbers: a mix repeats rows by design, so nothing is audited.
+    Its parts' own epochs are passes over their rows, each in its own order; a dataset whose pass ends inside a batch
+    begins the next one there. With first_exhausted and all_exhausted every epoch of the mix begins new passes; with
+    forever they go on across. Its batches carry no row numbers: a mix repeats rows by design, so nothing is audited.
     """
 
     def __init__(self, parts: Sequence[ParquetReader], plan: MixPlan, device: torch.device | None = None) -> None:
@@ -140,7 +142,7 @@ class MixedReader:
                 stream.close()
 
     def _stream(self, number: int, ranges: Sequence[StepRange]) -> Generator[list[Batch], None, None]:
-        """Per step, one dataset's rows of it: a list, for a step may take the end of one pass and begin the next."""
+        """Yield one dataset's rows of each step, from one pass or from two."""
         rows = self.plan.rows[number]
         spans = (span for steps in ranges for span in self._spans(number, steps))
         with closing(self._parts[number].serve(spans)) as served:
@@ -150,14 +152,14 @@ class MixedReader:
                     yield [self._renumbered(next(served), number) for _ in range(passes)]
 
     def _cuts(self, number: int, steps: StepRange) -> Ints:
-        """(steps + 1,) samples that the dataset has given before each step and after the last."""
+        """Count what the dataset has given before each step and at the end: (steps + 1,)."""
         before = steps.epoch * self.epochs.samples if self.plan.stop == "forever" else 0
         samples = before + np.arange(steps.first, steps.stop + 1, dtype=np.int64) * self.epochs.global_batch
         cuts: Ints = self.plan.given_after(samples)[:, number]
         return cuts
 
     def _spans(self, number: int, steps: StepRange) -> Iterator[EpochSpan]:
-        """The dataset's rows between the cuts, cut once more where one pass ends and the next begins."""
+        """Cut the dataset's rows at the steps, and where one pass ends."""
         cuts, rows = self._cuts(number, steps), self.plan.rows[number]
         base = 0 if self.plan.stop == "forever" else steps.epoch * self._passes(number)
         first, last = int(cuts[0]), int(cuts[-1])

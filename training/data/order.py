@@ -58,9 +58,10 @@ class OrderPlan:
 
 
 def make_plan(group_rows: ArrayLike, global_batch: int, config: DataConfig) -> OrderPlan:
-    """Cut row groups of `group_rows` (G,) rows, in stored order, into lanes. ValueError where no step is possible.
+    """Cut row groups into lanes. ValueError where no step is possible.
 
-    K is `config.lanes`, lowered to the global batch and to the rows where it is larger.
+    group_rows: (G,) rows of each, in stored order. K is `config.lanes`, lowered to the global batch and to the rows
+    where it is larger.
     """
     counts = np.asarray(group_rows, dtype=np.int64)
     groups = np.flatnonzero(counts).astype(np.int64)
@@ -111,7 +112,7 @@ def _stride(lanes: int) -> int:
 
 
 def partial_quotients(numerator: int, denominator: int) -> list[int]:
-    """[a1, ..., am] of numerator / denominator = 1 / (a1 + 1 / (a2 + ...)), a fraction in (0, 1]."""
+    """Expand a fraction in (0, 1] as 1 / (a1 + 1 / (a2 + ...)): [a1, ..., am]."""
     quotients = []
     while numerator:
         quotients.append(denominator // numerator)
@@ -142,21 +143,21 @@ class RankOrder:
         return rounds * len(self.turns) + int(np.searchsorted(self.turns, turn))
 
     def rounds(self, begin: int, end: int) -> range:
-        """The rounds of turns that samples [begin, end) lie in; round r serves row r of every lane."""
+        """The rounds of turns of samples [begin, end); round r serves row r of each lane."""
         return range(begin // self.plan.lanes, -(-end // self.plan.lanes))
 
     def cut(self, table: Ints, begin: int, end: int) -> Ints:
-        """The entries of `table` (rounds, own lanes), of the rounds of [begin, end), that belong to those samples."""
+        """Pick the entries of samples [begin, end) from a table (rounds, own lanes)."""
         skip = self._before(begin) - begin // self.plan.lanes * len(self.turns)
         return table.reshape(-1)[skip : skip + self.count(begin, end)]
 
     def samples(self, begin: int, end: int) -> Ints:
-        """(own,) numbers in the epoch of this rank's samples of [begin, end), in the order they are served."""
+        """Numbers in the epoch of this rank's samples of [begin, end), as served."""
         rounds = np.array(self.rounds(begin, end), np.int64)
         return self.cut(rounds[:, None] * self.plan.lanes + self.turns, begin, end)
 
     def row_groups(self) -> Ints:
-        """Row groups of the split in which the rank's lanes lie."""
+        """Row groups of the split that the rank's lanes are cut from."""
         if not self.lanes:
             return np.zeros(0, np.int64)
         begin, end = self.plan.lane_start[[self.lanes.start, self.lanes.stop]]
@@ -165,14 +166,16 @@ class RankOrder:
 
 
 def _touched(starts: Ints, begin: int, end: int) -> tuple[int, int]:
-    """First and last + 1 of the intervals, beginning at `starts`, that rows [begin, end) lie in."""
+    """First and last + 1 of the intervals with these starts that overlap [begin, end)."""
     return int(np.searchsorted(starts, begin, side="right")) - 1, int(np.searchsorted(starts, end, side="left"))
 
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """One lane in one epoch. Its pieces (P,) in the order they are read: rows [start, stop) of row group `group`, an
-    index into `plan.groups`. Window w has pieces [w * W, (w + 1) * W), and the lane's rows [first[w], first[w + 1]).
+    """One lane in one epoch: its pieces (P,), in the order they are read.
+
+    A piece is rows [start, stop) of row group `group`, an index into `plan.groups`. Window w has pieces [w * W, (w + 1)
+    * W), and the lane's rows [first[w], first[w + 1]).
     """
 
     plan: OrderPlan
@@ -193,11 +196,11 @@ class LaneOrder:
         return list(zip(*(column[part].tolist() for column in (self.group, self.start, self.stop)), strict=True))
 
     def permutation(self, window: int) -> Ints:
-        """(rows,) where each row of a window is served from: place i serves row permutation[i] of its pieces, laid end
-        to end, each in its own order (`group_order`).
+        """Order the rows of a window: (rows,).
 
-        Rows of one piece keep that order. A seeded interleaving of pieces, times a seeded order inside each, is a
-        uniform permutation of the window, but only the second moves rows far, and is done while decoding.
+        Place i serves row permutation[i] of the window's pieces, laid end to end, each in its own order
+        (`group_order`). Rows of one piece keep that order: a seeded interleaving of pieces, times a seeded order inside
+        each, is a uniform permutation of the window, but only the second moves rows far, and is done while decoding.
         """
         sizes = [stop - start for _, start, stop in self.pieces(window)]
         rows = sum(sizes)
@@ -245,7 +248,7 @@ def lane_order(plan: OrderPlan, epoch: int, lane: int) -> LaneOrder:
 
 
 def _with_ends(order: Ints, head: Sequence[int], tail: Sequence[int]) -> Ints:
-    """The order with these pieces, which a lane shares with its neighbors, moved to its ends."""
+    """Move pieces that a lane shares with its neighbors to the ends of its order."""
     if len(order) == 1:
         return order
     inner = order[~np.isin(order, [*head, *tail])]
@@ -253,14 +256,14 @@ def _with_ends(order: Ints, head: Sequence[int], tail: Sequence[int]) -> Ints:
 
 
 def _piece_rows(plan: OrderPlan, piece: tuple[int, int, int], rows: int) -> Ints:
-    """(rows,) the order in which the rows of a piece (epoch, lane, group) are served, counted from its first."""
+    """Order the rows of a piece (epoch, lane, group): (rows,), from its first."""
     if not plan.config.shuffle:
         return np.arange(rows, dtype=np.int64)
     return _random(plan.config.seed, *piece, 0).permutation(rows).astype(np.int64)
 
 
 def group_order(plan: OrderPlan, epoch: int, group: int, lanes: range) -> Ints:
-    """(rows,) the order of a whole row group: each piece of it that lies in `lanes` in the order it is served."""
+    """Order a row group's rows (rows,): the pieces in `lanes`, each as it is served."""
     begin, end = int(plan.group_start[group]), int(plan.group_start[group + 1])
     order = np.arange(end - begin, dtype=np.int64)
     first, last = _touched(plan.lane_start, begin, end)
@@ -277,7 +280,7 @@ def _random(*key: int) -> RandomState:
 
 
 def epoch_ids(plan: OrderPlan, epoch: int) -> Ints:
-    """(rows,) the whole epoch as row indices, sample by sample; global batch s is [s * GB, (s + 1) * GB)."""
+    """Order the rows of a whole epoch, sample by sample: (rows,) row indices."""
     ids = np.empty(plan.rows, np.int64)
     for lane in range(plan.lanes):
         ids[int(plan.turn_of_lane[lane]) :: plan.lanes] = lane_order(plan, epoch, lane).row_ids()

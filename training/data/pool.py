@@ -1,4 +1,7 @@
-"""Slots of equal size where decoded row groups stay until their rows are served, and the gather that makes batches."""
+"""Hold decoded row groups in slots of equal size until their rows are served.
+
+One gather per column makes batches of them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ Array = NDArray[Any]
 
 
 class RowGroupPool:
-    """`slots` slots for row groups of up to `slot_rows` rows, with one array per fixed column.
+    """Slots for row groups of up to `slot_rows` rows, one array per fixed column.
 
     Row r of slot s is at position s * slot_rows + r. The arrays are address space only until a slot is used: pages are
     touched as row groups arrive, and slots are reused last in, first out. `put` may run in any thread, for different
@@ -42,7 +45,7 @@ class RowGroupPool:
 
     @property
     def spare_slots(self) -> int:
-        """Slots that may be used to decode ahead: of those the pool was made for, not of those it had to grow by."""
+        """Slots to decode ahead into: free ones, without those the pool had to grow by."""
         return self._planned - (self._slots - len(self._free))
 
     def take_slot(self) -> int:
@@ -62,10 +65,10 @@ class RowGroupPool:
         self._slots *= 2
 
     def put(self, slot: int, table: pa.Table, order: NDArray[np.int64]) -> None:
-        """Write a decoded row group into its slot so that row i there is row order[i] (n,) of the table.
+        """Write a decoded row group into its slot: row i is row order[i] of the table.
 
-        The permutation happens here, while the row group is in the cache and in the decoding thread: rows served one
-        after the other are then next to each other, and a gather over many windows reads whole cache lines.
+        The permutation (n,) happens here, while the row group is in the cache and in the decoding thread: rows served
+        one after the other are then next to each other, and a gather over many windows reads whole cache lines.
         """
         base = slot * self.slot_rows
         place = slice(base, base + table.num_rows)
@@ -81,7 +84,7 @@ class RowGroupPool:
         self._order[slot] = order
 
     def gather(self, positions: NDArray[np.int64], buffers: BufferPool) -> dict[str, Array | RaggedArray]:
-        """The rows at `positions` (n,), in that order, of every column: (n, *shape) or ragged, in pooled memory."""
+        """Gather the rows at `positions` (n,), in that order, into pooled memory."""
         out: dict[str, Array | RaggedArray] = {}
 
         def take(name: str, source: Array) -> Array:

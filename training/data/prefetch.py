@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """Iterator over `items`, produced up to `depth` ahead in one daemon thread; its error is raised here, in order.
+    """Iterator over `items`, produced up to `depth` ahead in one daemon thread.
 
-    `close` (or exhaustion, or the error) ends the thread, and closes the generator in it. The thread also drops the
-    items that the consumer is done with: each tensor that is freed releases the interpreter, and among busy threads a
-    consumer that frees some hundreds waits milliseconds to get it back.
+    Its error is raised here, in order. `close` (or exhaustion, or the error) ends the thread, and closes the generator
+    in it. The thread also drops the items that the consumer is done with: each tensor that is freed releases the
+    interpreter, and among busy threads a consumer that frees some hundreds waits milliseconds to get it back.
     """
 
     def __init__(self, items: Generator[T, None, None], depth: int) -> None:

@@ -1,4 +1,4 @@
-"""The native reader: row groups decoded in threads, gathered once per chunk of batches, handed out as views."""
+"""The native reader: decodes row groups in threads, and serves views of them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class ParquetReader:
-    """One split of one dataset, as one data rank sees it. `batches` may be called again and again, one at a time.
+    """One split of one dataset, as one data rank sees it.
 
-    Raises ValueError for settings no plan can meet, DataError (a ValueError) for data that is not what the manifest
-    says; both before the first batch wherever that can be known.
+    `batches` may be called again and again, one at a time. Raises ValueError for settings no plan can meet, DataError
+    (a ValueError) for data that is not what the manifest says; both before the first batch wherever that can be known.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ParquetReader:
         ).model_dump(mode="json")
 
     def batches(self, consumed_samples: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """This rank's part of the next `steps` global batches after `consumed_samples`, on the reader's device.
+        """Read this rank's part of the next `steps` global batches.
 
         None: of the rest of the epoch. The next epoch is decoded ahead while this one is served.
         """
@@ -113,16 +113,16 @@ class ParquetReader:
         return to_device(self.serve(spans), self._rank.device, self.meter)
 
     def serve(self, spans: Iterable[EpochSpan]) -> Generator[Batch, None, None]:
-        """This rank's rows of each span's batches, on the host; samples past an epoch's last row are padding.
+        """Serve this rank's rows of each span's batches, on the host.
 
-        For readers that cut batches themselves (mix.py).
+        Samples past an epoch's last row are padding. For readers that cut batches themselves (mix.py).
         """
         self._check_idle()
         self.verify()
         return self._on_host(spans)
 
     def verify(self) -> None:
-        """Check the files this rank's lanes are in (all ranks together: every file) once, before anything is read."""
+        """Check the files this rank's lanes are in, once; all ranks check every file."""
         if self._verified:
             return
         began = time.perf_counter()
@@ -160,8 +160,10 @@ class ParquetReader:
         return list({file.path: file for file in files}.values())
 
     def _plan_memory(self) -> tuple[int, int]:
-        """(row groups to decode ahead, the most to hold: between two epochs, windows of both); ValueError where even
-        those of one epoch exceed max_bytes."""
+        """Decide how many row groups to decode ahead, and the most to hold.
+
+        Between two epochs, windows of both are held. ValueError where even those of one epoch exceed max_bytes.
+        """
         config, lanes, window = self._config, len(self._order.lanes), self.plan.window
         group_bytes = int(np.diff(self.plan.group_start).max()) * self._row_bytes
         one_each = lanes * window
@@ -299,13 +301,13 @@ class _Chunk:
 
 
 def read_columns(manifest: DatasetManifest, names: Sequence[str] | None, audit: bool) -> tuple[Column, ...]:
-    """The columns that are decoded: the named ones (None: all), and in audit mode the row numbers."""
+    """The columns of `names` (None: all), and in audit mode the row numbers."""
     named = manifest.columns if names is None else tuple(manifest.column(name) for name in names if name != SAMPLE)
     return (*named, Column(name=ROW_NUMBER, dtype="int64")) if audit else named
 
 
 def _row_bytes(columns: Sequence[Column], files: Sequence[DataFile]) -> int:
-    """Bytes of one decoded row: exact for fixed columns, at most the stored bytes per row x 2 for the others."""
+    """Bytes of one decoded row; for ragged columns at most twice the stored bytes."""
     fixed = sum(row_bytes(c) for c in columns if is_fixed(c))
     if all(is_fixed(c) for c in columns):
         return max(1, fixed)

@@ -29,7 +29,7 @@ def no_progress(text: str) -> None:
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """One split of one dataset, read in global batches of `global_batch` rows; `columns` None reads all of them."""
+    """One split of one dataset, in global batches of rows; `columns` None: all."""
 
     storage: Storage
     manifest: DatasetManifest

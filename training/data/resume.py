@@ -1,4 +1,4 @@
-"""May a run go on in this order? Compares the order in a checkpoint with that of a reader."""
+"""Compare the order in a checkpoint with that of a reader: may the run go on?"""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MEANING = {
 
 
 class OrderState(Stored):
-    """What decides the order of the native reader, as a checkpoint holds it. row_groups: a digest of their rows."""
+    """What decides the native reader's order, as a checkpoint holds it."""
 
     order_version: int
     fingerprint: str
     split: str
     rows: Count
-    row_groups: str
+    row_groups: str  # a digest of their rows
     global_batch: Count
     lanes: Count
     window_row_groups: Count
@@ -38,7 +38,7 @@ class OrderState(Stored):
 
 
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
-    """One line per setting that differs between two `order_state`s, by its path; empty where the order is the same."""
+    """Describe each setting that differs between two `order_state`s, by its path."""
     lines = []
     for key in sorted(old.keys() | new.keys()):
         before, after, path = old.get(key), new.get(key), f"{where}{key}"

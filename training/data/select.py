@@ -1,6 +1,7 @@
-"""Decides before the order is planned, for all ranks alike, which files are sound and which rows a filter keeps.
+"""Decide which files are sound and which rows a filter keeps.
 
-Every rank looks at its share of the files; an all-gather of what they found makes the same selection everywhere.
+This comes before the order is planned, and is alike on all ranks: every rank looks at its share of the files, and an
+all-gather of what they found makes the same selection everywhere.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RowFilter:
 
 @dataclass(frozen=True)
 class Selection:
-    """The files that are read, the rows of each of their row groups in stored order, and why others are not read."""
+    """Selected files, their row groups' rows in stored order, and what is left out."""
 
     files: tuple[DataFile, ...]
     group_rows: tuple[int, ...]
@@ -127,7 +128,7 @@ def _shown(conditions: Sequence[Condition]) -> str:
 
 
 def make_row_filter(manifest: DatasetManifest, conditions: Sequence[Condition]) -> RowFilter:
-    """The filter that keeps rows which meet all conditions. ValueError for a column that cannot be compared."""
+    """Make the filter that keeps rows which meet all conditions."""
     expression, columns = None, set()
     for name, compare, value in conditions:
         try:

@@ -22,7 +22,7 @@ KEPT_FOOTERS = 256
 
 
 class FileSource:
-    """Row groups of the selected files, by their index in stored order. Thread-safe; keeps the last parsed footers."""
+    """Row groups of the selected files by their index in stored order; thread-safe."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class FileSource:
         return self._files[number], int(group - self._first_group[number])
 
     def read(self, group: int) -> tuple[pa.Table, float, float]:
-        """Decode one row group: (table of the wanted columns, seconds opening, seconds reading and decoding)."""
+        """Decode a row group: (table, seconds opening, seconds reading and decoding)."""
         file, inside = self.locate(group)
         began = time.perf_counter()
         if self.decoded is not None and (kept := self.decoded.get(file, inside)) is not None:

@@ -1,4 +1,4 @@
-"""Moves batches to the device: on CUDA one batch ahead, from pinned memory, on a stream of its own."""
+"""Move batches to the device: on CUDA one ahead, from pinned memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_device(batches: Iterator[Batch], device: torch.device | None, meter: Mete
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `change` to every tensor in `value`: a tensor, `Ragged`, or a list or dict of them."""
+    """Apply `change` to all tensors of a value: one, a `Ragged`, a list or a dict."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Ragged):
@@ -50,7 +50,7 @@ def _plain(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Iter
 
 
 def staged(batches: Iterator[Batch], send: Callable[[Batch], T]) -> Generator[T, None, None]:
-    """Send each batch one ahead, in another thread, so that page-locking and copying take no time of the step."""
+    """Send each batch one ahead, in another thread, so that the step does not wait."""
     sent = Prefetcher(_each(batches, send), depth=1)
     try:
         yield from sent

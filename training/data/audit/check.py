@@ -1,4 +1,4 @@
-"""Proves that an epoch was every row exactly once: adds up the records of all ranks.
+"""Prove that an epoch was every row exactly once, from the records of all ranks.
 
 What the run must have consumed is `Expected`: known from its checkpoint and its dataset's manifest, never from the
 records.
@@ -47,9 +47,10 @@ class Expected:
 
 
 def expected_rows(state: Mapping[str, Any], steps: int, manifest: DatasetManifest, kept: Ints) -> Expected:
-    """What a run of `steps` steps had to consume; `kept`: row numbers that quarantine and filters leave, ascending.
+    """Derive from a checkpoint what a run of `steps` steps had to consume.
 
-    Raises ValueError where the dataset does not hold what the order was made of.
+    `kept`: the row numbers that quarantine and filters leave, ascending. Raises ValueError where the dataset does not
+    hold what the order was made of.
     """
     order = OrderState.model_validate(state)
     if order.order_version != ORDER_VERSION:
@@ -87,8 +88,11 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """`ok`: at least one epoch is complete, every step that the checkpoint covers is recorded and has the order's rows,
-    and there are no contradictions. `left_out`: rows of an epoch beyond its whole batches, if the tail is dropped."""
+    """The result of an audit.
+
+    `ok`: at least one epoch is complete, every step that the checkpoint covers is recorded and has the order's rows,
+    and there are no contradictions. `left_out`: rows of an epoch beyond its whole batches, if the tail is dropped.
+    """
 
     epochs: tuple[EpochReport, ...]
     problems: tuple[str, ...]
@@ -117,7 +121,7 @@ class AuditReport:
 def check_run(
     files: Sequence[tuple[AuditHeader, list[StepRecord]]], expected: Expected, problems: Sequence[str] = ()
 ) -> AuditReport:
-    """Run `check_records`, and check that every file was written by a reader of the expected order."""
+    """Check all files of a run: `check_records`, and that all have the expected order."""
     other = {
         f"attempt {header.attempt}, rank {header.rank} read in another order: {line}"
         for header, _ in files
@@ -154,7 +158,10 @@ def check_records(records: Iterable[StepRecord], expected: Expected, problems: S
 
 
 def _counted_records(name: str, attempts: dict[int, list[StepRecord]], problems: list[str]) -> list[StepRecord]:
-    """The records that count for a step; empty where no attempt's ranks all recorded it."""
+    """Pick the records that count for a step.
+
+    They are of the last attempt of which all ranks recorded it; empty where there is no such attempt.
+    """
     chosen: list[StepRecord] = []
     for attempt, found in sorted(attempts.items()):
         ranks = [r.rank for r in found]
@@ -181,7 +188,7 @@ def _ids(records: Sequence[StepRecord]) -> Ints:
 
 
 def _epoch_problems(epoch: int, counted: Mapping[int, list[StepRecord]], expected: Expected, due: int) -> Iterator[str]:
-    """Problems of an epoch's steps that have counted records; it must have `due` steps."""
+    """List problems of an epoch's counted records; it must have `due` steps."""
     rows = {step: _ids(parts) for step, parts in counted.items()}
     ids = np.sort(np.concatenate([*rows.values(), np.zeros(0, np.int64)]))
     order, batch, last = expected.epoch_ids(epoch), expected.global_batch, expected.epoch_rows
@@ -201,7 +208,7 @@ def _epoch_problems(epoch: int, counted: Mapping[int, list[StepRecord]], expecte
 
 
 def _missing(what: str, found: Collection[int], due: int) -> Iterator[str]:
-    """Name numbers of 0..due - 1 that are not among `found`; takes no longer for a larger `due`."""
+    """Name numbers of 0..due - 1 that are not among `found`."""
     if (count := due - sum(number < due for number in found)) > 0:
         shown = itertools.islice((number for number in range(due) if number not in found), SHOWN)
         yield f"{what}: {count} of {due}, such as {list(shown)}"

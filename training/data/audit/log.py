@@ -25,7 +25,10 @@ NUMBERS = 4  # before a step's ids
 
 
 class AuditHeader(Stored):
-    """The first line of a file of records: who wrote it, of which dataset (URI), read in which order."""
+    """The first line of a file of records.
+
+    It names who wrote the file, the dataset (URI), and the order in which it was read.
+    """
 
     format: Literal[3]
     attempt: Count
@@ -45,7 +48,7 @@ class AuditLog:
         self._segment = 0
 
     def record(self, epoch: int, step: int, batch: Batch) -> None:
-        """Record a batch that the optimizer has consumed. ValueError where the reader is not in audit mode."""
+        """Record a batch that the optimizer has consumed."""
         if batch.ids is None:
             raise ValueError("the batch carries no ids: set data.audit to true")
         ids = batch.ids if batch.weight is None else batch.ids[batch.weight.cpu() > 0]
@@ -55,7 +58,7 @@ class AuditLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was recorded; called before a checkpoint is committed, and at the end."""
+        """Write what was recorded; due before a checkpoint is committed, and at the end."""
         if not self._parts:
             return
         data = self._header.model_dump_json().encode() + b"\n" + np.concatenate(self._parts).tobytes()
@@ -78,7 +81,7 @@ class StepRecord:
 
 
 def read_run(storage: Storage) -> list[tuple[AuditHeader, list[StepRecord]]]:
-    """Read every file of an audit folder. ValueError for an empty folder, or naming the first that is not whole."""
+    """Read all files of an audit folder; ValueError for an empty or damaged one."""
     paths = [path for path in storage.list_files() if path.endswith(".ids")]
     if not paths:
         raise ValueError(f"{storage.uri}: no audit records; train with data.audit: true")
@@ -86,9 +89,10 @@ def read_run(storage: Storage) -> list[tuple[AuditHeader, list[StepRecord]]]:
 
 
 def read_records(data: bytes, path: str) -> tuple[AuditHeader, list[StepRecord]]:
-    """Read one file; ValueError naming `path` for another format, or records that are cut or changed.
+    """Read one file's header and records.
 
-    Takes memory and time in proportion to `data`, whatever is in it.
+    ValueError naming `path` for another format, or records that are cut or changed. Takes memory and time in proportion
+    to `data`, for any content.
     """
     line, _, body = data.partition(b"\n")
     header = parse(AuditHeader, line, f"{path}, first line")

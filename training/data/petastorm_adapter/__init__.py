@@ -1,4 +1,7 @@
-"""petastorm 0.12.1 behind the reader protocol. Importing this package makes it importable on today's libraries."""
+"""petastorm 0.12.1 behind the reader protocol.
+
+Importing this package lets petastorm run on today's libraries.
+"""
 
 from training.data.petastorm_adapter import compat
 

@@ -1,9 +1,9 @@
-"""Lets unmodified petastorm 0.12.1 run on today's pyarrow, numpy, pandas and Python.
+"""Let unmodified petastorm 0.12.1 run on today's libraries and Python.
 
 Importing the package installs an import hook that acts when petastorm's modules are first imported and gives each of
-them what pyarrow and numpy no longer have. It must be active in every process that imports petastorm, Spark's
-executors and petastorm's own process pool too; therefore it acts on import, and what Spark pickles for its executors
-names this module first. pyarrow and numpy themselves are not changed, but for stand-ins under names they lack.
+them what pyarrow and numpy no longer have. It must be active in every process that imports petastorm, Spark's executors
+and petastorm's own process pool too; therefore it acts on import, and what Spark pickles for its executors names this
+module first. pyarrow and numpy themselves are not changed, but for stand-ins under names they lack.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Namespace(types.ModuleType):
 
 
 class _Table:
-    """`pyarrow.Table` whose `from_pandas` makes string columns where pandas 3 makes large_string."""
+    """`pyarrow.Table` whose `from_pandas` makes string, not pandas 3's large_string."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(pa.Table, name)
@@ -57,14 +57,14 @@ class _Table:
 
 
 def _start_process(args: Sequence[str], **options: Any) -> Any:
-    """Start `python -m <entry point> <file>`, as petastorm's pool does, with this module imported first."""
+    """Start a process of petastorm's pool, with this module imported first."""
     python, _, module, *rest = args
     program = f"import runpy, {__name__}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return subprocess.Popen([python, "-c", program, *rest], **options)
 
 
 def _patch(module: types.ModuleType) -> None:
-    """Replace the names in a petastorm module, just executed, that pyarrow and numpy no longer have."""
+    """Replace names in a petastorm module that pyarrow and numpy no longer have."""
     names = vars(module)
     if names.get("pq") is pyarrow.parquet:
         names["pq"] = legacy_pyarrow
@@ -82,7 +82,7 @@ def _patch(module: types.ModuleType) -> None:
 
 
 def _ship_with_closures() -> None:
-    """Make pickles that name petastorm import this module first, in Spark's Python workers, and so install the hook."""
+    """Make pickles that name petastorm import this module first, on executors too."""
     if importlib.util.find_spec("pyspark") is None:
         return
     serializer = importlib.import_module("pyspark.serializers").CloudPickleSerializer
@@ -133,7 +133,7 @@ def renamed(source: str) -> str:
 
 
 class _Loader(importlib.abc.ExecutionLoader):
-    """A module's own loader: names that numpy dropped are replaced in its source, and `_patch` runs after it."""
+    """A module's own loader that replaces names numpy dropped, and calls `_patch`."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

@@ -34,7 +34,7 @@ def _as_column(values: list[Any]) -> Array:
 
 
 def rebatch(blocks: Iterator[dict[str, Array]], rows: int) -> Generator[dict[str, Array], None, None]:
-    """Cut blocks of any size into blocks of exactly `rows` rows; the last may be shorter."""
+    """Cut blocks of any size into blocks of `rows` rows; the last may be shorter."""
     held: list[dict[str, Array]] = []
     count = 0
     for block in blocks:
@@ -52,9 +52,9 @@ def rebatch(blocks: Iterator[dict[str, Array]], rows: int) -> Generator[dict[str
 
 
 def tensor_of(name: str, values: Array | list[Any]) -> torch.Tensor | Ragged | list[Any]:
-    """Convert a column to a tensor, `Ragged` for lists of unequal length, or a list for strings and bytes.
+    """Convert a column to a tensor, a `Ragged` or a list.
 
-    DataError for a null, which no tensor can hold.
+    `Ragged` for lists of unequal length, a list for strings and bytes. DataError for a null, which no tensor can hold.
     """
     array = values if isinstance(values, np.ndarray) else _as_column(values)
     kind = array.dtype.kind
@@ -80,7 +80,7 @@ def tensor_of(name: str, values: Array | list[Any]) -> torch.Tensor | Ragged | l
 
 
 def declared_tensor(column: Column, values: Array) -> torch.Tensor | Ragged | list[Any]:
-    """Convert a column to the dtype and shape that the manifest declares; DataError where values would change."""
+    """Convert a column to its declared dtype and shape, or raise DataError."""
     made = tensor_of(column.name, values)
     wanted = torch.from_numpy(np.zeros(0, numpy_dtype(column))).dtype
     if not isinstance(made, torch.Tensor):

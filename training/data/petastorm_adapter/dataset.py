@@ -1,4 +1,4 @@
-"""Datasets as petastorm sees them: their row groups, their shards, and writing them."""
+"""Datasets as petastorm sees them: row groups, shards, and writing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rank_rows(global_batch: int, rank: int, size: int) -> int:
 
 
 def rows_per_shard(group_rows: Sequence[int], size: int) -> list[int]:
-    """Rows of each shard: petastorm gives row group i to shard i % size. ValueError where a shard gets none."""
+    """Count the rows of each shard: petastorm gives row group i to shard i % size."""
     if len(group_rows) < size:
         raise ValueError(
             f"the dataset has {len(group_rows)} row groups for {size} ranks, and petastorm shards whole row groups; "
@@ -60,7 +60,7 @@ def row_group_rows(urls: str | Sequence[str]) -> list[int]:
 
 
 def is_unischema(urls: str | Sequence[str]) -> bool:
-    """Whether the dataset was written by petastorm (then its rows are decoded by codecs) or is plain Parquet."""
+    """Whether petastorm wrote the dataset, and codecs must decode its rows."""
     from petastorm.etl.dataset_metadata import PetastormMetadataError, get_schema
 
     try:
@@ -80,7 +80,7 @@ def urls_of(storage: Storage, manifest: DatasetManifest, split: str) -> list[str
 
 
 def materialize(spark: Any, url: str, schema: Any, row_group_mb: int | None = None) -> Any:
-    """Open a context in which the caller's Spark job writes Parquet to `url`; petastorm then adds its metadata."""
+    """Open a context around a Spark job that writes a Petastorm dataset to `url`."""
     from petastorm.etl.dataset_metadata import materialize_dataset
 
     return materialize_dataset(spark, url, schema, row_group_mb)

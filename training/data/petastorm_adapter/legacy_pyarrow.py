@@ -1,4 +1,4 @@
-"""What petastorm expects of old pyarrow: file systems, and `pyarrow.parquet`'s legacy dataset interface.
+"""What petastorm expects of old pyarrow: file systems, and legacy datasets.
 
 petastorm's modules see this module under the names `pq` and `pyarrow` (compat.py); it falls back to the real ones for
 everything that is not here. Closures that petastorm ships to executors name it; importing it there runs the package's
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
 
 class LocalFileSystem:
-    """fsspec's local file system, behind a class whose subclasses Spark can pickle: fsspec's own hold a lock."""
+    """fsspec's local file system; subclasses of fsspec's own cannot be pickled."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(fsspec.implementations.local.LocalFileSystem(), name)
@@ -42,8 +42,11 @@ localfs = LocalFileSystem()
 
 
 class HadoopFileSystem(fsspec.implementations.arrow.HadoopFileSystem):
-    """fsspec's HDFS client, in place of `pyarrow.hdfs`'s. Raises OSError where no active namenode answers: pyarrow
-    connects without asking, and reports files of a silent or standby namenode as not found."""
+    """fsspec's HDFS client, in place of `pyarrow.hdfs`'s.
+
+    Raises OSError where no active namenode answers: pyarrow connects without asking, and reports files of a silent or
+    standby namenode as not found.
+    """
 
     cachable = False  # petastorm's failover connects anew
     fsid = property(operator.attrgetter("_fs_token"))  # petastorm's failover would wrap fsspec's cached one as a method
@@ -134,7 +137,7 @@ class ParquetDatasetPiece:
             return pyarrow.parquet.read_metadata(file)
 
     def read(self, columns: Any = None, partitions: ParquetPartitions | None = None, **_: Any) -> pa.Table:
-        """The columns (any collection; unknown names are left out), and the partition's values beside them."""
+        """Read columns (unknown ones are left out), and the partition's values."""
         with self.open_file_func(self.path) as handle:
             file = pyarrow.parquet.ParquetFile(handle)
             wanted = None if columns is None else [c for c in file.schema_arrow.names if c in set(columns)]
@@ -147,7 +150,7 @@ class ParquetDatasetPiece:
 
 
 class ParquetDataset:
-    """The legacy dataset: files below one folder (hidden ones and `_files` apart), one file, or a list of files."""
+    """The legacy dataset of a folder (without hidden files), a file, or several."""
 
     def __init__(
         self, path_or_paths: Any, filesystem: Any = None, validate_schema: bool = True, filters: Any = None, **_: Any
@@ -196,7 +199,7 @@ class ParquetDataset:
                 yield from self._below(entry["name"])
 
     def _passes(self, piece: ParquetDatasetPiece, filters: Any) -> bool:
-        """Whether the partitions pass: filters are conditions that all hold, or lists of such, one of which holds."""
+        """Whether a piece meets all conditions, or all of one of several lists."""
         values = {
             name: self.partitions[d].keys[i] for d, (name, i) in enumerate(piece.partition_keys) if self.partitions
         }

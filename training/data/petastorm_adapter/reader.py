@@ -1,4 +1,4 @@
-"""Reads petastorm's datasets, or plain Parquet through petastorm, behind our reader protocol.
+"""Read petastorm's datasets, or plain Parquet through petastorm.
 
 petastorm shards whole row groups (`index % ranks`), so ranks own unequal numbers of rows and the order depends on the
 world; with more than one worker the order of row groups is not reproducible, so a resumed epoch skips as many batches,
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class PetastormReader:
-    """A `Reader` over a Petastorm dataset, or over Parquet files. Raises ValueError where a rank owns no row group."""
+    """A `Reader` through petastorm; ValueError where a rank owns no row group."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class PetastormReader:
         return to_device(self._on_host(ranges), self._rank.device, self.meter)
 
     def verify(self) -> None:
-        """Do nothing: petastorm knows no hashes of its files, and reports what does not decode when it reads it."""
+        """Do nothing: petastorm knows no hashes of its files."""
 
     def close(self) -> None:
         """Do nothing: no thread or file outlives an iterator of `batches`."""
@@ -132,7 +132,7 @@ class PetastormReader:
         return Batch(made, rows, self._global_batch, consumed_samples)
 
     def _blocks(self, epoch: int) -> Generator[dict[str, Array], None, None]:
-        """Columns of many rows at a time: row groups, or blocks of `shuffle_rows` rows permuted."""
+        """Yield columns of many rows: row groups, or permuted blocks of `shuffle_rows`."""
         groups, shuffle_rows = self._groups(epoch), self._settings.shuffle_rows
         if not (self._shuffle and shuffle_rows):
             yield from groups
@@ -144,7 +144,7 @@ class PetastormReader:
                 yield {name: values[order] for name, values in block.items()}
 
     def _groups(self, epoch: int) -> Iterator[dict[str, Array]]:
-        """The rank's row groups of an epoch; with shuffle, in another order, and the rows inside each permuted."""
+        """Yield an epoch's row groups; shuffle reorders them, and the rows inside each."""
         import petastorm
 
         make = petastorm.make_reader if self.is_unischema else petastorm.make_batch_reader
