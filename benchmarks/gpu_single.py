@@ -30,9 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from conf.load import load_config
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
-from training.data.reader import ParquetReader, ReaderSettings
+from training.data.reader import ParquetReader
+from training.data.request import DataRank, ReadRequest
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
 from training.parallel import ParallelSettings, Place, build_strategy
@@ -119,8 +121,8 @@ def train_recipe(recipe: str, steps: int, batch: int, device: torch.device, fold
     model = GPT(**sizes)
     flops = flops_per_token(model)
     manifest = write_tokens(folder, rows=batch * (steps + 12), vocab=sizes["vocab"])
-    settings = ReaderSettings(lanes=8, threads=4)
-    reader = ParquetReader(open_storage(str(folder)), manifest, "train", None, batch, settings=settings, device=device)
+    request = ReadRequest(open_storage(str(folder)), manifest, "train", None, batch)
+    reader = ParquetReader(request, DataRank(device=device), DataConfig(lanes=8, threads=4))
     strategy = build_strategy(ParallelSettings(precision="bf16"), Place(), device, clip_norm=1.0)
     strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named, weight_decay=0.1), compiled=True)
     seconds, stalls, losses = [], [], []

@@ -61,8 +61,9 @@ class MixConfig(Strict):
 
 
 class PetastormConfig(Strict):
-    """Keys of `reader: petastorm`, for training only: evaluation stays native, and `lanes`, `threads`, `max_bytes`, `chunk_bytes`,
-    `ahead` and `verify` are then of evaluation alone. Its schemas are pickles: only for datasets you trust."""
+    """Keys of `reader: petastorm`, for training only: evaluation stays native, and `lanes`, `threads`, `max_bytes`,
+    `chunk_bytes`, `ahead` and `verify` are then of evaluation alone. Its schemas are pickles: only for datasets
+    you trust."""
 
     url: str | None = Field(
         default=None, description="a dataset, plain or Petastorm's (file:///..., hdfs://...); None: the job's own"
@@ -70,7 +71,8 @@ class PetastormConfig(Strict):
     pool: Literal["thread", "process", "dummy"] = "thread"
     workers: PositiveInt = 2
     shuffle_rows: NonNegativeInt = Field(
-        default=0, description="rows in its shuffling buffer; 0: row groups are shuffled only"
+        default=0,
+        description="rows permuted together, beyond the order of row groups and of rows in each; 0: no more than that",
     )
 
 

@@ -14,7 +14,9 @@ from conf.stored import StoredError, named, parse
 from pipelines.chosen import chosen_rows
 from pipelines.etl_job import Dataset
 from training.checkpoint.catalog import TrainerFile, committed, damage
-from training.data.audit import AuditReport, Expected, OrderState, check_run, expected_rows, read_run
+from training.data.audit.check import AuditReport, Expected, check_run, expected_rows
+from training.data.audit.log import read_run
+from training.data.resume import OrderState
 from training.loop import LoopRecord
 
 

@@ -156,7 +156,7 @@ def fit(
     window = _Window(carried_sum=state.loss_sum, carried_rows=state.loss_rows)
     if state.stopped_early or state.step >= last:
         return state
-    batches = reader.batches(*divmod(state.step, steps_per_epoch), last - state.step)
+    batches = reader.batches(state.cursor, last - state.step)
     for batch in clock.waiting(batches):
         reporter.heartbeat(state.step, "step")
         lr = lr_at(state.step)
@@ -229,7 +229,7 @@ def evaluate_split(
     names = ("loss", *task.metric_names())
     counted = getattr(task, "counted", None)
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
-    for number, batch in enumerate(reader.batches(epoch=0)):
+    for number, batch in enumerate(reader.batches()):
         tick(number)
         outputs = strategy.evaluate(batch)
         if outputs is None or batch.rows == 0:
@@ -264,7 +264,7 @@ def _count(state: TrainerState, batch: Batch, skipped: bool) -> TrainerState:
     return replace(
         state,
         step=state.step + 1,
-        cursor=batch.cursor,
+        cursor=batch.consumed_samples,
         skipped_steps=state.skipped_steps + skipped,
         skipped_in_a_row=state.skipped_in_a_row + 1 if skipped else 0,
     )

@@ -30,11 +30,11 @@ from conf.stored import Stored, read
 from training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from training.checkpoint.peers import Peers, solo, torch_peers
 from training.checkpoint.policy import Retention
-from training.data.audit import AuditLog
+from training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from training.data.batch import SAMPLE, Batch, Reader
 from training.data.build import make_reader
+from training.data.request import AllGather, DataRank, OnProgress, ReadRequest, gather_alone
 from training.data.resume import explain_difference
-from training.data.select import AllGather, Tick, alone
 from training.launch.rank import WorkerContext
 from training.loop import LoopRecord, LoopSettings, TrainerState, evaluate_split, fit, total_steps
 from training.models.dropout import draws_masks
@@ -427,29 +427,18 @@ def reader_opener(
     device: torch.device,
     world: int,
     opened: list[Reader],
-    tick: Tick,
+    tick: OnProgress,
 ) -> Callable[[str, bool], Reader]:
     """split, training? -> a reader of this rank's share; evaluation reads every row once, in stored order."""
 
     asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
-    gather = data_gather(strategy, world, config.checkpoint.timeout_s) if asks_others and world > 1 else alone
+    gather = data_gather(strategy, world, config.checkpoint.timeout_s) if asks_others and world > 1 else gather_alone
 
     def open_split(split: str, training: bool) -> Reader:
         batch = config.train.global_batch if training else config.train.eval_batch
-        reader = make_reader(
-            config.data,
-            folder,
-            manifest,
-            split,
-            columns.read,
-            batch,
-            strategy.data_rank,
-            strategy.data_size,
-            device,
-            evaluation=not training,
-            gather=gather,
-            tick=tick,
-        )
+        request = ReadRequest(folder, manifest, split, columns.read, batch)
+        rank = DataRank(strategy.data_rank, strategy.data_size, device, gather, tick)
+        reader = make_reader(config.data, request, rank, evaluation=not training)
         opened.append(reader)
         return reader
 
@@ -473,14 +462,15 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
     strategy = parts.strategy
     if not parts.config.data.audit or not strategy.speaks_for_data_rank:
         return None
-    return AuditLog(
-        parts.run.at("audit"),
-        parts.ctx.attempt,
-        strategy.data_rank,
-        strategy.data_size,
-        parts.ctx.payload["dataset"],
-        reader.order_state(),
+    header = AuditHeader(
+        format=FORMAT,
+        attempt=parts.ctx.attempt,
+        rank=strategy.data_rank,
+        size=strategy.data_size,
+        dataset=parts.ctx.payload["dataset"],
+        order_state=reader.order_state(),
     )
+    return AuditLog(parts.run.at("audit"), header)
 
 
 def loop_settings(config: RunConfig) -> LoopSettings:

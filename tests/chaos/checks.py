@@ -10,7 +10,8 @@ import psutil
 import victim
 
 from conf.storage import open_storage
-from training.data.audit import Expected, check_run, read_run
+from training.data.audit.check import Expected, check_run
+from training.data.audit.log import read_run
 from training.launch.job import JobSpec
 from training.launch.local import run_local
 

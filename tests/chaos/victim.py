@@ -29,7 +29,7 @@ def train(ctx: Any) -> dict[str, Any]:
     from conf.storage import open_storage
     from training.checkpoint.checkpointer import Checkpointer
     from training.checkpoint.peers import torch_peers
-    from training.data.audit import AuditLog
+    from training.data.audit.log import FORMAT, AuditHeader, AuditLog
     from training.data.batch import Batch
 
     folder, steps = open_storage(ctx.payload["folder"]), ctx.payload["steps"]
@@ -41,7 +41,10 @@ def train(ctx: Any) -> dict[str, Any]:
         ctx.event("checkpoint", {"step": info.step, "w": said[info.step]})
 
     checkpoints = Checkpointer(folder.at("checkpoints"), torch_peers(timedelta(seconds=60)), on_commit=announce)
-    audit = AuditLog(folder.at("audit"), ctx.attempt, ctx.rank, ctx.world_size, "", {})
+    header = AuditHeader(
+        format=FORMAT, attempt=ctx.attempt, rank=ctx.rank, size=ctx.world_size, dataset="", order_state={}
+    )
+    audit = AuditLog(folder.at("audit"), header)
     state = {"w": torch.zeros(4, dtype=torch.float64)}
     latest = checkpoints.latest()
     begin = checkpoints.load(latest, state).trainer["step"] if latest else 0

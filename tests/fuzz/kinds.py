@@ -34,7 +34,7 @@ from training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.dcp import mismatch, read_index, to_metadata
 from training.checkpoint.format import CheckpointError
-from training.data.audit import read_records
+from training.data.audit.log import read_records
 from training.launch.channel import ProtocolError, decode
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described

@@ -25,7 +25,8 @@ BATCHING, CORE, NORM, LAYOUT = (f"{PARALLEL}/{name}.py" for name in ("batching",
 REDUCE, ZERO, HVD_ZERO = (f"{PARALLEL}/data_parallel/{name}.py" for name in ("reduce", "zero", "horovod_zero"))
 CONTEXT, TENSOR, SCHEDULES = (f"{PARALLEL}/model_parallel/{name}.py" for name in ("context", "tensor", "schedules"))
 OPTIM, LOSS = "training/optim.py", "training/loss.py"
-ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "training/data/pool.py"
+ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "training/data/pool.py"
+AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/elastic.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
@@ -83,32 +84,32 @@ MUTANTS = (
     # Order: which row is in which global batch.
     Mutant(
         ORDER,
-        "lengths = rows // lanes + (slot_of_lane < rows % lanes)",
-        "lengths = rows // lanes + 0 * slot_of_lane",
+        "lengths = rows // lanes + (turn_of_lane < rows % lanes)",
+        "lengths = rows // lanes + 0 * turn_of_lane",
         T_ORDER,
     ),
     Mutant(ORDER, "left_first = (lane + epoch) % 2 == 1", "left_first = lane % 2 == 1", T_ORDER),
-    Mutant(ORDER, "_random(plan.seed, epoch, lane, group, 0)", "_random(plan.seed, 0, lane, group, 0)", T_ORDER),
-    Mutant(ORDER, "_random(plan.seed, epoch, lane, window, 1)", "_random(plan.seed, epoch, lane, 0, 1)", T_ORDER),
+    Mutant(ORDER, "_random(plan.config.seed, *piece, 0)", "_random(plan.config.seed, 0, *piece[1:], 0)", T_ORDER),
+    Mutant(ORDER, "self.epoch, self.lane, window, 1)", "self.epoch, self.lane, 0, 1)", T_ORDER),
     Mutant(ORDER, "range(plan.lanes * rank // size,", "range(plan.lanes * rank // size + 1,", T_ORDER),
-    Mutant(ORDER, 'whole + (1 if rest and self.tail == "pad" else 0)', "whole", T_ORDER),
+    Mutant(ORDER, 'self.rows if self.config.tail == "pad" else whole', "whole", T_ORDER),
     Mutant(ORDER, "for step in range(1, lanes + 1) if gcd(step, lanes) == 1", "for step in (1,)", T_ORDER),
     Mutant(
-        ORDER,
-        "end = (epoch + 1) * steps_per_epoch if steps is None",
-        "end = epoch * steps_per_epoch if steps is None",
-        T_ORDER,
+        "training/data/epochs.py",
+        "end = (epoch + 1) * self.steps if steps is None",
+        "end = epoch * self.steps if steps is None",
+        "tests/training/data/test_epochs.py",
     ),
     # Reader and audit: that the rows of the order are those decoded.
     Mutant(
         READER,
-        "order = group_order(self.plan, epoch, group, self._lanes)",
-        "order = group_order(self.plan, 0, group, self._lanes)",
+        "order = group_order(self.plan, epoch, group, self._order.lanes)",
+        "order = group_order(self.plan, 0, group, self._order.lanes)",
         f"{T_READER} {T_AUDIT}",
     ),
     Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),
     Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/models/test_dropout.py"),
-    Mutant(AUDIT, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
+    Mutant(AUDIT_LOG, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
     Mutant(
         AUDIT,
         "ids[1:][ids[1:] == ids[:-1]]",
@@ -133,7 +134,7 @@ MUTANTS = (
         AUDIT, "-(-expected.steps // expected.steps_per_epoch)", "expected.steps // expected.steps_per_epoch", T_AUDIT
     ),
     Mutant(
-        AUDIT,
+        AUDIT_LOG,
         "if min(epoch, step, global_rows, count) < 0 or end > len(numbers):",
         "if end > len(numbers):",
         T_AUDIT,

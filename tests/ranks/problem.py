@@ -72,7 +72,7 @@ def table_batch(step: int, rows: int, dtype: torch.dtype = torch.float64) -> Bat
     weight[::5] = 0
     y = functional.softplus(x.sum(1)) + 0.1 * torch.randn(rows, generator=make, dtype=torch.float64)
     columns = {"x": x.to(dtype), "y": y.to(dtype)}
-    return Batch(columns, rows, int((weight > 0).sum()), cursor=(step + 1) * rows, weight=weight)
+    return Batch(columns, rows, int((weight > 0).sum()), consumed_samples=(step + 1) * rows, weight=weight)
 
 
 def rank_part(batch: Batch, strategy: MeshStrategy, uneven: bool = False) -> Batch:

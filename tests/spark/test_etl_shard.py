@@ -23,6 +23,7 @@ from etl.shard import ShardPlan, number_rows, plan_files, with_order, write_shar
 from etl.split import SPLIT
 from training.data.batch import Ragged
 from training.data.reader import ParquetReader
+from training.data.request import ReadRequest
 
 pytestmark = pytest.mark.spark
 
@@ -56,7 +57,7 @@ def tensors(folder, files, columns):
         splits={"train": SplitInfo(rows=rows, files=len(files))},
         accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}),
     )  # fmt: skip
-    with closing(ParquetReader(open_storage(str(folder)), manifest, "train", None, rows)) as reader:
+    with closing(ParquetReader(ReadRequest(open_storage(str(folder)), manifest, "train", None, rows))) as reader:
         (batch,) = reader.batches(0)
     return batch.columns
 

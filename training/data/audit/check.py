@@ -1,13 +1,7 @@
-"""Proof that an epoch was every row exactly once: each rank records the ids it consumed, a pure check adds them up.
+"""Prove that an epoch was every row exactly once, from the records of all ranks.
 
-The ids are the row numbers stored in the shards, decoded with the values, so a reader that decodes one row group twice
-and another never records just that. What the run must have consumed is `Expected`: known from its checkpoint and its
-dataset's manifest, never from the records.
-
-Records lie in `<folder>/attempt-00001/rank-00000-000000.ids`: one JSON line saying who wrote it, per step four int64
-(epoch, step, real rows of the global batch, n) and n int64 ids. A file appears whole or not at all; the loop
-flushes before a checkpoint is committed, so that no step a checkpoint vouches for is missing, and steps recorded after
-it are recorded again by the attempt that resumes from it.
+What the run must have consumed is `Expected`: known from its checkpoint and its dataset's manifest, never from the
+records.
 """
 
 from __future__ import annotations
@@ -15,106 +9,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from conf.manifest import DatasetManifest, digest
-from conf.schema_data import Condition
-from conf.storage import Storage
-from conf.stored import Count, Stored, parse
-from training.data.batch import Batch
-from training.data.order import ORDER_VERSION, Ints, OrderSettings, Tail, epoch_ids, make_plan
-from training.data.resume import explain_difference
+from conf.schema_data import DataConfig
+from training.data.audit.log import AuditHeader, StepRecord
+from training.data.order import ORDER_VERSION, Ints, epoch_ids, make_plan
+from training.data.resume import OrderState, explain_difference
 
-FORMAT = 3
 SHOWN = 5
-NUMBERS = 4  # before a step's ids
-
-
-class AuditHeader(Stored):
-    """Who wrote a file of records, of which dataset (URI), read in which order."""
-
-    format: Literal[3]
-    attempt: Count
-    rank: Count
-    size: Annotated[int, Field(ge=1)]
-    dataset: str
-    order_state: dict[str, Any]
-
-
-class OrderState(Stored):
-    """`ParquetReader.order_state`, as a checkpoint holds it."""
-
-    order_version: int
-    fingerprint: str
-    split: str
-    rows: Count
-    row_groups: str
-    global_batch: Count
-    lanes: Count
-    window_row_groups: Count
-    seed: Count
-    tail: Tail
-    shuffle: bool
-    filters: list[Condition]
-    quarantined: list[str]
-
-
-class AuditLog:
-    """One rank's record of one attempt over the dataset at a URI."""
-
-    def __init__(
-        self, storage: Storage, attempt: int, rank: int, size: int, dataset: str, order_state: Mapping[str, Any],
-        flush_steps: int = 200,
-    ) -> None:  # fmt: skip
-        self._storage, self._flush_steps = storage, flush_steps
-        self._stem = f"attempt-{attempt:05d}/rank-{rank:05d}"
-        self._header = AuditHeader(
-            format=FORMAT, attempt=attempt, rank=rank, size=size, dataset=dataset, order_state=dict(order_state)
-        )
-        self._parts: list[Ints] = []
-        self._segment = 0
-
-    def record(self, epoch: int, step: int, batch: Batch) -> None:
-        """The optimizer has consumed this batch. ValueError where the reader is not in audit mode."""
-        if batch.ids is None:
-            raise ValueError("the batch carries no ids: set data.audit to true")
-        ids = batch.ids if batch.weight is None else batch.ids[batch.weight.cpu() > 0]
-        self._parts.append(np.array([epoch, step, batch.global_rows, len(ids)], np.int64))
-        self._parts.append(ids.numpy().astype(np.int64))
-        if len(self._parts) >= 2 * self._flush_steps:
-            self.flush()
-
-    def flush(self) -> None:
-        """Make what was recorded durable; call it before a checkpoint is committed, and at the end."""
-        if not self._parts:
-            return
-        data = self._header.model_dump_json().encode() + b"\n" + np.concatenate(self._parts).tobytes()
-        self._storage.put_atomic(f"{self._stem}-{self._segment:06d}.ids", data)
-        self._segment += 1
-        self._parts = []
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What one rank says of one step."""
-
-    attempt: int
-    rank: int
-    size: int
-    epoch: int
-    step: int
-    global_rows: int
-    ids: Ints
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run must have consumed. `steps`: global batches its newest checkpoint vouches for; `ids`: every row there
-    is to consume, ascending; `epoch_ids(epoch)`: the rows of an epoch in the order they must come, batch after batch of
-    `global_batch`; an epoch is `steps_per_epoch` of them."""
+    """What a run must have consumed.
+
+    steps: global batches that its newest checkpoint covers. ids: all rows, ascending. epoch_ids(epoch): the rows of an
+    epoch in their order, batch after batch of `global_batch`; an epoch is `steps_per_epoch` batches.
+    """
 
     steps: int
     steps_per_epoch: int
@@ -133,9 +47,10 @@ class Expected:
 
 
 def expected_rows(state: Mapping[str, Any], steps: int, manifest: DatasetManifest, kept: Ints) -> Expected:
-    """What a run of `steps` steps had to consume. `kept`: the row numbers that quarantine and filters leave, ascending.
+    """Derive from a checkpoint what a run of `steps` steps had to consume.
 
-    Raises ValueError where the dataset does not hold what the order was made of.
+    `kept`: the row numbers that quarantine and filters leave, ascending. Raises ValueError where the dataset does not
+    hold what the order was made of.
     """
     order = OrderState.model_validate(state)
     if order.order_version != ORDER_VERSION:
@@ -148,15 +63,15 @@ def expected_rows(state: Mapping[str, Any], steps: int, manifest: DatasetManifes
         first = edges[-1]
         if file.path not in order.quarantined:
             counts += np.diff(np.searchsorted(kept, edges)).tolist()
-    settings = OrderSettings(order.lanes, order.window_row_groups, order.seed, order.tail, order.shuffle)
-    plan = make_plan(counts, order.global_batch, settings)
+    names = {"lanes", "window_row_groups", "seed", "tail", "shuffle"}
+    plan = make_plan(counts, order.global_batch, DataConfig.model_validate(order.model_dump(include=names)))
     if (found := digest(np.diff(plan.group_start).tolist())) != order.row_groups or plan.rows != order.rows:
         raise ValueError(
             f"the run read {order.rows} rows in row groups {order.row_groups[:12]}..., dataset {manifest.name!r} has "
             f"{plan.rows} in {found[:12]}...: one of the two was changed"
         )
     return Expected(
-        steps, plan.steps_per_epoch, plan.global_batch, kept, lambda epoch: kept[epoch_ids(plan, epoch)], state
+        steps, plan.epochs.steps, plan.global_batch, kept, lambda epoch: kept[epoch_ids(plan, epoch)], state
     )
 
 
@@ -173,8 +88,11 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """`ok`: at least one epoch is complete, every step the checkpoint vouches for is recorded and is the order's, and
-    nothing contradicts anything. `left_out`: rows an epoch has beyond its whole batches, where the tail is dropped."""
+    """The result of an audit.
+
+    `ok`: at least one epoch is complete, every step that the checkpoint covers is recorded and has the order's rows,
+    and there are no contradictions. `left_out`: rows of an epoch beyond its whole batches, if the tail is dropped.
+    """
 
     epochs: tuple[EpochReport, ...]
     problems: tuple[str, ...]
@@ -186,7 +104,7 @@ class AuditReport:
         return not self.problems and any(e.exact for e in self.epochs)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as text."""
         out = []
         exact = (
             f"each exactly once, {self.left_out} left out by data.tail" if self.left_out else "every row exactly once"
@@ -200,37 +118,10 @@ class AuditReport:
         return [*out, *(f"problem: {p}" for p in self.problems)]
 
 
-def read_run(storage: Storage) -> list[tuple[AuditHeader, list[StepRecord]]]:
-    """Every file of an audit folder. ValueError where there is none, or names the first that is not whole."""
-    paths = [path for path in storage.list_files() if path.endswith(".ids")]
-    if not paths:
-        raise ValueError(f"{storage.uri}: no audit records; train with data.audit: true")
-    return [read_records(storage.read_bytes(path), f"{storage.uri}/{path}") for path in paths]
-
-
-def read_records(data: bytes, path: str) -> tuple[AuditHeader, list[StepRecord]]:
-    """One file's header and records; ValueError naming `path` for another format, or records that are cut or changed.
-    Takes memory and time in proportion to `data`, whatever is in it."""
-    line, _, body = data.partition(b"\n")
-    header = parse(AuditHeader, line, f"{path}, first line")
-    if len(body) % 8:
-        raise ValueError(f"{path}: {len(body)} bytes of records, not a multiple of 8: the file was cut or changed")
-    numbers, at, records = np.frombuffer(body, np.int64), 0, list[StepRecord]()
-    while at < len(numbers):
-        epoch, step, global_rows, count = [*numbers[at : at + NUMBERS].tolist(), *[-1] * NUMBERS][:NUMBERS]
-        end = at + NUMBERS + count
-        if min(epoch, step, global_rows, count) < 0 or end > len(numbers):
-            raise ValueError(f"{path}: record {len(records)}, of {count} ids, is cut or changed")
-        ids = numbers[at + NUMBERS : end]
-        records.append(StepRecord(header.attempt, header.rank, header.size, epoch, step, global_rows, ids))
-        at = end
-    return header, records
-
-
 def check_run(
     files: Sequence[tuple[AuditHeader, list[StepRecord]]], expected: Expected, problems: Sequence[str] = ()
 ) -> AuditReport:
-    """`check_records`, and every file was written by a reader of the expected order."""
+    """Check all files of a run: `check_records`, and that all have the expected order."""
     other = {
         f"attempt {header.attempt}, rank {header.rank} read in another order: {line}"
         for header, _ in files
@@ -240,9 +131,12 @@ def check_run(
 
 
 def check_records(records: Iterable[StepRecord], expected: Expected, problems: Sequence[str] = ()) -> AuditReport:
-    """The proof. For each step the last attempt that all its ranks recorded counts; attempts that replayed a step must
-    have seen the same rows; each step's rows are those the order gives it; an epoch's rows are different ones of
-    `expected.ids`; and no step that the checkpoint vouches for is missing."""
+    """Check records against what was expected.
+
+    For each step the last attempt that all its ranks recorded counts; attempts that replayed a step must have seen the
+    same rows; each step's rows are those of the order; an epoch's rows are distinct and among `expected.ids`; and no
+    step that the checkpoint covers is missing.
+    """
     found = list(problems)
     epochs: dict[int, dict[int, dict[int, list[StepRecord]]]] = {}
     for record in records:
@@ -252,7 +146,7 @@ def check_records(records: Iterable[StepRecord], expected: Expected, problems: S
     reports = []
     for epoch, steps in sorted(epochs.items()):
         wrong: list[str] = []
-        counted = {step: _agreed(f"epoch {epoch}, step {step}", steps[step], wrong) for step in sorted(steps)}
+        counted = {step: _counted_records(f"epoch {epoch}, step {step}", steps[step], wrong) for step in sorted(steps)}
         counted = {step: parts for step, parts in counted.items() if parts}
         later = expected.steps_per_epoch if epoch < max(epochs) else max(counted, default=-1) + 1
         due = min(expected.steps_per_epoch, max(expected.due_steps(epoch), later))
@@ -263,8 +157,11 @@ def check_records(records: Iterable[StepRecord], expected: Expected, problems: S
     return AuditReport(tuple(reports), tuple(found), expected.epoch_rows, left_out)
 
 
-def _agreed(name: str, attempts: dict[int, list[StepRecord]], problems: list[str]) -> list[StepRecord]:
-    """The records that count for a step; empty where no attempt's ranks all recorded it."""
+def _counted_records(name: str, attempts: dict[int, list[StepRecord]], problems: list[str]) -> list[StepRecord]:
+    """Pick the records that count for a step.
+
+    They are of the last attempt of which all ranks recorded it; empty where there is no such attempt.
+    """
     chosen: list[StepRecord] = []
     for attempt, found in sorted(attempts.items()):
         ranks = [r.rank for r in found]
@@ -291,7 +188,7 @@ def _ids(records: Sequence[StepRecord]) -> Ints:
 
 
 def _epoch_problems(epoch: int, counted: Mapping[int, list[StepRecord]], expected: Expected, due: int) -> Iterator[str]:
-    """What is wrong with the steps of an epoch that have records that count, of `due` that it must have."""
+    """List problems of an epoch's counted records; it must have `due` steps."""
     rows = {step: _ids(parts) for step, parts in counted.items()}
     ids = np.sort(np.concatenate([*rows.values(), np.zeros(0, np.int64)]))
     order, batch, last = expected.epoch_ids(epoch), expected.global_batch, expected.epoch_rows
@@ -311,7 +208,7 @@ def _epoch_problems(epoch: int, counted: Mapping[int, list[StepRecord]], expecte
 
 
 def _missing(what: str, found: Collection[int], due: int) -> Iterator[str]:
-    """A line where not all of 0..due - 1 are among `found`; takes no longer for a larger `due`."""
+    """Name numbers of 0..due - 1 that are not among `found`."""
     if (count := due - sum(number < due for number in found)) > 0:
         shown = itertools.islice((number for number in range(due) if number not in found), SHOWN)
         yield f"{what}: {count} of {due}, such as {list(shown)}"
