@@ -35,7 +35,7 @@ from training.launch.failure import RankState, WorkerFailed  # noqa: E402
 from training.launch.job import JobSpec  # noqa: E402
 from training.launch.link import BEAT_S, Endpoint, Link  # noqa: E402
 from training.launch.watch import StragglerWatch  # noqa: E402
-from training.launch.worker_env import Seat, assign_places, choose_seats  # noqa: E402
+from training.launch.worker_env import Seat, assign_ranks, choose_seats  # noqa: E402
 
 BROKEN = {"type": "RuntimeError", "message": "[gloo/pair.cc:1] Connection closed by peer", "traceback": "  ...\n" * 40}
 TARGETS = {"driver_cpu": 0.20, "connected_s": 10.0, "named_s": 2.0, "look_s": 0.05, "pure_s": 1.0}
@@ -60,7 +60,7 @@ class FakeRank:
         self.link.send({"kind": "seat", "seat": asdict(seat), "hostname": f"h{i // 8}", "facts": self._facts})
         while (message := await self._inbox.get()) is not None and message["kind"] != "bye":
             if message["kind"] == "start":
-                await self._run(message["document"]["place"]["rank"], message["attempt"])
+                await self._run(message["document"]["rank_info"]["rank"], message["attempt"])
         await self.link.close()
 
     async def _run(self, rank: int, attempt: int) -> None:
@@ -173,8 +173,8 @@ def pure_parts(ranks: int) -> dict[str, float]:
         return result
 
     chosen = clock("choose_seats", lambda: choose_seats(seats, ranks))
-    clock("assign_places", lambda: assign_places([seat.host for seat in chosen]))
-    clock("assign_places, a host each", lambda: assign_places([seat.agent for seat in chosen]))
+    clock("assign_ranks", lambda: assign_ranks([seat.host for seat in chosen]))
+    clock("assign_ranks, a host each", lambda: assign_ranks([seat.agent for seat in chosen]))
     clock("reach_plan", lambda: reach_plan(ranks))
     facts = {**collect_facts(), "received": time.time()}
     clock("problems", lambda: problems(facts, {f"h{i}": facts for i in range(ranks)}))

@@ -42,7 +42,7 @@ from training.models.initial import InitialModel, Unrecordable, record_model, wh
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
-from training.parallel.settings import ParallelSettings, Place
+from training.parallel.settings import ParallelSettings
 from training.tasks import build_task, model_class
 from training.weights import write_weights
 
@@ -90,7 +90,7 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
     timeout = timedelta(seconds=config.launch.collective_timeout_s)
     strategy = build_strategy(
         ParallelSettings(**config.parallel.model_dump()),
-        Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size),
+        ctx.rank_info,
         device,
         config.optim.clip_norm,
         timeout,

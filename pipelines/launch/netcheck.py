@@ -115,12 +115,10 @@ def measure(ctx: Any) -> dict[str, Any]:
     import torch.distributed as dist
 
     from training.parallel.compose import start_process_group
-    from training.parallel.settings import Place
     from training.worker import pick_device
 
     device = pick_device("auto", ctx.local_rank)
-    place = Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size)
-    start_process_group(place, device, timedelta(seconds=TIMEOUT_S))
+    start_process_group(ctx.rank_info, device, timedelta(seconds=TIMEOUT_S))
     pairs = []
     for number, matches in enumerate(rounds(ctx.world_size)):
         ctx.heartbeat(number, "pairs")

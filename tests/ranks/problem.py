@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from training.data.batch import Batch
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.core import MeshStrategy
 from training.parallel.data_parallel.reduce import local_tensor
@@ -88,7 +88,7 @@ def make_strategy(
 ) -> MeshStrategy:
     """`local_size`: as if every so many ranks were on one host."""
     local = local_size or world
-    return build_strategy(ParallelSettings(**settings), Place(rank, world, rank % local, local), CPU, clip_norm=clip)
+    return build_strategy(ParallelSettings(**settings), RankInfo(rank, world, rank % local, local), CPU, clip_norm=clip)
 
 
 class Recorder:

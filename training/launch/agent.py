@@ -147,7 +147,7 @@ class Agent:
             threading.Thread(target=self._read_helper, args=(self._helper,), daemon=True).start()
         document = message["document"]
         document["env"] = {**self._options.environment, **document["env"]}
-        self._rank = Rank(message["attempt"], document["place"]["rank"], self._link, self._options.lines_per_s)
+        self._rank = Rank(message["attempt"], document["rank_info"]["rank"], self._link, self._options.lines_per_s)
         try:
             self._helper.start(document, [*self._rank.child_fds(), self._store.fileno()])
         except OSError:

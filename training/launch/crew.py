@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from conf.rank_info import RankInfo
 from training.launch.attempt import Attempt, Control, Limits, OnEvent
 from training.launch.channel import Message
 from training.launch.facts import reach_plan
@@ -23,7 +24,7 @@ from training.launch.hub import Hub
 from training.launch.job import JobResult, JobSpec
 from training.launch.link import Endpoint
 from training.launch.rendezvous import Store
-from training.launch.worker_env import Place, Seat, assign_places, choose_seats, rank_environment, visible_devices
+from training.launch.worker_env import Seat, assign_ranks, choose_seats, rank_environment, visible_devices
 
 log = logging.getLogger(__name__)
 SPARE_DESCRIPTORS = 512  # strangers at the port, and whatever else the driver opens
@@ -140,15 +141,15 @@ class Crew:
         if fresh := [seat for seat in seats if seat.agent not in self._checked]:
             self.check(self, seats)
             self._checked |= {seat.agent for seat in fresh}
-        places = assign_places([seat.host for seat in seats])
+        infos = assign_ranks([seat.host for seat in seats])
         self._stores = {attempt: Store()}
-        states = [RankState(p.rank, s.agent, self.name_of(s)) for p, s in zip(places, seats, strict=True)]
+        states = [RankState(p.rank, s.agent, self.name_of(s)) for p, s in zip(infos, seats, strict=True)]
         try:
             by_host: dict[str, list[Seat]] = {}
             for seat in seats:
                 by_host.setdefault(seat.host, []).append(seat)
-            for place, seat in zip(places, seats, strict=True):
-                self._start(document, place, seat, seats[0], by_host[seat.host], attempt)
+            for rank_info, seat in zip(infos, seats, strict=True):
+                self._start(document, rank_info, seat, seats[0], by_host[seat.host], attempt)
             return Attempt(self, states, attempt, on_event, control or Control(), began, limits).follow()
         finally:
             self._stores = {}
@@ -178,12 +179,12 @@ class Crew:
         return found | {agent: [["its peers", 0, f"no answer within {timeout_s:g} s"]] for agent in waiting}
 
     def _start(
-        self, job: dict[str, Any], place: Place, seat: Seat, master: Seat, neighbours: list[Seat], attempt: int
+        self, job: dict[str, Any], rank_info: RankInfo, seat: Seat, master: Seat, neighbours: list[Seat], attempt: int
     ) -> None:
         devices = visible_devices(seat, neighbours, job["visible_devices"])
-        env = rank_environment(place, seat, master, attempt, job["collective_timeout_s"], self._run_id, devices)
+        env = rank_environment(rank_info, seat, master, attempt, job["collective_timeout_s"], self._run_id, devices)
         part = {key: job[key] for key in ("entry", "payload", "results")}
-        document = {**part, "place": place.to_json(), "attempt": attempt, "env": {**env, **job["env"]}}
+        document = {**part, "rank_info": rank_info.to_json(), "attempt": attempt, "env": {**env, **job["env"]}}
         self._hub.send(seat.agent, {"kind": "start", "attempt": attempt, "document": document})
 
     def tell(self, agent: str, kind: str) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conf.rank_info import RankInfo
 from training.launch.channel import Plain, ProtocolError
 from training.launch.processes import STACKS_SIGNAL
 from training.launch.results import pack
@@ -36,19 +37,29 @@ class WorkerContext:
     """What an entry is called with. Reporting never blocks training for long and never raises because of the driver."""
 
     def __init__(self, document: dict[str, Any], channel: Plain):
-        place = document["place"]
-        self.rank: int = place["rank"]
-        self.local_rank: int = place["local_rank"]
-        self.node_rank: int = place["node_rank"]
-        self.world_size: int = place["world_size"]
-        self.local_size: int = place["local_size"]
-        self.node_count: int = place["node_count"]
+        self.rank_info = RankInfo.from_json(document["rank_info"])
         self.attempt: int = document["attempt"]
         self.payload: dict[str, Any] = document["payload"]
         self._channel = channel
         self._requests: set[str] = set()
         self._step, self._ticked = 0, -TICK_S
         self.told_to_stop = False  # a script has heard, from `progress` or by SIGTERM, that the driver wants the end
+
+    @property
+    def rank(self) -> int:
+        return self.rank_info.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.rank_info.world_size
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank_info.local_rank
+
+    @property
+    def local_size(self) -> int:
+        return self.rank_info.local_size
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         self.send({"kind": "metrics", "step": int(step), "values": {k: float(v) for k, v in values.items()}})

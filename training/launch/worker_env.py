@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from typing import Any
+
+from conf.rank_info import RankInfo
 
 
 @dataclass(frozen=True)
@@ -29,30 +31,13 @@ class Seat:
         return cls(**{**values, "gpus": tuple(values["gpus"])})
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank's position, as Horovod (local, cross) and torchrun (local, node) define it."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_size: int
-    node_rank: int
-    node_count: int
-    cross_rank: int  # among the hosts that have this local rank
-    cross_size: int
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
-
-
 def check_world(world: int, name: str = "world") -> None:
     if not isinstance(world, int) or world < 1:
         raise ValueError(f"{name} = {world}: a whole number of ranks, at least 1")
 
 
-def assign_places(hosts: list[str]) -> list[Place]:
-    """Places in the order of `hosts` (one entry per agent). Ranks are contiguous on a host, hosts in order of
+def assign_ranks(hosts: list[str]) -> list[RankInfo]:
+    """Positions in the order of `hosts` (one entry per agent). Ranks are contiguous on a host, hosts in order of
     appearance."""
     sizes = Counter(hosts)  # in order of appearance
     nodes = {host: node for node, host in enumerate(sizes)}
@@ -64,12 +49,12 @@ def assign_places(hosts: list[str]) -> list[Place]:
             cross[host, local] = holders[local]
             holders[local] += 1
     taken: Counter[str] = Counter()
-    places = []
+    infos = []
     for host in hosts:
         local = taken[host]
         taken[host] += 1
-        places.append(
-            Place(
+        infos.append(
+            RankInfo(
                 rank=first[host] + local,
                 world_size=len(hosts),
                 local_rank=local,
@@ -80,7 +65,7 @@ def assign_places(hosts: list[str]) -> list[Place]:
                 cross_size=holders[local],
             )
         )
-    return places
+    return infos
 
 
 def choose_seats(seats: list[Seat], world: int) -> list[Seat]:
@@ -95,7 +80,7 @@ def choose_seats(seats: list[Seat], world: int) -> list[Seat]:
 
 
 def rank_environment(
-    place: Place,
+    rank_info: RankInfo,
     seat: Seat,
     master: Seat,
     attempt: int,
@@ -109,14 +94,14 @@ def rank_environment(
     0, as under `torchrun --virtual-local-rank`.
     """
     numbers: dict[str, Any] = {
-        "RANK": place.rank,
-        "WORLD_SIZE": place.world_size,
-        "LOCAL_RANK": 0 if devices and devices == seat.gpus else place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_size,
-        "GROUP_RANK": place.node_rank,
-        "GROUP_WORLD_SIZE": place.node_count,
-        "ROLE_RANK": place.rank,
-        "ROLE_WORLD_SIZE": place.world_size,
+        "RANK": rank_info.rank,
+        "WORLD_SIZE": rank_info.world_size,
+        "LOCAL_RANK": 0 if devices and devices == seat.gpus else rank_info.local_rank,
+        "LOCAL_WORLD_SIZE": rank_info.local_size,
+        "GROUP_RANK": rank_info.node_rank,
+        "GROUP_WORLD_SIZE": rank_info.node_count,
+        "ROLE_RANK": rank_info.rank,
+        "ROLE_WORLD_SIZE": rank_info.world_size,
         "ROLE_NAME": "default",
         "MASTER_ADDR": master.address,
         "MASTER_PORT": master.store_port,
@@ -130,12 +115,12 @@ def rank_environment(
         "TP_SOCKET_IFNAME": seat.interface,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_RANK": place.rank,
-        "HOROVOD_SIZE": place.world_size,
-        "HOROVOD_LOCAL_RANK": place.local_rank,
-        "HOROVOD_LOCAL_SIZE": place.local_size,
-        "HOROVOD_CROSS_RANK": place.cross_rank,
-        "HOROVOD_CROSS_SIZE": place.cross_size,
+        "HOROVOD_RANK": rank_info.rank,
+        "HOROVOD_SIZE": rank_info.world_size,
+        "HOROVOD_LOCAL_RANK": rank_info.local_rank,
+        "HOROVOD_LOCAL_SIZE": rank_info.local_size,
+        "HOROVOD_CROSS_RANK": rank_info.cross_rank,
+        "HOROVOD_CROSS_SIZE": rank_info.cross_size,
         "HOROVOD_HOSTNAME": seat.host,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": seat.shim_address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": seat.shim_port,

@@ -180,7 +180,7 @@ def slow_on_rank_1(ctx: Any) -> None:
     from torch import nn
 
     from training.data.batch import Batch
-    from training.parallel import ParallelSettings, Place, build_strategy
+    from training.parallel import ParallelSettings, build_strategy
 
     class Sleepy(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -195,8 +195,7 @@ def slow_on_rank_1(ctx: Any) -> None:
             return outputs.square()
 
     settings = ParallelSettings(engine=ctx.payload["engine"], zero=ctx.payload["zero"])
-    place = Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size)
-    strategy = build_strategy(settings, place, torch.device("cpu"))
+    strategy = build_strategy(settings, ctx.rank_info, torch.device("cpu"))
     model = Sleepy(nn.Linear(4, 8), nn.Linear(8, 1))
     strategy.prepare(model, Squares(), lambda named: torch.optim.SGD(dict(named).values()))  # type: ignore[arg-type]
     for step in range(1, 5):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from training.launch.agent import choose_interface
 from training.launch.rank import run_rank
 from training.launch.rendezvous import Store
-from training.launch.worker_env import Seat, assign_places, choose_seats, rank_environment, visible_devices
+from training.launch.worker_env import Seat, assign_ranks, choose_seats, rank_environment, visible_devices
 
 
 def seat(index: int, host: str, gpus: tuple[str, ...] = ()) -> Seat:
@@ -24,7 +24,7 @@ def seat(index: int, host: str, gpus: tuple[str, ...] = ()) -> Seat:
 
 
 def test_three_uneven_hosts() -> None:
-    places = assign_places(["x", "x", "x", "y", "z", "z"])
+    places = assign_ranks(["x", "x", "x", "y", "z", "z"])
     assert [p.rank for p in places] == [0, 1, 2, 3, 4, 5]
     assert [p.local_rank for p in places] == [0, 1, 2, 0, 0, 1]
     assert [p.local_size for p in places] == [3, 3, 3, 1, 2, 2]
@@ -37,7 +37,7 @@ def test_three_uneven_hosts() -> None:
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=40))
 def test_places_are_a_bijection_and_contiguous_by_host(hosts: list[str]) -> None:
     seats = choose_seats([seat(i, host) for i, host in enumerate(hosts)], len(hosts))
-    places = assign_places([s.host for s in seats])
+    places = assign_ranks([s.host for s in seats])
     assert [p.rank for p in places] == list(range(len(hosts)))
     by_host: dict[str, list[int]] = {}
     for s, p in zip(seats, places, strict=True):
@@ -59,7 +59,7 @@ def test_a_smaller_world_sits_on_as_few_hosts_as_it_can() -> None:
 
 def test_one_visible_device_per_rank_or_the_hosts_in_order_for_scripts() -> None:
     seats = [seat(0, "x", ("3",)), seat(1, "x", ("1",)), seat(2, "y", ("0",))]
-    place = assign_places(["x", "x", "y"])[1]
+    place = assign_ranks(["x", "x", "y"])[1]
     assert visible_devices(seats[1], seats, "own") == ("1",)
     assert visible_devices(seats[1], seats, "host") == ("3", "1")
     env = rank_environment(place, seats[1], seats[0], 2, 30.4, "run", ("1",))
@@ -75,7 +75,7 @@ def test_one_visible_device_per_rank_or_the_hosts_in_order_for_scripts() -> None
 def test_set_device_by_local_rank_is_right_whatever_is_visible(which: str, each: int) -> None:
     """The first of the GPUs that Spark has given to a rank is the one at index LOCAL_RANK of those it sees."""
     seats = [seat(i, "xxy"[i], tuple(f"{i}{k}" for k in range(each))) for i in range(3)]
-    for mine, place in zip(seats, assign_places([s.host for s in seats]), strict=True):
+    for mine, place in zip(seats, assign_ranks([s.host for s in seats]), strict=True):
         seen = visible_devices(mine, seats, which)
         env = rank_environment(place, mine, seats[0], 1, 30.0, "run", seen)
         assert env["CUDA_VISIBLE_DEVICES"].split(",")[int(env["LOCAL_RANK"])] == mine.gpus[0]
@@ -90,7 +90,7 @@ def test_every_variable_that_torchrun_sets_is_set() -> None:
     )
     wanted = set(re.findall(r'"([A-Z][A-Z_]+)"', source)) - {"OMP_NUM_THREADS"}  # it passes that on, as we do
     assert {"LOCAL_RANK", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME"} <= wanted
-    env = rank_environment(assign_places(["x"])[0], seat(0, "x"), seat(0, "x"), 1, 30.0, "run", ())
+    env = rank_environment(assign_ranks(["x"])[0], seat(0, "x"), seat(0, "x"), 1, 30.0, "run", ())
     by_rank = inspect.getsource(run_rank)  # what an administrator may have set otherwise
     assert not {name for name in wanted - env.keys() - {"CUDA_VISIBLE_DEVICES"} if f'"{name}"' not in by_rank}
 
