@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank's position, as torchrun (local, node) and Horovod (local, cross) define it. Default: one process."""
+    """A rank's position, as torchrun and Horovod define it. Default: one process."""
 
     rank: int = 0
     world_size: int = 1

@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from conf.errors import first_line
 from conf.schema_etl import CheckConfig
 from etl.errors import ChecksFailed, EtlError
 from etl.split import SPLIT
@@ -39,7 +40,7 @@ def mark(rows: DataFrame, checks: list[CheckConfig], tables: dict[str, DataFrame
         try:
             marked = _with_failure(marked, check, f"{FAIL}{index}", tables, key or rows.columns)
         except PySparkException as error:
-            raise EtlError(f"etl.checks.{index} ({check.name}): {str(error).splitlines()[0]}") from error
+            raise EtlError(f"etl.checks.{index} ({check.name}): {first_line(error)}") from error
     row_rules = [F.when(F.col(f"{FAIL}{i}"), F.lit(c.name)) for i, c in enumerate(checks) if c.level == "row"]
     return marked.withColumn(RULE, F.coalesce(*row_rules, F.when(F.col(SPLIT).isNull(), F.lit(UNSPLIT))))
 

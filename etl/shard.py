@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.errors import first_line
 from conf.manifest import Column, DataFile
 from conf.schema_etl import ShardConfig
 from conf.storage import Storage
@@ -62,7 +63,7 @@ def with_order(rows: DataFrame, key: list[str], seed: int) -> DataFrame:
     try:
         return rows.withColumn(ORDER, F.xxhash64(F.lit(seed), *[F.col(c) for c in key]))
     except Exception as error:
-        raise EtlError(f"etl.key = {key}: {str(error).splitlines()[0]}") from error
+        raise EtlError(f"etl.key = {key}: {first_line(error)}") from error
 
 
 def plan_files(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> ShardPlan:

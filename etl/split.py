@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from conf.errors import first_line
 from conf.schema_etl import SplitConfig
 from etl.errors import EtlError
 
@@ -68,7 +69,7 @@ def add_split(rows: DataFrame, config: SplitConfig, key: list[str]) -> DataFrame
     try:
         return rows.withColumn(SPLIT, split_column(config, key or rows.columns))
     except PySparkException as error:
-        raise EtlError(f"etl.split: {str(error).splitlines()[0]}") from error
+        raise EtlError(f"etl.split: {first_line(error)}") from error
 
 
 def check_splits(counts: dict[str, int], config: SplitConfig) -> dict[str, int]:

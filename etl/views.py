@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import importlib.util
 import re
 import sysconfig
@@ -14,6 +13,8 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from conf.errors import first_line
+from conf.references import load_reference, module_of
 from etl.errors import EtlError
 
 STDLIB = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
@@ -48,14 +49,13 @@ def _query(spark: SparkSession, key: str, sql: str) -> DataFrame:
 
 def _call(reference: str, tables: dict[str, DataFrame]) -> DataFrame:
     try:
-        module, _, name = reference.partition(":")
-        function = getattr(importlib.import_module(module), name)
+        function = load_reference(reference)
     except (ImportError, AttributeError) as error:
         raise EtlError(f"etl.rows = {reference!r}: cannot be imported: {error}") from error
     try:
         made = function(dict(tables))
     except PySparkException as error:
-        raise EtlError(f"etl.rows = {reference!r}: {str(error).splitlines()[0]}") from error
+        raise EtlError(f"etl.rows = {reference!r}: {first_line(error)}") from error
     if not isinstance(made, DataFrame):
         raise EtlError(f"etl.rows = {reference!r}: returned {type(made).__name__}, not a DataFrame")
     return made
@@ -68,7 +68,7 @@ def own_modules(rows: str) -> dict[str, str]:
     that the code reads, and the insides of installed packages. {} for a view.
     """
     found: dict[str, str] = {}
-    first = rows.partition(":")[0]
+    first = module_of(rows)
     wanted = [first] if ":" in rows else []
     while wanted:
         name = wanted.pop()

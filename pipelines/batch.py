@@ -27,7 +27,8 @@ from pipelines import etl_job, evaluate, serving, train_job
 from pipelines.etl_job import Dataset
 from pipelines.evaluate import Evaluation
 from pipelines.exits import Exit
-from pipelines.launch.barrier import check_slots, stage_options
+from pipelines.launch.barrier import launch_options
+from pipelines.launch.preflight import SlotRequest, check_slots
 from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
 from pipelines.report import report_job
 from pipelines.runs import RunRecord, Runs, Status
@@ -82,8 +83,8 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
                 timings.since("spark_s", began)
                 describe_job(tracker, resolved, spark, fingerprint)
                 if train:
-                    profile = stage_options(config.launch).profile
-                    check_slots(spark, config.launch.world, config.launch.min_world, profile=profile)
+                    profile = launch_options(config.launch).profile
+                    check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 dataset = found or build_dataset(spark, resolved, sources, tracker, commit, timings)
                 if record is None:
                     return Exit.OK

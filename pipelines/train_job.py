@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -13,22 +13,34 @@ from pyspark.sql import SparkSession
 
 from conf.load import Resolved
 from conf.manifest import DatasetManifest
+from conf.references import module_of
 from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
 from pipelines.etl_job import Dataset
-from pipelines.launch.barrier import stage_options
-from pipelines.launch.progress import Progress
-from pipelines.launch.recover import run_with_recovery
+from pipelines.launch.barrier import launch_options
+from pipelines.launch.progress import ProgressDisplay
+from pipelines.launch.recover import RestartableJob, run_with_recovery
 from pipelines.plan import layout_problems_of
 from pipelines.report.figures import History, curves, to_png
 from pipelines.signals import obeying_signals
 from pipelines.tracking.tracker import Tracker
 from training.checkpoint.catalog import committed
 from training.data.batch import ONCE
-from training.launch.attempt import Control, Limits
-from training.launch.elastic import Policy
+from training.launch.attempt import Control
 from training.launch.job import PRELOAD, JobResult, JobSpec
+from training.launch.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    LateLogLines,
+    RankEvent,
+    RankMetrics,
+    Recovered,
+    Stacks,
+    Straggler,
+)
+from training.launch.restart import RestartPolicy
 
 log = logging.getLogger(__name__)
 TRAIN = "train"
@@ -65,7 +77,7 @@ def train(
     `on_attempt(number)` hears of every launch, so that the number is never used again.
     """
     launch = resolved.config.launch
-    control, progress = Control(), Progress()
+    control, progress = Control(), ProgressDisplay()
     events = Events(tracker, progress)
 
     def make_job(attempt: int, world: int) -> JobSpec:
@@ -76,15 +88,16 @@ def train(
         try:
             result = run_with_recovery(
                 spark,
-                make_job,
-                policy(resolved.config, dataset.manifest),
+                RestartableJob(
+                    make_job,
+                    policy(resolved.config, dataset.manifest),
+                    latest_step=lambda: latest_step(run),
+                    is_finished=lambda result: bool(result.result["finished"]),
+                    first_attempt=first_attempt,
+                ),
                 events.on_event,
-                latest_step=lambda: latest_step(run),
-                is_finished=lambda result: bool(result.result["finished"]),
-                control=control,
-                limits=Limits(launch.start_timeout_s, launch.hang_timeout_s),
-                options=stage_options(launch),
-                first_attempt=first_attempt,
+                control,
+                launch_options(launch),
             )
         finally:
             progress.close()
@@ -102,7 +115,7 @@ def train(
 
 def per_step_s(result: JobResult) -> dict[str, float]:
     """Mean seconds per step of rank 0 by cause, over the logging windows of the last attempt."""
-    windows = [m["values"] for m in result.metrics if "perf/step_s" in m["values"]]
+    windows = [m.values for m in result.metrics if "perf/step_s" in m.values]
     names = {
         name for values in windows for name in values if name.startswith(("perf/", "data/")) and name.endswith("_s")
     }
@@ -112,7 +125,7 @@ def per_step_s(result: JobResult) -> dict[str, float]:
 
 def once_s(result: JobResult) -> dict[str, float]:
     """Seconds that rank 0's reader needed to begin the last attempt, by cause."""
-    every = [m["values"] for m in result.metrics]
+    every = [m.values for m in result.metrics]
     return {n: sum(v.get(f"data/{n}", 0.0) for v in every) for n in ONCE if any(f"data/{n}" in v for v in every)}
 
 
@@ -134,21 +147,22 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
     }
     engine, timeout_s = resolved.config.parallel.engine, resolved.config.launch.collective_timeout_s
     # Our own code too: a retry starts seconds sooner.
-    preload = (*(("torch",) if engine == "torch" else PRELOAD), ENTRY.partition(":")[0])
+    preload = (*(("torch",) if engine == "torch" else PRELOAD), module_of(ENTRY))
     return JobSpec(ENTRY, payload, preload=preload, collective_timeout_s=timeout_s)
 
 
-def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> Policy:
+def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> RestartPolicy:
     """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are passed
     over."""
     launch, parallel = config.launch, config.parallel
     fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
-    return Policy(
+    return RestartPolicy(
         launch.world,
         launch.min_world,
         launch.max_attempts,
         launch.backoff_s,
         launch.max_backoff_s,
+        grace_s=launch.grace_s,
         multiple_of=math.prod(fixed),
         fits=cache(lambda world: not layout_problems_of(on_world(config, world), manifest)),
     )
@@ -165,9 +179,9 @@ def latest_step(run: Storage) -> int | None:
 
 
 class Events:
-    """The launcher's events, told to whoever shows or records them. Only rank 0's metrics are the run's."""
+    """Passes the launcher's events to the display and to tracking. Only rank 0's metrics are the run's."""
 
-    def __init__(self, tracker: Tracker, progress: Progress) -> None:
+    def __init__(self, tracker: Tracker, progress: ProgressDisplay) -> None:
         self.tracker, self.progress = tracker, progress
         self.failed_attempts: list[dict[str, Any]] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
@@ -175,48 +189,38 @@ class Events:
             str, dict[int, float]
         ] = {}  # losses and validation metrics; a replayed step replaces its own
 
-    def on_event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         self.progress.on_event(event)
-        kind = event["kind"]
-        if kind == "metrics" and event["rank"] == 0:
-            self.tracker.metrics(TRAIN, event["step"], event["values"])
-            for name, value in event["values"].items():
-                if name == "train/loss" or name.startswith("valid/"):
-                    self.history.setdefault(name, {})[event["step"]] = value
-        elif kind == "event" and event["rank"] == 0:
-            self._about(event["event"], event["data"])
-        elif kind == "started":
-            self.tracker.metrics(
-                TRAIN, event["attempt"], {"launch/start_s": event["start_s"], "launch/world": event["world"]}
-            )
-        elif kind == "stacks":
-            self.texts["stacks", self._file_of(event)] = event["text"]
-        elif kind == "late_log":
-            self.texts["late_output", self._file_of(event)] = "\n".join(event["lines"]) + "\n"
-        elif kind == "straggler":
-            self.tracker.tags(TRAIN, {"sparkring.straggler": f"rank {event['rank']} on {event['host']}"})
-        elif kind == "attempt_ended":
-            self._attempt_ended(event)
-        elif kind == "recovered":
-            self.failed_attempts[-1]["recover_s"] = event["recover_s"]
-            self.tracker.metrics(TRAIN, event["attempt"], {"launch/recover_s": event["recover_s"]})
+        match event:
+            case RankMetrics(rank=0):
+                self.tracker.metrics(TRAIN, event.step, event.values)
+                for name, value in event.values.items():
+                    if name == "train/loss" or name.startswith("valid/"):
+                        self.history.setdefault(name, {})[event.step] = value
+            case RankEvent(rank=0):
+                self._about(event.name, event.data)
+            case AttemptStarted():
+                values = {"launch/start_s": event.start_s, "launch/world": float(event.world)}
+                self.tracker.metrics(TRAIN, event.attempt, values)
+            case Stacks():
+                self.texts["stacks", f"attempt-{event.attempt}-rank-{event.rank}.txt"] = event.text
+            case LateLogLines():
+                file = f"attempt-{event.attempt}-rank-{event.rank}.txt"
+                self.texts["late_output", file] = "\n".join(event.lines) + "\n"
+            case Straggler():
+                self.tracker.tags(TRAIN, {"sparkring.straggler": f"rank {event.rank} on {event.host}"})
+            case AttemptEnded():
+                self._attempt_ended(event)
+            case Recovered():
+                self.failed_attempts[-1]["recover_s"] = event.recover_s
+                self.tracker.metrics(TRAIN, event.attempt, {"launch/recover_s": event.recover_s})
 
-    @staticmethod
-    def _file_of(event: dict[str, Any]) -> str:
-        return f"attempt-{event['attempt']}-rank-{event['rank']}.txt"
-
-    def _attempt_ended(self, event: dict[str, Any]) -> None:
-        names = ("attempt", "world", "cause", "words", "step", "steps_lost", "decision", "next_world")
-        self.failed_attempts.append(redacted({name: event[name] for name in names}))
-        number = event["attempt"]
-        self.tracker.metrics(TRAIN, number, {"launch/steps_lost": float(event["steps_lost"])})
-        self.tracker.tags(
-            TRAIN,
-            {
-                f"sparkring.attempt.{number}": f"{event['cause']} on {event['world']} ranks: {event['words']}; "
-                f"{event['decision']}: {event['why']}"
-            },
-        )
+    def _attempt_ended(self, event: AttemptEnded) -> None:
+        shown = {name: value for name, value in asdict(event).items() if name != "why"}
+        self.failed_attempts.append(redacted(shown))
+        self.tracker.metrics(TRAIN, event.attempt, {"launch/steps_lost": float(event.steps_lost)})
+        words = f"{event.cause} on {event.world} ranks: {event.words}; {event.decision}: {event.why}"
+        self.tracker.tags(TRAIN, {f"sparkring.attempt.{event.attempt}": words})
 
     def _about(self, what: str, data: dict[str, Any]) -> None:
         if what == "ring":

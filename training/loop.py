@@ -151,7 +151,7 @@ def fit(
     steps_per_epoch = reader.steps_per_epoch
     last = total_steps(settings, steps_per_epoch)
     eval_every = settings.eval_every_steps or steps_per_epoch
-    clock, looks = _Clock(), _Looks(settings.log_every_steps)
+    clock, looks = _Clock(), _ControlPoller(settings.log_every_steps)
     # Each rank keeps its own sums of the open logging window; a checkpoint keeps them summed over ranks.
     window = _Window(carried_sum=state.loss_sum, carried_rows=state.loss_rows)
     if state.stopped_early or state.step >= last:
@@ -308,7 +308,7 @@ class _Window:
         return mean, others
 
 
-class _Looks:
+class _ControlPoller:
     """At which steps ranks look at what the driver wants. After the first, and then as often as steps are long: a sum
     over ranks costs too much for every short step, and a driver that waits for a checkpoint has no time for many long
     ones."""

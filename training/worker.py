@@ -35,7 +35,7 @@ from training.data.batch import SAMPLE, Batch, Reader
 from training.data.build import make_reader
 from training.data.request import AllGather, DataRank, OnProgress, ReadRequest, gather_alone
 from training.data.resume import explain_difference
-from training.launch.rank import WorkerContext
+from training.launch.host.rank import WorkerContext
 from training.loop import LoopRecord, LoopSettings, TrainerState, evaluate_split, fit, total_steps
 from training.models.dropout import draws_masks
 from training.models.initial import InitialModel, Unrecordable, record_model, whole_model
@@ -109,7 +109,7 @@ def train(ctx: WorkerContext) -> dict[str, Any]:
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
         open_reader = reader_opener(
-            config, folder, manifest, columns, strategy, device, ctx.world_size, readers, ctx.tick
+            config, folder, manifest, columns, strategy, device, ctx.world_size, readers, ctx.on_progress
         )
         parts = Parts(ctx, config, run, strategy, task, open_reader)
         result = _train(parts, model, manifest.fingerprint, began)
@@ -195,7 +195,7 @@ def open_checkpoints(parts: Parts) -> Checkpointer:
         Retention(keep.keep_last, keep.keep_best, keep.keep_every, parts.config.train.best_mode),
         asynchronous=keep.asynchronous,
         on_commit=on_commit,
-        on_progress=parts.ctx.tick,
+        on_progress=parts.ctx.on_progress,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
 
+from conf.errors import first_line
 from conf.schema_etl import CsvOptions
 from conf.storage import open_storage
 from etl.errors import EtlError
@@ -62,7 +62,7 @@ def _declared(source: SourceSnapshot) -> StructType:
         try:
             fields.append(StructField(name, DataType.fromDDL(ddl)))
         except Exception as error:  # the parser's exceptions differ between Spark Classic and Connect
-            raise EtlError(f"{source.key}.columns.{name} = {ddl!r}: not a Spark type ({_first_line(error)})") from error
+            raise EtlError(f"{source.key}.columns.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
     return StructType(fields)
 
 
@@ -130,7 +130,7 @@ def _footer_problems(source: SourceSnapshot, file: SourceFile, schema: StructTyp
     try:
         found: pa.Schema = pq.read_schema(file.full, filesystem=source.storage.fs)
     except (pa.ArrowInvalid, OSError) as error:
-        return [f"{file.path}: not a readable Parquet file: {_first_line(error)}"]
+        return [f"{file.path}: not a readable Parquet file: {first_line(error)}"]
     problems = []
     for field in schema.fields:
         if alike := [n for n in found.names if n != field.name and n.lower() == field.name.lower()]:
@@ -163,7 +163,3 @@ def _raise(source: SourceSnapshot, problems: list[str]) -> None:
         shown = "\n".join(f"  - {p}" for p in problems[:SHOWN])
         more = f"\n  - and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise EtlError(f"{source.key}: files do not match the declared columns:\n{shown}{more}")
-
-
-def _first_line(error: Any) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -53,7 +53,7 @@ from pipelines.tracking.rules import (
     open_runs,
     without_password,
 )
-from training.launch.processes import adopt_orphans, end_descendants
+from training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
 # What the server says when it understood and refused; anything else may pass, so it is tried again.

@@ -30,12 +30,13 @@ from pipelines.report.report_job import Summary
 from pipelines.runs import RunRecord, Runs
 from pipelines.tracking.buffer import Journal, abandoned_journals
 from pipelines.tracking.ops import Artifact, Metrics, StartRun
+from tests.training.launch.examples import MESSAGES, example
 from training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.dcp import mismatch, read_index, to_metadata
 from training.checkpoint.format import CheckpointError
 from training.data.audit.log import read_records
-from training.launch.channel import ProtocolError, decode
+from training.launch.channel.frames import ProtocolError, decode, encode
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described
 from training.weights import FILE as WEIGHTS_FILE
@@ -61,12 +62,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
     made = {"manifest": _manifest(folder), "run.json": _run(folder), "summary.json": _summary(folder)}
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
-    frames = [{"kind": "hello", "agent": "a-1", "proof": SHA}, {"kind": "metrics", "step": 3, "values": {"loss": 0.5}}]
     header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
     records = np.array([0, 0, 4, 2, 5, 6, 0, 1, 4, 2, 1, 7], np.int64).tobytes()
     audit = json.dumps(header).encode() + b"\n" + records
     made["audit"] = Kind([audit], lambda data: read_records(data, "a.ids"), (ValueError,), 2.0)
-    made["frame"] = Kind([json.dumps(frame).encode() for frame in frames], decode, (ProtocolError,), 2.0)
+    for message in MESSAGES:
+        made[message.__name__] = Kind([encode(example(message))[4:]], decode, (ProtocolError,), 2.0 / len(MESSAGES))
     return made
 
 

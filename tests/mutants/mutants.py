@@ -27,7 +27,7 @@ CONTEXT, TENSOR, SCHEDULES = (f"{PARALLEL}/model_parallel/{name}.py" for name in
 OPTIM, LOSS = "training/optim.py", "training/loss.py"
 ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "training/data/pool.py"
 AUDIT_LOG = "training/data/audit/log.py"
-ELASTIC, POLICY, LOOP = "training/launch/elastic.py", "training/checkpoint/policy.py", "training/loop.py"
+ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
 CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
@@ -37,7 +37,7 @@ MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with fo
 ROUNDED = "tests/ranks/test_mesh.py::test_rounded_precisions_go_the_way_of_float64"
 T_ORDER, T_AUDIT = "tests/training/data/test_order.py", "tests/training/data/test_audit.py"
 T_AUDIT_RUN = "tests/training/data/test_audit_run.py"
-T_READER, T_ELASTIC = "tests/training/data/test_reader.py", "tests/training/launch/test_elastic.py"
+T_READER, T_ELASTIC = "tests/training/data/test_reader.py", "tests/training/launch/test_restart.py"
 T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/checkpoint/test_policy.py"
 T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "tests/training/checkpoint/test_damage.py"
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/test_loss.py"
@@ -169,14 +169,14 @@ MUTANTS = (
     Mutant(
         ELASTIC, "if in_a_row(history) >= policy.max_attempts:", "if len(history) >= policy.max_attempts:", T_ELASTIC
     ),
-    Mutant(ELASTIC, "ended.from_step >= furthest", "ended.from_step > furthest", T_ELASTIC),
+    Mutant(ELASTIC, "outcome.from_step >= furthest", "outcome.from_step > furthest", T_ELASTIC),
     Mutant(
         ELASTIC,
         "min(slots, policy.world) // policy.multiple_of * policy.multiple_of",
         "min(slots, policy.world)",
         T_ELASTIC,
     ),
-    Mutant(ELASTIC, "before = ended.step is None or ended.step <= ended.from_step", "before = True", T_ELASTIC),
+    Mutant(ELASTIC, "before = outcome.step is None or outcome.step <= outcome.from_step", "before = True", T_ELASTIC),
     Mutant(ELASTIC, 'second.cause in ("exception", "exit") and', "", T_ELASTIC),
     Mutant(ELASTIC, "wait_s = 0.0 if last.cause in PLANNED else", "wait_s =", T_ELASTIC),
     Mutant(ELASTIC, "policy.cool_down_s * 2 ** (min(times, MOST_DOUBLINGS) - 1)", "policy.cool_down_s", T_ELASTIC),
