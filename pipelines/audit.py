@@ -11,8 +11,8 @@ from conf.schema_data import DataConfig
 from conf.secrets import redact
 from conf.storage import Storage, open_storage
 from conf.stored import StoredError, named, parse
-from pipelines.chosen import chosen_rows
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
+from pipelines.split_rows import split_rows
 from training.checkpoint.catalog import committed, damaged
 from training.checkpoint.checkpointer import TrainerFile
 from training.data.audit import AuditReport, Expected, OrderState, check_run, expected_rows, read_run
@@ -52,7 +52,7 @@ def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
     if manifest.fingerprint != record["dataset"]:
         raise ValueError(f"{folder.uri}: not the dataset of {newest.uri}: its fingerprint is another; restore that one")
     try:
-        kept = chosen_rows(Dataset(manifest, folder), order.split, data, order.quarantined).row_numbers()
+        kept = split_rows(Dataset(manifest, folder), order.split, data, order.quarantined).row_numbers()
         expected = expected_rows(record["order"], record["state"].step, manifest, kept)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error

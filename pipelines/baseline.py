@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from conf.manifest import Column
 from conf.secrets import redact
-from pipelines.chosen import Chosen
+from pipelines.split_rows import SplitRows
 
 log = logging.getLogger(__name__)
 Scores = dict[str, float]
@@ -33,7 +33,9 @@ class Baselines:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def fit_baselines(spark: SparkSession, train: Chosen, test: Chosen, read: Sequence[Column], label: Column) -> Baselines:
+def fit_baselines(
+    spark: SparkSession, train: SplitRows, test: SplitRows, read: Sequence[Column], label: Column
+) -> Baselines:
     """`read`: what the model is fed, and its label. Without scalar features there is the majority rate alone.
 
     A baseline that fails is a warning.

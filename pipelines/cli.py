@@ -15,7 +15,7 @@ from conf.load import ConfigError, Resolved, json_schema, leaves, load_config, r
 from conf.secrets import RedactingFormatter, redact
 from conf.stored import StoredError
 from etl.errors import EtlError
-from pipelines.exits import Exit
+from pipelines.exit_codes import Exit
 from pipelines.tracking.rules import Unreachable
 from training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
@@ -34,7 +34,7 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code (pipelines/exits.py)."""
+    """Run one command; the return value is the exit code (pipelines/exit_codes.py)."""
     arguments = parser().parse_args(argv)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
@@ -187,25 +187,25 @@ def _load(arguments: argparse.Namespace) -> Resolved:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import run_job
+    from pipelines.job import run_job
 
     return run_job(_load(arguments), etl=True, train=True)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import run_job
+    from pipelines.job import run_job
 
     return run_job(_load(arguments), etl=True, train=False)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import run_job
+    from pipelines.job import run_job
 
     return run_job(_load(arguments), etl=False, train=True)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pipelines.report.report_job import redraw
+    from pipelines.report.inputs import redraw
 
     print(redraw(_load(arguments)))
     return Exit.OK
@@ -284,7 +284,7 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import tracker_settings
+    from pipelines.job import tracker_settings
     from pipelines.tracking.mlflow_store import replay
     from pipelines.tracking.rules import client_limits
 

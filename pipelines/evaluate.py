@@ -19,10 +19,10 @@ from conf.storage import Storage
 from conf.stored import StoredError
 from pipelines import serving
 from pipelines.baseline import fit_baselines
-from pipelines.chosen import Chosen, chosen_rows
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from pipelines.metrics import binary_scores, is_better
-from pipelines.train_job import Trained
+from pipelines.split_rows import SplitRows, split_rows
+from pipelines.train_step import Trained
 from training.models.gpt import perplexity
 from training.weights import read_weights
 from training.worker import pick_columns
@@ -70,7 +70,7 @@ def evaluate(spark: SparkSession, config: RunConfig, dataset: Dataset, run: Stor
     if config.model.task == "binary":
         scores[MODEL] |= binary_scores(labels, predictions)
         if config.report.baselines:
-            train = chosen_rows(dataset, "train", config.data, trained.summary["train_left_out"])
+            train = split_rows(dataset, "train", config.data, trained.summary["train_left_out"])
             picked = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
             assert picked.label is not None, "a binary task has a label"
             read = [dataset.manifest.column(name) for name in picked.read]
@@ -79,10 +79,10 @@ def evaluate(spark: SparkSession, config: RunConfig, dataset: Dataset, run: Stor
     return Evaluation(scores, labels, predictions, share_groups(config, dataset, test), missing=missing)
 
 
-def tested_rows(config: RunConfig, dataset: Dataset, summary: dict[str, Any]) -> Chosen:
+def tested_rows(config: RunConfig, dataset: Dataset, summary: dict[str, Any]) -> SplitRows:
     """The rows of the test split that the ranks have scored."""
     assert config.train.test_split is not None
-    return chosen_rows(dataset, config.train.test_split, config.data, summary.get("test_left_out", []))
+    return split_rows(dataset, config.train.test_split, config.data, summary.get("test_left_out", []))
 
 
 def lost_to(
@@ -116,12 +116,12 @@ def evaluate_text(config: RunConfig, dataset: Dataset, run: Storage, trained: Tr
     return Evaluation(scores, sample=config.report.sample_prompt + written)
 
 
-def share_groups(config: RunConfig, dataset: Dataset, test: Chosen) -> dict[str, np.ndarray]:
+def share_groups(config: RunConfig, dataset: Dataset, test: SplitRows) -> dict[str, np.ndarray]:
     """Column -> text value of every test row, for the columns of `report.share_by`."""
     return {name: group_values(test.column(name), dataset.manifest, name) for name in config.report.share_by}
 
 
-def read_predictions(run: Storage, files: list[str], test: Chosen) -> tuple[np.ndarray, np.ndarray]:
+def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[np.ndarray, np.ndarray]:
     """(labels, predictions) in the dataset's order. StoredError for files that are damaged; RuntimeError unless every
     test row was scored exactly once."""
     try:

@@ -42,7 +42,7 @@ from conf.secrets import redact
 from conf.storage import exclusive
 from conf.stored import StoredError
 from pipelines.tracking import ops as ops
-from pipelines.tracking.buffer import Journal, abandoned_journals
+from pipelines.tracking.journal import Journal, abandoned_journals
 from pipelines.tracking.process_id import this_process
 from pipelines.tracking.rules import (
     TrackerSettings,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.secrets import redact, redacted
 from pipelines.tracking import ops as ops
-from pipelines.tracking.buffer import Journal
+from pipelines.tracking.journal import Journal
 from pipelines.tracking.process_id import this_process
 from pipelines.tracking.rules import (
     HEARTBEAT_S,

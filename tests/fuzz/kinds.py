@@ -26,9 +26,9 @@ from conf.stored import StoredError, read
 from etl.tokenizer import Codec, train_bpe
 from pipelines import serving
 from pipelines.evaluate import read_predictions
-from pipelines.report.report_job import Summary
+from pipelines.report.inputs import Summary
 from pipelines.runs import RunRecord, Runs
-from pipelines.tracking.buffer import Journal, abandoned_journals
+from pipelines.tracking.journal import Journal, abandoned_journals
 from pipelines.tracking.ops import Artifact, Metrics, StartRun
 from training.checkpoint.catalog import committed, parse_marker
 from training.checkpoint.checkpointer import Checkpointer, RankFile, TrainerFile

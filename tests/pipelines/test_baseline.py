@@ -19,10 +19,10 @@ from conf.schema import RunConfig
 from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.baseline import LOGISTIC, MAJORITY, Baselines, attempted, constant_scores, fit_baselines
-from pipelines.chosen import chosen_rows
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from pipelines.evaluate import evaluate
-from pipelines.train_job import Trained
+from pipelines.split_rows import split_rows
+from pipelines.train_step import Trained
 from training.data.build import make_reader
 from training.worker import left_out
 
@@ -73,7 +73,7 @@ COLUMNS = (GAPS, Column(name="code", dtype="int32", cardinality=4), Column(name=
 
 
 def fitted(spark: Any, dataset: Dataset, data: DataConfig | None = None) -> Baselines:
-    train, test = (chosen_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
+    train, test = (split_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
     return fit_baselines(spark, train, test, dataset.manifest.columns, LABEL)
 
 
@@ -125,7 +125,7 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     assert found.groups["month"].astype(int).tolist() == (found.predictions * 12).round().astype(int).tolist()
     kept = pq.read_table(tmp_path / "data/test-1.parquet").to_pandas().query("month < 5 and gaps > -1")
     assert len(kept) == len(found.labels) and found.labels.tolist() == kept["late"].tolist()
-    test, train = (chosen_rows(dataset, s, config.data, said["test_left_out"]) for s in ("test", "train"))
+    test, train = (split_rows(dataset, s, config.data, said["test_left_out"]) for s in ("test", "train"))
     assert test.frame(spark, ["late"]).count() == len(kept)
     share = np.mean(train.column("late").to_pylist())
     assert found.scores[MAJORITY] == pytest.approx(constant_scores(float(share), float(kept["late"].mean())))

@@ -20,7 +20,8 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from conf.load import Resolved, load_config
 from conf.storage import Storage
 from conf.stored import StoredError
-from pipelines import batch, etl_job, train_job
+from pipelines import etl_step, train_step
+from pipelines import job as job_module
 from pipelines.runs import Runs, RunTaken
 from pipelines.tracking.process_id import start_ticks
 from training.launch.failure import LaunchError
@@ -45,13 +46,13 @@ def resolved(folder: Path, *words: str) -> Resolved:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
-    monkeypatch.setattr(etl_job, "wanted_fingerprint", lambda config: "f")
-    monkeypatch.setattr(etl_job, "require", lambda config, fingerprint: SimpleNamespace())
-    monkeypatch.setattr(batch, "spark_session", lambda *_: nullcontext())
+    monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config: "f")
+    monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace())
+    monkeypatch.setattr(job_module, "spark_session", lambda *_: nullcontext())
     for name in ("check_against", "describe_job", "log_dataset"):
-        monkeypatch.setattr(batch, name, lambda *_, **__: None)
-    monkeypatch.setattr(batch, "layout_problems_of", lambda *_: [])
-    monkeypatch.setattr(batch, "check_slots", lambda *_, **__: None)
+        monkeypatch.setattr(job_module, name, lambda *_, **__: None)
+    monkeypatch.setattr(job_module, "layout_problems_of", lambda *_: [])
+    monkeypatch.setattr(job_module, "check_slots", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,10 @@ def test_attempt_numbers_survive_an_orderly_end(
         on_attempt(first_attempt + 1)
         raise end
 
-    monkeypatch.setattr(train_job, "train", train)
+    monkeypatch.setattr(train_step, "train", train)
     for attempts in (2, 4):
         with pytest.raises(type(end)):
-            batch.run_job(job, etl=False, train=True)
+            job_module.run_job(job, etl=False, train=True)
         (record,) = Runs(job.config.storage.runs, "runs").records()
         assert (record.status, record.attempts) == (status, attempts)
     assert begun == [1, 3]
@@ -86,9 +87,9 @@ def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     def check_slots(spark: Any, world: int, least: int | None, **_: Any) -> None:
         raise LaunchError(f"{world} {least}")
 
-    monkeypatch.setattr(batch, "check_slots", check_slots)
+    monkeypatch.setattr(job_module, "check_slots", check_slots)
     with pytest.raises(LaunchError, match="4 2"):
-        batch.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)
+        job_module.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)
 
 
 def without_locks(folder: str, name: str) -> Runs:

@@ -18,7 +18,7 @@ import mlflow.pyfunc  # noqa: F401  # before the forks: it takes seconds
 from mlflow import MlflowClient
 
 from pipelines.tracking import ops as ops
-from pipelines.tracking.buffer import Journal
+from pipelines.tracking.journal import Journal
 from pipelines.tracking.mlflow_store import MlflowSink, TrackerSettings, replay
 
 CALLS = ("create_logged_model", "finalize_logged_model", "create_model_version", "set_registered_model_alias")

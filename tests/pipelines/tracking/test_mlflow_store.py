@@ -23,8 +23,8 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines import cli
-from pipelines.exits import Exit
-from pipelines.tracking.buffer import Journal
+from pipelines.exit_codes import Exit
+from pipelines.tracking.journal import Journal
 from pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, replay
 from pipelines.tracking.ops import Artifact, Metrics, StartRun
 from pipelines.tracking.process_id import this_process

@@ -12,11 +12,11 @@ import pytest
 from conf.load import Resolved, load_config
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, SplitInfo
 from conf.storage import open_storage
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from pipelines.evaluate import Evaluation
-from pipelines.report.report_job import as_run, redraw, write_report
+from pipelines.report.inputs import as_run, redraw, write_report
 from pipelines.runs import Runs
-from pipelines.train_job import Trained
+from pipelines.train_step import Trained
 
 RECIPE = """
 name: again

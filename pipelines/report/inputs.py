@@ -16,12 +16,12 @@ from conf.manifest import ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from conf.stored import OPEN, Count, RelativePath, parse, read
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from pipelines.evaluate import MODEL, Evaluation, lost_to, read_predictions, share_groups, tested_rows
 from pipelines.report.report import HeldOut, ReportInputs, build_report, publish
 from pipelines.runs import Runs
 from pipelines.tracking.tracker import JOB, Tracker
-from pipelines.train_job import Trained
+from pipelines.train_step import Trained
 
 log = logging.getLogger(__name__)
 

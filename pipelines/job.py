@@ -23,18 +23,18 @@ from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
 from conf.stored import StoredError
-from pipelines import etl_job, evaluate, serving, train_job
-from pipelines.etl_job import Dataset
+from pipelines import etl_step, evaluate, serving, train_step
+from pipelines.etl_step import Dataset
 from pipelines.evaluate import Evaluation
-from pipelines.exits import Exit
+from pipelines.exit_codes import Exit
 from pipelines.launch.barrier import check_slots, stage_options
 from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
-from pipelines.report import report_job
+from pipelines.report import inputs
 from pipelines.runs import RunRecord, Runs, Status
 from pipelines.spark import spark_session
 from pipelines.tracking.rules import client_limits
 from pipelines.tracking.tracker import JOB, Tracker, TrackerSettings, git_commit, send_left_behind
-from pipelines.train_job import Trained
+from pipelines.train_step import Trained
 from training.planner import format_rows
 from training.tasks import TABLE_TASKS, build_task
 from training.weights import FILE
@@ -59,8 +59,8 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     timings = Timings({})
     if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
         raise ConfigError(config.name, problems)
-    fingerprint = etl_job.wanted_fingerprint(config)
-    found = etl_job.find(config, fingerprint) if etl else etl_job.require(config, fingerprint)
+    fingerprint = etl_step.wanted_fingerprint(config)
+    found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
     if found is not None and not train:
         log.info("dataset: %s is there already", found.folder.uri)
         settings = tracker_settings(config)
@@ -142,18 +142,18 @@ def train_and_report(
     def count_attempt(number: int) -> None:
         runs.update(record.folder, attempts=number)
 
-    with tracker.part(train_job.TRAIN):
-        for key in (JOB, train_job.TRAIN):  # the job's own, so that a list of jobs shows what each was trained on
+    with tracker.part(train_step.TRAIN):
+        for key in (JOB, train_step.TRAIN):  # the job's own, so that a list of jobs shows what each was trained on
             log_dataset(tracker, key, dataset, "training")
-        tracker.params(train_job.TRAIN, {k: v for k, v in resolved.as_dict().items() if k not in ("etl", "spark")})
+        tracker.params(train_step.TRAIN, {k: v for k, v in resolved.as_dict().items() if k not in ("etl", "spark")})
         launched = time.monotonic()
-        trained = train_job.train(spark, resolved, dataset, folder, tracker, record.attempts + 1, count_attempt)
+        trained = train_step.train(spark, resolved, dataset, folder, tracker, record.attempts + 1, count_attempt)
         timings.seconds["launch_s"] = trained.start_s
         timings.seconds["train_s"] = time.monotonic() - launched - trained.start_s
         planned = plan_and_measured(config, dataset.manifest, trained.summary["measured"])
         trained = replace(trained, summary=trained.summary | {"plan": format_rows(planned)})
-        tracker.artifact(train_job.TRAIN, trained.summary["plan"] + "\n", "plan.txt")
-        tracker.metrics(train_job.TRAIN, 0, planned_metrics(planned))
+        tracker.artifact(train_step.TRAIN, trained.summary["plan"] + "\n", "plan.txt")
+        tracker.metrics(train_step.TRAIN, 0, planned_metrics(planned))
     with tracker.part(evaluate.EVALUATE):
         evaluating = time.monotonic()
         evaluation = evaluate.evaluate(spark, config, dataset, folder, trained)
@@ -162,7 +162,7 @@ def train_and_report(
         lost = evaluate.lost_to(evaluation.scores, config.report.must_beat, evaluation.missing)
         publish_model(tracker, config, dataset.manifest, folder, trained, evaluation, None if lost else alias)
     timings.seconds["total_s"] = time.monotonic() - began
-    as_run = report_job.as_run(resolved, tracker.url(), commit)
+    as_run = inputs.as_run(resolved, tracker.url(), commit)
     summary = {
         "name": config.name,
         "run": folder.uri,
@@ -183,7 +183,7 @@ def train_and_report(
     }
     summary = redacted(summary) | asdict(as_run)  # the resolved configuration holds no secret any more
     folder.put_atomic("summary.json", (json.dumps(summary, indent=1) + "\n").encode())
-    report_job.write_report(tracker, as_run, dataset, folder, trained, evaluation, timings.seconds)
+    inputs.write_report(tracker, as_run, dataset, folder, trained, evaluation, timings.seconds)
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.seconds.items()} | evaluation.flat())
     runs.update(record.folder, status="finished")
     say(config, folder, trained, evaluation, timings, tracker)
@@ -198,7 +198,7 @@ def build_dataset(spark: SparkSession, resolved: Resolved, tracker: Tracker, com
     """The etl part: build, and record what was built, or why not (the checks report too)."""
     began = time.monotonic()
     with tracker.part("etl"):
-        dataset = etl_job.build(spark, resolved, commit)
+        dataset = etl_step.build(spark, resolved, commit)
         accounting = dataset.manifest.accounting
         counts = {f"rows/quarantined_{rule}": float(n) for rule, n in accounting.quarantined.items()}
         counts |= {"rows/in": float(accounting.rows_in), "rows/out": float(accounting.rows_out)}

@@ -16,7 +16,7 @@ from conf.manifest import DatasetManifest
 from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from pipelines.launch.barrier import stage_options
 from pipelines.launch.progress import Progress
 from pipelines.launch.recover import run_with_recovery

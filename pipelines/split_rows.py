@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.manifest import ROW_NUMBER, DataFile
 from conf.schema_data import DataConfig
 from conf.storage import Storage
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from training.data.select import make_keep
 from training.data.source import Keep
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SplitRows:
     """The rows of `files` for which the readers' own filter holds (None: all), in stored order. `first_rows`: the
     ROW_NUMBER of each file's first row."""
 
@@ -63,13 +63,13 @@ class Chosen:
         return list(dict.fromkeys([*names, *sorted(self.keep.columns if self.keep else ())]))
 
 
-def chosen_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> Chosen:
+def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> SplitRows:
     """What readers of the split serve; `left_out`: the files that the ranks have found damaged."""
     files = dataset.manifest.files_of(split)
     firsts = accumulate((file.rows for file in files), initial=0)
     read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
     keep = make_keep(dataset.manifest, data.filters) if data.filters else None
-    return Chosen(dataset.folder, tuple(f for f, _ in read), tuple(first for _, first in read), keep)
+    return SplitRows(dataset.folder, tuple(f for f, _ in read), tuple(first for _, first in read), keep)
 
 
 def spark_path(folder: Storage) -> str:

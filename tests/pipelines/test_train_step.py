@@ -13,7 +13,7 @@ import pytest
 from conf.load import load_config
 from pipelines.launch.progress import Progress
 from pipelines.signals import obeying_signals
-from pipelines.train_job import Events, busy_by_rank, once_s, per_step_s, policy
+from pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, policy
 from training.launch.attempt import Control
 from training.launch.elastic import best_world
 from training.launch.failure import Cancelled
