@@ -16,7 +16,7 @@ from conf.secrets import RedactingFormatter, redact
 from conf.stored import StoredError
 from etl.errors import EtlError
 from pipelines.exit_codes import Exit
-from pipelines.tracking.rules import Unreachable
+from pipelines.tracking.rules import StoreUnreachable
 from training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
 EXITS: list[tuple[type[BaseException], Exit]] = [
@@ -25,7 +25,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
     (EtlError, Exit.DATA),
     (WorkerFailed, Exit.TRAINING),
     (LaunchError, Exit.RESOURCES),
-    (Unreachable, Exit.RESOURCES),
+    (StoreUnreachable, Exit.RESOURCES),
     (Cancelled, Exit.TERMINATED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
 ]
@@ -205,7 +205,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pipelines.report.inputs import redraw
+    from pipelines.report.report import redraw
 
     print(redraw(_load(arguments)))
     return Exit.OK
@@ -280,18 +280,15 @@ def _package(arguments: argparse.Namespace) -> int:
 def _ui(arguments: argparse.Namespace) -> int:
     from pipelines.tracking.mlflow_store import serve_ui
 
-    return serve_ui(_load(arguments).config.tracking, arguments.port)
+    return serve_ui(_load(arguments).config.tracking.store_uri, arguments.port)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from pipelines.job import tracker_settings
     from pipelines.tracking.mlflow_store import replay
-    from pipelines.tracking.rules import client_limits
 
-    settings = tracker_settings(_load(arguments).config)
-    with client_limits(settings):
-        journals, operations = replay(settings)
-    print(f"sent {operations} operations that {journals} jobs had left in {settings.root}")
+    config = _load(arguments).config
+    journals, operations = replay(config.tracking.named(config.name))
+    print(f"sent {operations} operations that {journals} jobs had left in {config.tracking.root}")
     return Exit.OK
 
 

@@ -15,18 +15,21 @@ from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from etl import source
 from etl.build import build_dataset, dataset_fingerprint, find_dataset
+from pipelines.tracking.ops import DatasetInfo
+from pipelines.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
+ETL = "etl"  # key of its run in MLflow
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """`seconds` by stage of the build; empty where nothing was built."""
+    """A finished dataset."""
 
     manifest: DatasetManifest
     folder: Storage
     rebuilt: bool = False
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
 
 
 def wanted_fingerprint(config: RunConfig) -> str:
@@ -39,7 +42,7 @@ def wanted_fingerprint(config: RunConfig) -> str:
 
 
 def find(config: RunConfig, fingerprint: str) -> Dataset | None:
-    """The finished dataset, or None where it must be built. ManifestError where `dataset` names none."""
+    """The finished dataset, or None where it must be built. ManifestError where `dataset` names no dataset."""
     if config.dataset is not None:
         folder = open_storage(config.dataset)
         return Dataset(read_manifest(folder), folder)
@@ -49,7 +52,7 @@ def find(config: RunConfig, fingerprint: str) -> Dataset | None:
 
 
 def require(config: RunConfig, fingerprint: str) -> Dataset:
-    """As `find`; ManifestError tells what to run where there is none."""
+    """As `find`; ManifestError names the command to run where the dataset must be built."""
     found = find(config, fingerprint)
     if found is None:
         where = open_storage(config.storage.datasets).at(f"{config.name}-{fingerprint[:12]}").uri
@@ -57,19 +60,56 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
     return found
 
 
-def build(spark: SparkSession, resolved: Resolved, code_commit: str) -> Dataset:
-    """Build the dataset, or find it built by another job meanwhile."""
+def build(spark: SparkSession, resolved: Resolved, commit: str, tracker: Tracker) -> Dataset:
+    """Build the dataset, or find it built by another job meanwhile; record it in MLflow as the run `etl`."""
     config = resolved.config
     assert config.etl is not None
     began = time.monotonic()
-    built = build_dataset(
-        spark,
-        config.etl,
-        name=config.name,
-        root_uri=config.storage.datasets,
-        settings=config.spark.settings(),
-        code_commit=code_commit,
-        config_digest=resolved.digest,
+    with tracker.part(ETL):
+        built = build_dataset(
+            spark,
+            config.etl,
+            name=config.name,
+            root_uri=config.storage.datasets,
+            settings=config.spark.settings(),
+            code_commit=commit,
+            config_digest=resolved.digest,
+        )
+        seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
+        dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)
+        record_build(tracker, dataset)
+    accounting = built.manifest.accounting
+    log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
+    return dataset
+
+
+def record_build(tracker: Tracker, dataset: Dataset) -> None:
+    """Rows by split and quarantine rule, seconds by stage, the dataset, its checks and its manifest."""
+    manifest = dataset.manifest
+    counts = {f"rows/quarantined_{rule}": float(n) for rule, n in manifest.accounting.quarantined.items()}
+    counts |= {"rows/in": float(manifest.accounting.rows_in), "rows/out": float(manifest.accounting.rows_out)}
+    counts |= {f"rows/{split}": float(info.rows) for split, info in manifest.splits.items()}
+    tracker.metrics(ETL, 0, counts | {f"time/{name}": value for name, value in dataset.seconds.items()})
+    tracker.dataset(ETL, dataset_info(dataset), "output")
+    tracker.artifact_json(ETL, manifest.checks, "checks.json", "etl")
+    tracker.artifact_json(ETL, manifest.model_dump(mode="json"), "manifest.json", "etl")
+
+
+def dataset_info(dataset: Dataset) -> DatasetInfo:
+    """The dataset as MLflow shows it."""
+    manifest = dataset.manifest
+    return DatasetInfo(
+        name=manifest.name,
+        uri=dataset.folder.uri,
+        fingerprint=manifest.fingerprint,
+        profile={f"rows_{split}": info.rows for split, info in manifest.splits.items()}
+        | {"files": len(manifest.files)},
+        schema=[{"name": column.name, "type": mlflow_type(column.dtype)} for column in manifest.columns],
     )
-    seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
-    return Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)
+
+
+def mlflow_type(dtype: str) -> str:
+    """MLflow's name for a stored element type."""
+    if dtype in ("int8", "int16", "int32"):
+        return "integer"
+    return {"bool": "boolean", "int64": "long", "float64": "double", "binary": "binary"}.get(dtype, "float")

@@ -1,4 +1,4 @@
-"""What is to be tracked, on disk first: a journal of operations that outlives the driver and a dead server.
+"""A journal on disk of what is to be tracked: it outlives the driver and a dead server.
 
     <root>/buffer/<job>-<time>-<pid>/ops.jsonl    one operation per line, appended by the driver
                                      state.json   how many bytes of it have been applied, and the run id of each key
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from conf.storage import lock_file
+from conf.storage import lock_file, open_storage
 from conf.stored import StoredError, parse
 from pipelines.tracking.ops import Op, State, StoredOp
 
@@ -58,6 +58,7 @@ class Journal:
         return cls(unborn.rename(root / "buffer" / name), lock)
 
     def append(self, op: Op) -> None:
+        """Write one line. While the disk takes no more, keep it in memory, or count it where there is no room."""
         text = json.dumps(vars(op), allow_nan=False, ensure_ascii=False)
         line = (text + "\n").encode(errors="replace")  # no reader of JSON takes half a surrogate pair
         with self._append_lock:
@@ -98,7 +99,7 @@ class Journal:
         return relative
 
     def file(self, relative: str) -> Path:
-        """What `add_file` copied. StoredError where a link, which it never makes, leads out of the journal."""
+        """Path of what `add_file` copied. StoredError where a link leads out of the journal: it never makes one."""
         path, files = self.folder / "files" / relative, self.folder.resolve() / "files"
         for found in (path, *path.rglob("*")):
             if not found.resolve().is_relative_to(files):
@@ -106,8 +107,10 @@ class Journal:
         return path
 
     def pending(self, most: int = 500) -> list[tuple[Op, int]]:
-        """The next operations not yet applied, each with the position after it. A line cut by a kill is left out.
-        StoredError where a line is damaged."""
+        """The next operations not yet applied, each with the position after it.
+
+        A line cut by a kill is left out. StoredError where a line is damaged.
+        """
         found: list[tuple[Op, int]] = []
         with self._append_lock:
             end, unwritten = self._end, list(self._unwritten)
@@ -124,15 +127,15 @@ class Journal:
         return found
 
     def done(self, position: int) -> None:
-        """Everything before `position` has been applied; also saves changes made to `state`. A disk that does not take
-        it costs no more than that a replay sends again what is stored already."""
+        """Note that everything before `position` has been applied; saves other changes of `state` too.
+
+        A disk that does not take it costs no more than that a replay sends again what is stored already.
+        """
         self.state["done"] = position
-        part = self.folder / "state.json.part"
         try:
-            part.write_text(json.dumps(self.state))
-            os.replace(part, self.folder / "state.json")
+            open_storage(str(self.folder)).put_atomic("state.json", json.dumps(self.state).encode())
         except OSError as error:
-            log.debug("%s: %s", part, error)
+            log.debug("%s/state.json: %s", self.folder, error)
 
     def set_aside(self) -> Path:
         """Rename a damaged journal, so that no later job tries it again; its new name. `close` comes after."""
@@ -140,6 +143,7 @@ class Journal:
         return self.folder
 
     def close(self, delete: bool) -> None:
+        """Release the journal. `delete`: everything in it has been applied."""
         if lost := self.dropped + (0 if delete else len(self._unwritten)):
             log.error("%s: %d operations were lost, its disk took no more", self.folder, lost)
         os.close(self._ops)
@@ -149,8 +153,9 @@ class Journal:
 
 
 def abandoned_journals(root: Path) -> Iterator[Journal]:
-    """Journals left by dead processes, oldest first, locked for the caller, who closes each. One whose state is damaged
-    (a power cut) is set aside, and named in the log.
+    """Yield the journals left by dead processes, oldest first, each locked for the caller, who closes it.
+
+    One whose state is damaged (a power cut) is set aside, and named in the log.
     """
     for folder in sorted((root / "buffer").glob("*/"), key=_modified):
         skipped = folder.name.startswith((UNBORN, DAMAGED)) or folder.is_symlink()

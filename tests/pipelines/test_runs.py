@@ -22,6 +22,7 @@ from conf.storage import Storage
 from conf.stored import StoredError
 from pipelines import etl_step, train_step
 from pipelines import job as job_module
+from pipelines.context import JobContext
 from pipelines.runs import Runs, RunTaken
 from pipelines.tracking.process_id import start_ticks
 from training.launch.failure import LaunchError
@@ -49,7 +50,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config: "f")
     monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace())
     monkeypatch.setattr(job_module, "spark_session", lambda *_: nullcontext())
-    for name in ("check_against", "describe_job", "log_dataset"):
+    for name in ("check_against", "describe_job"):
         monkeypatch.setattr(job_module, name, lambda *_, **__: None)
     monkeypatch.setattr(job_module, "layout_problems_of", lambda *_: [])
     monkeypatch.setattr(job_module, "check_slots", lambda *_, **__: None)
@@ -63,20 +64,20 @@ def test_attempt_numbers_survive_an_orderly_end(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException, status: str
 ) -> None:
     """Used again they would overwrite the audit, and MLflow would take the new attempt's points for a replay."""
-    job, begun = resolved(tmp_path), []
+    recipe, begun = resolved(tmp_path), []
 
-    def train(*given: Any) -> None:
-        *_, first_attempt, on_attempt = given
-        begun.append(first_attempt)
-        on_attempt(first_attempt)
-        on_attempt(first_attempt + 1)
+    def train(job: JobContext) -> None:
+        first = job.record.attempts + 1
+        begun.append(first)
+        job.count_attempt(first)
+        job.count_attempt(first + 1)
         raise end
 
     monkeypatch.setattr(train_step, "train", train)
     for attempts in (2, 4):
         with pytest.raises(type(end)):
-            job_module.run_job(job, etl=False, train=True)
-        (record,) = Runs(job.config.storage.runs, "runs").records()
+            job_module.run_job(recipe, etl=False, train=True)
+        (record,) = Runs(recipe.config.storage.runs, "runs").records()
         assert (record.status, record.attempts) == (status, attempts)
     assert begun == [1, 3]
 

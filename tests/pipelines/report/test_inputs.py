@@ -1,110 +1,55 @@
-"""`sparkring report`: a run's report drawn again is of the run, whatever has become of its recipe."""
+"""The report's view of a result."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from pipelines.report.inputs import ReportInputs
+from tests.pipelines.results import rank_result, train_result
+from training.result import MODEL, FailedAttempt
 
-import pytest
-
-from conf.load import Resolved, load_config
-from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, SplitInfo
-from conf.storage import open_storage
-from pipelines.etl_step import Dataset
-from pipelines.evaluate import Evaluation
-from pipelines.report.inputs import as_run, redraw, write_report
-from pipelines.runs import Runs
-from pipelines.train_step import Trained
-
-RECIPE = """
-name: again
-dataset: {folder}/dataset
-storage: {{runs: {folder}/runs}}
-launch: {{world: 4}}
-optim: {{lr: 0.01}}
-"""
-URL = "http://tracking.example:5000/#/experiments/1/runs/2"
+MANIFEST = DatasetManifest(
+    name="again", fingerprint="a" * 64, created_at="", columns=(Column(name="late", dtype="int8", role="label"),),
+    files=tuple(
+        DataFile(path=f"{n}.parquet", split="train", rows=5, bytes=100 + n, sha256="ab" * 32, row_groups=(5,))
+        for n in range(2)
+    ),
+    splits={"train": SplitInfo(rows=10, files=2)}, accounting=Accounting(rows_in=10, rows_out=10),
+    lineage=Lineage(sources={}),
+)  # fmt: skip
+BEATEN = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.4}}
 
 
-def recipe(folder: Path, *words: str) -> Resolved:
-    path = folder / "again.yaml"
-    path.write_text(RECIPE.format(folder=folder))
-    return load_config(str(path), words)
+def test_facts_name_the_model_and_the_step_whose_weights_it_has() -> None:
+    facts = ReportInputs(train_result(train=rank_result(steps=12_000, exported_step=900)), MANIFEST).facts
+    assert facts["model"] == "models:/again@champion" and facts["engine"] == "torch-gloo, 3 ranks"
+    assert facts["steps"] == "12,000 (100 samples), best at step 10; the model is step 900's"
+    assert "MLflow" not in facts and "not good enough" not in facts
 
 
-def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
-    """The folder of a run that has ended, as the job leaves it."""
-    (folder / "dataset").mkdir()
-    (folder / "dataset/_manifest.json").write_text(manifest().to_json())
-    runs = Runs(f"{folder}/runs", "again")
-    with runs.begin(made_with.config, manifest().fingerprint) as (record, _):
-        runs.update(record.folder, status="finished")
-    train = {
-        "engine": "torch-gloo",
-        "world": 3,
-        "steps": 10,
-        "samples": 100,
-        "best_step": 10,
-        "rows_per_s": 1.0,
-        "plan": "bubble share",
-    }
-    summary = {
-        "dataset": f"{folder}/dataset", "scores": {"this model": {"loss": 0.5}}, "predictions": [], "sample": "",
-        "missing": {"logistic regression": "ValueError: no"}, "timings": {"launch_s": 1.0}, "attempts": 2,
-        "failed_attempts": [], "history": {}, "train": train,
-        "per_step_s": {"decode_s": 0.002}, "once_s": {"first_batch_s": 0.75},
-    } | asdict(as_run(made_with, URL, "c0ffee")) | changes  # fmt: skip
-    runs.at(record).put_atomic("summary.json", json.dumps(summary).encode())
-    return Path(runs.at(record).uri.removeprefix("file://"))
+def test_facts_say_why_a_model_did_not_get_the_alias() -> None:
+    config = {"name": "again", "dataset": "/d", "report": {"must_beat": ["loss"]}}
+    facts = ReportInputs(train_result(config=config, scores=BEATEN, missing={"other": "no memory"}), MANIFEST).facts
+    assert facts["model"] == "models:/again", "no alias"
+    assert "loss 0.5000 does not beat 0.4000 of majority rate" in facts["not good enough"]
+    assert facts["baselines without scores"] == "other (no memory)"
 
 
-class Told:
-    """What is said to a tracker."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, str] = {}
-
-    def tags(self, key: str, tags: dict[str, str]) -> None:
-        self.given |= tags
+def test_rates_have_units_and_tell_seconds_per_step_from_those_of_the_beginning() -> None:
+    result = train_result(per_step_s={"decode_s": 0.002}, once_s={"first_batch_s": 0.75})
+    assert ReportInputs(result, MANIFEST).rates == {
+        "training": "50 rows/s", "launch": "1.0 s", "first batch": "0.75 s", "decode, a step": "2.0 ms",
+    }  # fmt: skip
 
 
-def test_a_report_that_cannot_be_drawn_fails_nothing_and_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    told, nothing = Told(), Trained({}, [], 0.0, 1, {})
-    run = as_run(recipe(tmp_path), None)
-    dataset = Dataset(manifest(), open_storage(str(tmp_path)))
-    write_report(told, run, dataset, open_storage(str(tmp_path)), nothing, Evaluation({}), {})  # type: ignore[arg-type]
-    assert told.given == {"sparkring.report": "not drawn: KeyError: 'engine'"}
-    assert "`sparkring report` draws it" in caplog.text and not (tmp_path / "report.html").exists()
+def test_a_failed_attempt_has_no_column_for_what_is_not_known() -> None:
+    failed = FailedAttempt(
+        attempt=1, world=3, cause="lost", message="", step=None, steps_lost=0, decision="stop", next_world=0
+    )
+    (row,) = ReportInputs(train_result(failed_attempts=[failed]), MANIFEST).attempts
+    assert row["cause"] == "lost" and row["steps_lost"] == 0 and not {"step", "recover_s"} & row.keys()
 
 
-def manifest() -> DatasetManifest:
-    return DatasetManifest(
-        name="again", fingerprint="a" * 64, created_at="", columns=(Column(name="y", dtype="int8", role="label"),),
-        files=(), splits={"train": SplitInfo(rows=0, files=0)}, accounting=Accounting(rows_in=0, rows_out=0),
-        lineage=Lineage(sources={}),
-    )  # fmt: skip
-
-
-def test_the_report_drawn_again_shows_what_was_run(tmp_path: Path) -> None:
-    made_with = recipe(tmp_path, "optim.lr=0.1")
-    folder = finished_run(tmp_path, made_with)
-    now = recipe(tmp_path)
-    assert redraw(now).endswith("report.html")
-    html = (folder / "report.html").read_text()
-    assert "c0ffee" in html and "the model is step 10" in html and "bubble share" in html
-    assert made_with.digest in html and now.digest not in html
-    assert "<code>0.1</code>" in html and "command line" in html and URL in html
-    assert "first batch" in html and "0.75 s" in html and "decode, a step" in html and "2.0 ms" in html
-    assert "torch-gloo, 3 ranks" in html, "the world it ended on, not the one it was asked for"
-    assert "logistic regression (ValueError: no)" in html
-
-
-def test_a_configuration_of_another_version_is_said_to_be_one(tmp_path: Path) -> None:
-    now = recipe(tmp_path)
-    finished_run(tmp_path, now, config=now.as_dict() | {"gone": 1})
-    with pytest.raises(ManifestError, match=r"summary.json: the run's configuration: gone = 1: extra inputs"):
-        redraw(now)
+def test_labels_splits_and_settings_come_from_the_manifest_and_the_resolved_configuration() -> None:
+    given = ReportInputs(train_result(origins={"name": "again.yaml:1"}), MANIFEST)
+    assert given.positive == "late" and given.splits == [("train", 10, 2, 201)]
+    assert ("name", "again", "again.yaml:1") in given.settings
