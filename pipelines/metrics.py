@@ -2,6 +2,9 @@
 
 labels (N,) of 0 and 1, scores (N,) probabilities of 1, in any order. Equal scores are one threshold, so no result
 depends on the order of rows. Other labels, and scores that are not finite, are a ValueError.
+
+scikit-learn is imported where it is used, after training: its import takes seconds, and sets KMP_* variables of the
+process, which ranks would inherit.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn import metrics as sklearn
 
 Array = np.ndarray
 BEST_IS_LOW = {"loss", "brier", "calibration_error", "perplexity", "abs_error"}
@@ -34,6 +36,8 @@ class ThresholdCurves:
 
 def threshold_curves(labels: Array, scores: Array) -> ThresholdCurves | None:
     """The curves; None where only one class occurs."""
+    from sklearn import metrics as sklearn
+
     labels, scores = _checked(labels, scores)
     if labels.min() == labels.max():
         return None
@@ -51,7 +55,9 @@ def threshold_curves(labels: Array, scores: Array) -> ThresholdCurves | None:
 
 
 def binary_scores(labels: Array, scores: Array) -> dict[str, float]:
-    """Everything the report's table shows; AUC and average precision are left out where only one class occurs."""
+    """Every score of the report's table; where only one class occurs, without AUC and average precision."""
+    from sklearn import metrics as sklearn
+
     labels, scores = _checked(labels, scores)
     result = {
         "loss": float(sklearn.log_loss(labels, np.clip(scores, CLIP, 1 - CLIP), labels=[0, 1])),  # nats
