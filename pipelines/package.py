@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from pathlib import Path
+
+from conf.storage import open_storage
 
 PACKAGES = ("conf", "etl", "training", "pipelines")
 SUFFIXES = (".py", ".yaml", ".html")
@@ -39,8 +40,5 @@ def code_archive(root: Path | None = None) -> bytes:
 
 def write_archive(target: Path) -> Path:
     """Write the archive for `spark-submit --py-files`; whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_bytes(code_archive())
-    partial.replace(target)
+    open_storage(str(target.parent)).put_atomic(target.name, code_archive())
     return target

@@ -29,7 +29,7 @@ from pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, Sparkring
 from pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
 from pipelines.tracking.process_id import this_process
 from pipelines.tracking.rules import process_tags
-from pipelines.tracking.tracker import Tracker, git_commit
+from pipelines.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
@@ -384,14 +384,6 @@ def test_an_unknown_error_is_tried_again_and_in_the_end_told_on_the_run(
     assert len(tries) == (failures + 2 if arrives else MOST_FAILURES + 1), "the second is not waited for as long"
 
 
-def test_disabled_tracking_touches_nothing(tmp_path: Path) -> None:
-    with Tracker(quick(tmp_path, enabled=False), job="j", name="n") as tracker, tracker.part("train"):
-        tracker.metrics("train", 1, {"loss": 1.0})
-        tracker.artifact("train", "x", "x.txt")
-        assert tracker.run_id() is None and tracker.flush()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
     """Five drivers at once on a store that does not exist yet; then the next job closes what SIGKILL left."""
     ends = {
@@ -563,24 +555,3 @@ def test_runs_of_processes_that_are_gone_are_closed_without_their_journal(store:
     assert client.get_run(foreign.info.run_id).info.status == "RUNNING"
     for run in (after["alive"], after["elsewhere, alive"], foreign):
         client.set_terminated(run.info.run_id)
-
-
-def test_git_commit(tmp_path: Path) -> None:
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
-    assert git_commit(tmp_path) is None
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
-        subprocess.run([*git, *words], check=True)
-    commit = git_commit(tmp_path)
-    assert commit and len(commit) == 40
-    (tmp_path / "f").write_text("x")
-    subprocess.run([*git, "add", "f"], check=True)
-    assert git_commit(tmp_path) == f"{commit}+changes"
-
-
-def test_settings_travel_with_the_journal(tmp_path: Path) -> None:
-    """A journal is replayed to the store and experiment it was written for, whatever the next job uses."""
-    settings = quick(tmp_path, uri="http://127.0.0.1:9")
-    tracker = Tracker(settings, job="x", name="x")
-    tracker.close(timeout_s=20)
-    (folder,) = (tmp_path / "buffer").iterdir()
-    assert json.loads((folder / "state.json").read_text())["settings"] == {"experiment": "tests", "uri": settings.uri}
