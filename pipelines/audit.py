@@ -1,4 +1,4 @@
-"""`sparkring audit`: what a run's ranks recorded, against what its checkpoint and dataset say it had to consume."""
+"""`sparkring audit`: compare the rows that ranks recorded with those that checkpoint and dataset prescribe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.loop import LoopRecord
 
 
 def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
-    """Check the audit of a run folder, over the dataset at a URI (default: the one the records name).
+    """Check the audit of a run folder against a dataset (default: the one the records name).
 
     ValueError names the file that is missing, damaged, or of another dataset.
     """
@@ -31,8 +31,10 @@ def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
 
 
 def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
-    """What the run's newest checkpoint vouches for, of the dataset there, which must be the checkpoint's; and why newer
-    ones, of which nobody knows what they vouched for, cannot be read."""
+    """The rows that the newest readable checkpoint vouches for, and why newer checkpoints cannot be read.
+
+    ValueError where the dataset at `dataset_uri` is not the checkpoint's.
+    """
     good, bad = committed(run.at("checkpoints"))
     if not good:
         why = "; ".join(bad.values())
@@ -60,7 +62,7 @@ def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
 
 
 def _named_dataset(uri: str, run: Storage) -> str:
-    """The URI from an audit's records, if it is a local folder or where the run is: a stored file chooses no host."""
+    """Check the URI from an audit's records: a local folder, or on the run's host. A stored file chooses no host."""
     if not uri.startswith("/") and _address(uri) != _address(run.uri):
         raise ValueError(
             f"{run.uri}/audit: its records name the dataset {redact(uri)!r}, which is not where the run is; "

@@ -65,7 +65,7 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def message(error: BaseException) -> str:
-    """What the error says, in one piece."""
+    """The error's message; a full disk's with its remedy."""
     if not _no_room(error):
         return str(error) or "interrupted"
     return (

@@ -41,10 +41,10 @@ class HeldOut:
 
 
 def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut | None]:
-    """Score the model on `train.test_split` beside the baselines: exact metrics over all its rows.
+    """Score the model and the baselines on all rows of `train.test_split`.
 
-    The result with its scores, and the predictions where the task has any. Without a test split the scores are those of
-    the validation split.
+    Returns the result with its scores, and the predictions where the task has any. Without a test split the scores are
+    those of the validation split.
     """
     config, dataset = job.config, job.dataset
     if config.train.test_split is None:

@@ -1,7 +1,7 @@
 """One job from end to end, attended or not: dataset, training, evaluation, model, report. What `sparkring run` calls.
 
-Every job is one parent run in MLflow with a child for each part. A job that is told to stop leaves a checkpoint and
-the exit code of the signal; the same command goes on from there, in the same MLflow run.
+Every job is one parent run in MLflow with a child for each part. A job stopped by a signal leaves a checkpoint and
+the signal's exit code; the same command goes on from there, in the same MLflow run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ log = logging.getLogger("sparkring")
 
 
 def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
-    """Run the requested parts; the exit code. Raises what the parts raise, with MLflow's status already right."""
+    """Run the requested parts and return the exit code.
+
+    Raises what the parts raise; MLflow's status and run.json are right by then.
+    """
     config, began = resolved.config, time.monotonic()
     if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
         raise ConfigError(config.name, problems)
@@ -180,7 +183,7 @@ def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
-    """ConfigError for settings this dataset or model cannot meet, before a process is started for them."""
+    """Raise ConfigError for settings this dataset or model cannot meet, before a process is started."""
     problems = [*dataset_problems(config, dataset.manifest), *metric_problems_of(config, dataset.manifest)]
     problems = problems or layout_problems_of(config, dataset.manifest)
     if problems:

@@ -1,4 +1,4 @@
-"""Which rows of a split the ranks read, seen from the driver: what is compared with their work is made of the same."""
+"""The rows of a split that the ranks read, seen from the driver: baselines and groups are made of the same rows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from training.data.source import Keep
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of `files` for which the readers' own filter holds (None: all), in stored order. `first_rows`: the
-    ROW_NUMBER of each file's first row."""
+    """Rows of some files, filtered as the ranks' readers filter, in stored order."""
 
     folder: Storage
     files: tuple[DataFile, ...]
-    first_rows: tuple[int, ...]
-    keep: Keep | None
+    first_rows: tuple[int, ...]  # ROW_NUMBER of each file's first row
+    keep: Keep | None  # the readers' filter; None: all rows
 
     def row_numbers(self) -> np.ndarray:
-        """ROW_NUMBER of every row, ascending. Only a filter makes it read the files."""
+        """ROW_NUMBER of every row, (rows,) int64, ascending. The files are read only where there is a filter."""
         if self.keep is not None:
             return self.column(ROW_NUMBER).to_numpy()
         ranges = [np.arange(a, a + file.rows) for a, file in zip(self.first_rows, self.files, strict=True)]
@@ -64,7 +63,7 @@ class SplitRows:
 
 
 def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> SplitRows:
-    """What readers of the split serve; `left_out`: the files that the ranks have found damaged."""
+    """The rows that readers of the split serve; `left_out`: the files that the ranks found damaged."""
     files = dataset.manifest.files_of(split)
     firsts = accumulate((file.rows for file in files), initial=0)
     read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
@@ -73,5 +72,5 @@ def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collect
 
 
 def spark_path(folder: Storage) -> str:
-    """The folder as Spark writes it: local paths made absolute with their scheme, others as the user wrote them."""
+    """The folder's URI for Spark: local paths are absolute with a scheme, others as the user wrote them."""
     return f"file://{folder.root}" if folder.is_local else folder.uri.partition("?")[0]

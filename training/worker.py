@@ -105,7 +105,7 @@ class Parts:
 
 
 def train(ctx: WorkerContext) -> RankResult:
-    """Train, export and score; what this rank gave.
+    """Train, export and score on this rank.
 
     `ctx.payload`: `config` (resolved), `config_digest`, `dataset` and `run` (URIs of folders).
     """
@@ -159,33 +159,17 @@ def _train(parts: Parts, model: InitialModel, began: float) -> RankResult:
     ctx.heartbeat(0, "prepare")
     strategy.prepare(model, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
     checkpoints = open_checkpoints(parts)
-    audit = open_audit(parts, reader)
     record: dict[str, Any] = {  # a LoopRecord without its state
         "dataset": parts.manifest.fingerprint,
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
     }
-
-    def save(state: TrainerState, metric: float | None) -> None:
-        if audit is not None:
-            audit.flush()  # no step a checkpoint vouches for may be missing from the audit
-        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | record, metric)
-
-    def evaluate(step: int) -> dict[str, float]:
-        return evaluate_split(
-            strategy, valid, parts.task, on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}")
-        )
-
-    def on_step(epoch: int, step: int, batch: Batch) -> None:
-        if audit is not None:
-            audit.record(epoch, step, batch)
-
+    callbacks = make_callbacks(parts, valid, steps, checkpoints, record, open_audit(parts, reader))
     begun = resume(parts, checkpoints, record)
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
     ctx.event("training", {"from_step": begun.step, "steps": steps, "startup_s": time.monotonic() - began})
     training = time.monotonic()
-    callbacks = Callbacks(learning_rate_schedule(config, steps), evaluate, save, on_step)
     state = fit(strategy, reader, callbacks, ctx, config.train, config.checkpoint, begun)
     checkpoints.wait()
     train_s = time.monotonic() - training
@@ -213,6 +197,43 @@ def _train(parts: Parts, model: InitialModel, began: float) -> RankResult:
     return result
 
 
+def make_callbacks(
+    parts: Parts,
+    valid: Reader,
+    steps: int,
+    checkpoints: Checkpointer,
+    record: dict[str, Any],
+    audit: AuditLog | None,
+) -> Callbacks:
+    """What the loop calls between two steps.
+
+    Args:
+        parts: of this rank.
+        valid: reader of the validation split.
+        steps: of the whole run, for the learning rate.
+        checkpoints: of the run.
+        record: LoopRecord without its state, for every checkpoint.
+        audit: gets every batch.
+    """
+    ctx, strategy = parts.ctx, parts.strategy
+
+    def evaluate(step: int) -> dict[str, float]:
+        return evaluate_split(
+            strategy, valid, parts.task, on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}")
+        )
+
+    def save(state: TrainerState, metric: float | None) -> None:
+        if audit is not None:
+            audit.flush()  # no step a checkpoint vouches for may be missing from the audit
+        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | record, metric)
+
+    def on_step(epoch: int, step: int, batch: Batch) -> None:
+        if audit is not None:
+            audit.record(epoch, step, batch)
+
+    return Callbacks(learning_rate_schedule(parts.config, steps), evaluate, save, on_step)
+
+
 def open_checkpoints(parts: Parts) -> Checkpointer:
     """The run's checkpoints; the driver hears of each that is committed."""
     keep = parts.config.checkpoint
@@ -232,7 +253,7 @@ def open_checkpoints(parts: Parts) -> Checkpointer:
 
 
 def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> TrainerState:
-    """Load the newest good checkpoint into the strategy; its state, or a new one where the run has no checkpoint.
+    """Load the newest good checkpoint into the strategy and return its state; a new state without a checkpoint.
 
     ValueError where the checkpoint is of another dataset or order, by name. checkpoint.resume is not looked at: it
     decides on the command's run folder, whose checkpoints are this run's own.
@@ -261,7 +282,7 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
 
 
 def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
-    """Write the whole model as one file, of the step that `train.export` names; that step. Collective."""
+    """Write the whole model of the step that `train.export` names as one file; return that step. Collective."""
     strategy, step = parts.strategy, state.step
     if parts.config.train.export == "best" and state.best_step not in (None, state.step):
         best = checkpoints.best(parts.config.train.best_mode)

@@ -56,7 +56,7 @@ def _saved(figure: Figure, **how: Any) -> bytes:
 
 
 def curves(history: History, ylabel: str) -> Figure:
-    """One line per name over steps; few points are marked too."""
+    """Draw one line per name over steps, with dots where the points are few."""
     figure, axes = _new(ylabel=ylabel, xlabel="step")
     for color, (name, points) in zip(_cycle(len(history)), history.items(), strict=True):
         steps, values = _thin(*np.array(points, dtype=float).reshape(-1, 2).T)
@@ -88,7 +88,7 @@ def precision_recall(curves: ThresholdCurves) -> Figure:
 
 
 def calibration_plot(bins: Sequence[Bin]) -> Figure:
-    """Observed against predicted share; the dot's area is the slice's rows."""
+    """Draw observed over predicted share; the area of a dot grows with the slice's rows."""
     figure, axes = _new("predicted share", "observed share")
     predicted, observed = np.array([b.predicted for b in bins]), np.array([b.observed for b in bins])
     rows = np.array([b.rows for b in bins])
@@ -101,7 +101,7 @@ def calibration_plot(bins: Sequence[Bin]) -> Figure:
 
 
 def shares(groups: Sequence[Group], column: str) -> Figure:
-    """Bars: observed positive share per value; dots: mean prediction. The most frequent values where there are many."""
+    """Draw the observed share (bars) and the mean prediction (dots) per value; of many, the most frequent ones."""
     common = sorted(groups, key=lambda g: -g.rows)[:MOST_BARS]
     shown = [group for group in groups if group in common]
     figure, axes = _new(_printable(column), "positive share", width=9.4, height=2.9)

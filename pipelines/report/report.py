@@ -63,9 +63,9 @@ def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage) -> Non
 
 
 def redraw(resolved: Resolved) -> str:
-    """Draw the report of the recipe's newest finished run again, from what its folder holds; the file's URI.
+    """Draw the report of the recipe's newest finished run again, from its folder; the file's URI.
 
-    `resolved` says where runs are, and nothing of what the report shows. ManifestError where no run has finished.
+    `resolved` says where runs are, and decides nothing else. ManifestError where no run has finished.
     """
     runs = Runs(resolved.config.storage.runs, resolved.config.name)
     finished = [record for record in runs.records() if record.status == "finished"]
@@ -104,7 +104,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
 
 
 def draw(inputs: ReportInputs) -> list[Drawn]:
-    """(file name, caption, figure, whether it is a wide one) of every figure; MLflow gets the same ones as PNG."""
+    """Every figure as (file name, caption, figure, whether it is wide); MLflow gets the same ones as PNG."""
     drawn: list[Drawn] = []
     if inputs.losses:
         drawn.append(("loss", "Loss over steps", figures.curves(inputs.losses, "loss"), False))
@@ -126,7 +126,7 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
 
 
 def file_name(column: str) -> str:
-    """A file's name for a column, which may be named anything; different for different columns."""
+    """A file name for a column of any name, unique to it."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", column)[:100]
     return plain if plain == column else f"{plain}-{digest(column)[:8]}"
 

@@ -54,7 +54,7 @@ class Journal:
         unborn = root / "buffer" / f"{UNBORN}{name}"
         (unborn / "files").mkdir(parents=True)
         lock = _try_lock(unborn / "lock")
-        assert lock is not None, "nobody looks at a journal that is being made"
+        assert lock is not None, "no other process looks at a journal that is being made"
         return cls(unborn.rename(root / "buffer" / name), lock)
 
     def append(self, op: Op) -> None:
@@ -82,7 +82,7 @@ class Journal:
             self._unwritten.clear()
 
     def add_file(self, source: Path | bytes, name: str) -> str:
-        """Copy a file, a folder or bytes into the journal; its path relative to `files/`. OSError leaves nothing."""
+        """Copy a file, a folder or bytes into the journal; the path below `files/`. OSError leaves nothing."""
         relative = f"{uuid.uuid4().hex[:8]}/{name}"
         target = self.folder / "files" / relative
         try:
@@ -183,7 +183,7 @@ def _modified(path: Path) -> float:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The locked descriptor, None where another process holds it or the journal is just being deleted."""
+    """The locked descriptor; None where another process holds the lock, or is just deleting the journal."""
     try:
         return lock_file(path)
     except OSError:

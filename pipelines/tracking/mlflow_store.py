@@ -193,7 +193,7 @@ class MlflowSink:
             raise StoreUnreachable(_first_line(error)) from error
 
     def _may_pass(self, error: Exception, kind: str) -> bool:
-        """False for a refusal, and for an operation that fails again and again while the store answers others."""
+        """Whether to try again. Not after a refusal, nor after MOST_FAILURES while the store answers others."""
         if isinstance(error, MlflowException) and error.error_code in REFUSALS:
             return False
         failures = self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
@@ -210,7 +210,7 @@ class MlflowSink:
         try:
             self._connect().set_tag(self.runs[op.key], NOT_RECORDED, "; ".join(lost)[:4000])
         except Exception as second:
-            log.warning("nor could the run be told: %s", _first_line(second))
+            log.warning("the run could not be tagged with it either: %s", _first_line(second))
 
     def _connect(self) -> MlflowClient:
         if self._client is None:
@@ -416,7 +416,7 @@ class MlflowSink:
         return f"{without_password(store)}/#/experiments/{self._experiment}/runs/{self.runs[key]}"
 
     def heartbeat(self) -> None:
-        """A sign of life in every open run: another host judges each by its own."""
+        """Write a sign of life into every open run: another host judges each run by its own."""
         if self._client is not None:
             for run in open_runs(self.runs, self.journal.state.get("ended", [])):
                 self._client.set_tag(run, "sparkring.heartbeat", f"{time.time():.0f}")
@@ -428,7 +428,15 @@ class MlflowSink:
 
 
 def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: str) -> None:
-    """An MLflow model folder whose `loader_module` makes a predictor of `data`: no pickle, no inferred requirements."""
+    """Save an MLflow model folder without pickles and inferred requirements.
+
+    Args:
+        target: the folder.
+        data: files that `op.loader_module` makes a predictor of.
+        op: signature and loader.
+        run_id: of the run the model belongs to.
+        model_id: of its LoggedModel.
+    """
     import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema
@@ -449,7 +457,7 @@ def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: 
 
 
 def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], int]]:
-    """Neighbouring metrics of one run together, everything else alone; each with the position after it."""
+    """Group neighboring metrics of one run, everything else alone; each group with the position after it."""
     group: list[ops.Op] = []
     end = 0
     for op, position in pending:

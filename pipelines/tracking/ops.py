@@ -1,7 +1,7 @@
 """The operations of a tracking journal, one closed type per kind, and the state of its sending.
 
 The driver writes them as they are. What is read back is checked against these types (conf/stored.py), since a journal
-may be damaged or made by somebody else: a file of an operation is below the journal's folder, and a name is a name.
+may be damaged or forged: a file of an operation is below the journal's folder, and a name is a name.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ class TryAgain(RuntimeError):
 
 
 def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested configuration as `a.b.c` -> text, redacted; lists and empty blocks as JSON; cut to what MLflow stores.
+    """Flatten a nested configuration to `a.b.c` -> text: redacted, lists as JSON, cut to MLflow's limits.
 
-    Redacted here, while a number behind `n_token` is still seen to be none.
+    Redacted here, where a number behind `n_token` is still a number and not a text.
     """
     flat: dict[str, str] = {}
     for key, value in values.items():
@@ -57,7 +57,7 @@ def split_finite(values: Mapping[str, float]) -> tuple[dict[str, float], list[st
 def new_points(
     points: Iterable[tuple[str, float, int, int]], last: dict[str, int]
 ) -> list[tuple[str, float, int, int]]:
-    """Points (name, value, step, time in ms) beyond the last step known of their name; `last` is brought up to date.
+    """The points (name, value, step, time in ms) beyond the last step of their name; `last` is updated.
 
     After a resume the steps since the checkpoint come a second time: they are the same numbers, logged already.
     """

@@ -120,11 +120,11 @@ class Tracker:
     # -- what is recorded
 
     def params(self, key: str, values: Mapping[str, Any]) -> None:
-        """Nested values become `a.b.c`. On resume the first values stay; the names of changed ones become a tag."""
+        """Record nested values as `a.b.c`. On resume the first values stay; names of changed ones become a tag."""
         self._put(ops.Params, key, params=flat_params(values))
 
     def metrics(self, key: str, step: int, values: Mapping[str, float], time_s: float | None = None) -> None:
-        """Units belong in the names (`step_s`, `sent_bytes`). NaN and infinities are counted in a tag, not stored."""
+        """Record values of a step, units in the names (`step_s`). NaN and infinities are only counted, in a tag."""
         finite, others = split_finite(values)
         for name in others:
             self._nonfinite[(key, name)] = self._nonfinite.get((key, name), 0) + 1
@@ -140,13 +140,15 @@ class Tracker:
         self._put(ops.DatasetUse, key, **vars(info), context=context)
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
-        """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go. Only a str
-        is redacted, as the prose it is."""
+        """Store a file or folder (Path), or the content itself, as `folder/name`. It is copied now.
+
+        Only a str is redacted, as prose.
+        """
         content = redact(source).encode(errors="replace") if isinstance(source, str) else source
         self._put_file(ops.Artifact, key, content, name, folder=folder)
 
     def artifact_json(self, key: str, content: Any, name: str, path: str = "") -> None:
-        """An artifact of JSON. `path`: keys of the recipe above `content`, as `redacted` asks for."""
+        """Store an artifact of JSON. `path`: keys of the recipe above `content`, for `redacted`."""
         self.artifact(key, json.dumps(redacted(content, path), indent=1).encode(), name)
 
     def checkpoint(self, key: str, step: int, uri: str, bytes: int, world: int, metric: float | None = None) -> None:
@@ -209,7 +211,7 @@ class Tracker:
         """Send the journal until `close`, with growing pauses while the store is away."""
         assert self._journal is not None, "the thread is started where tracking is enabled"
         sampler, sampled, beat, pause_s = SystemSampler(), time.monotonic(), time.monotonic(), 0.0
-        from pipelines.tracking.mlflow_store import MlflowSink  # seconds of imports, here where nobody waits for them
+        from pipelines.tracking.mlflow_store import MlflowSink  # takes seconds; in this thread no one waits
 
         sink = self._sink = MlflowSink(self.config, self._journal)
         send_left_behind(self.config)
@@ -310,7 +312,7 @@ def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout around `folder`, with `+changes` when it has uncommitted ones; None outside of one."""
+    """The commit of the checkout around `folder`, `+changes` if some are uncommitted; None outside a checkout."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
