@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -40,6 +41,15 @@ class TrackingConfig(Strict):
     flush_every_s: PositiveFloat = Field(2.0, description="seconds between two batches of metrics sent to the store")
     request_timeout_s: PositiveInt = Field(10, description="seconds until a request to the server counts as failed")
     request_retries: Annotated[int, Field(ge=0)] = 1
+
+    @property
+    def store_uri(self) -> str:
+        return self.uri or f"sqlite:///{Path(self.root).resolve()}/mlflow.db"
+
+    def named(self, recipe: str) -> Self:
+        """With `experiment` and `registered_model` filled in: the name of the recipe where they are not set."""
+        names = {"experiment": self.experiment or recipe, "registered_model": self.registered_model or recipe}
+        return self.model_copy(update=names)
 
     @model_validator(mode="after")
     def _experiment_is_a_folder(self) -> Self:

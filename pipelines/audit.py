@@ -1,4 +1,4 @@
-"""`sparkring audit`: what a run's ranks recorded, against what its checkpoint and dataset say it had to consume."""
+"""`sparkring audit`: compare the rows that ranks recorded with those that checkpoint and dataset prescribe."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from conf.schema_data import DataConfig
 from conf.secrets import redact
 from conf.storage import Storage, open_storage
 from conf.stored import StoredError, named, parse
-from pipelines.chosen import chosen_rows
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
+from pipelines.split_rows import split_rows
 from training.checkpoint.catalog import TrainerFile, committed, damage
 from training.data.audit.check import AuditReport, Expected, check_run, expected_rows
 from training.data.audit.log import read_run
@@ -21,7 +21,7 @@ from training.loop import LoopRecord
 
 
 def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
-    """Check the audit of a run folder, over the dataset at a URI (default: the one the records name).
+    """Check the audit of a run folder against a dataset (default: the one the records name).
 
     ValueError names the file that is missing, damaged, or of another dataset.
     """
@@ -32,8 +32,10 @@ def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
 
 
 def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
-    """What the run's newest checkpoint vouches for, of the dataset there, which must be the checkpoint's; and why newer
-    ones, of which nobody knows what they vouched for, cannot be read."""
+    """The rows that the newest readable checkpoint vouches for, and why newer checkpoints cannot be read.
+
+    ValueError where the dataset at `dataset_uri` is not the checkpoint's.
+    """
     good, bad = committed(run.at("checkpoints"))
     if not good:
         why = "; ".join(bad.values())
@@ -53,7 +55,7 @@ def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
     if manifest.fingerprint != record["dataset"]:
         raise ValueError(f"{folder.uri}: not the dataset of {newest.uri}: its fingerprint is another; restore that one")
     try:
-        kept = chosen_rows(Dataset(manifest, folder), order.split, data, order.quarantined).row_numbers()
+        kept = split_rows(Dataset(manifest, folder), order.split, data, order.quarantined).row_numbers()
         expected = expected_rows(record["order"], record["state"].step, manifest, kept)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
@@ -61,7 +63,7 @@ def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
 
 
 def _named_dataset(uri: str, run: Storage) -> str:
-    """The URI from an audit's records, if it is a local folder or where the run is: a stored file chooses no host."""
+    """Check the URI from an audit's records: a local folder, or on the run's host. A stored file chooses no host."""
     if not uri.startswith("/") and _address(uri) != _address(run.uri):
         raise ValueError(
             f"{run.uri}/audit: its records name the dataset {redact(uri)!r}, which is not where the run is; "

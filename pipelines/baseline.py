@@ -1,5 +1,7 @@
-"""What the trained model must beat, fitted in Spark on the same features and rows: the majority rate, and MLlib's
-logistic regression (one-hot codes + numbers)."""
+"""The baselines a binary model must beat: the majority rate, and MLlib's logistic regression (one-hot codes + numbers).
+
+Both are fitted in Spark, on the model's features and rows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from pyspark.sql import functions as F
 
 from conf.manifest import Column
 from conf.secrets import redact
-from pipelines.chosen import Chosen
+from pipelines.split_rows import SplitRows
+from training.planner import first_line
 
 log = logging.getLogger(__name__)
 Scores = dict[str, float]
@@ -33,10 +36,17 @@ class Baselines:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def fit_baselines(spark: SparkSession, train: Chosen, test: Chosen, read: Sequence[Column], label: Column) -> Baselines:
-    """`read`: what the model is fed, and its label. Without scalar features there is the majority rate alone.
+def fit_baselines(
+    spark: SparkSession, train: SplitRows, test: SplitRows, read: Sequence[Column], label: Column
+) -> Baselines:
+    """Fit and score the baselines; without scalar features, the majority rate alone. One that fails is a warning.
 
-    A baseline that fails is a warning.
+    Args:
+        spark: the job's session.
+        train: rows to fit on.
+        test: rows to score.
+        read: the model's input columns, and its label.
+        label: 0 or 1.
     """
     scalar = [c for c in read if c.layout == "scalar" and c.name != label.name]
 
@@ -51,7 +61,7 @@ def fit_baselines(spark: SparkSession, train: Chosen, test: Chosen, read: Sequen
 
 
 def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
-    """What each gives, or why it gives nothing: the model is trained by now, and not theirs to lose."""
+    """Call each fit; an error becomes an entry of `missing`, since the model is trained by now."""
     found = Baselines()
     for name, fit in fits.items():
         try:
@@ -60,13 +70,13 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
                 raise ValueError(f"{', '.join(odd)}: not a finite number")
             found.scores[name] = scores
         except Exception as error:
-            found.missing[name] = redact(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            found.missing[name] = redact(first_line(error))
             log.warning("baseline %s: %s; the report goes without it", name, found.missing[name])
     return found
 
 
 def prepared(frame: DataFrame, features: Sequence[Column], label: Column) -> DataFrame:
-    """Features as doubles (MLlib knows no other kind), the masks of those that have one, the label as `__label`."""
+    """Features as doubles (MLlib knows no other type), their masks, and the label as `__label`."""
     stored = dict(frame.dtypes)
     made = {column.name: as_number(column, stored[column.name]) for column in features}
     made |= {c.mask: F.col(c.name).isNotNull().cast("double") for c in features if c.mask is not None}
@@ -75,8 +85,7 @@ def prepared(frame: DataFrame, features: Sequence[Column], label: Column) -> Dat
 
 
 def as_number(column: Column, stored: str) -> SparkColumn:
-    """A stored column as a double, without the nulls and NaN that MLlib refuses: they become what the reader makes of
-    nulls."""
+    """A stored column as a double. Nulls and NaN, which MLlib refuses, are filled as the reader fills nulls."""
     value = F.col(column.name)
     if stored == "date":
         value = F.unix_date(value)
@@ -94,7 +103,7 @@ def majority_scores(train: DataFrame, test: DataFrame) -> Scores:
 
 
 def constant_scores(guess: float, truth: float) -> Scores:
-    """One guess for every row, of whom a share of `truth` is positive. Log loss in nats, AUC 0.5 by definition."""
+    """Scores of one guess for every row, where a share `truth` of them is positive. Log loss in nats."""
     clipped = min(max(guess, 1e-15), 1 - 1e-15)
     loss = -(truth * math.log(clipped) + (1 - truth) * math.log(1 - clipped))
     return {"loss": loss, "auc": 0.5, "accuracy": truth if guess > 0.5 else 1 - truth}

@@ -15,8 +15,8 @@ from conf.load import ConfigError, Resolved, json_schema, leaves, load_config, r
 from conf.secrets import RedactingFormatter, redact
 from conf.stored import StoredError
 from etl.errors import EtlError
-from pipelines.exits import Exit
-from pipelines.tracking.rules import Unreachable
+from pipelines.exit_codes import Exit
+from pipelines.tracking.rules import StoreUnreachable
 from training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
 EXITS: list[tuple[type[BaseException], Exit]] = [
@@ -25,7 +25,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
     (EtlError, Exit.DATA),
     (WorkerFailed, Exit.TRAINING),
     (LaunchError, Exit.RESOURCES),
-    (Unreachable, Exit.RESOURCES),
+    (StoreUnreachable, Exit.RESOURCES),
     (Cancelled, Exit.TERMINATED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
 ]
@@ -34,7 +34,7 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code (pipelines/exits.py)."""
+    """Run one command; the return value is the exit code (pipelines/exit_codes.py)."""
     arguments = parser().parse_args(argv)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
@@ -65,7 +65,7 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def message(error: BaseException) -> str:
-    """What the error says, in one piece."""
+    """The error's message; a full disk's with its remedy."""
     if not _no_room(error):
         return str(error) or "interrupted"
     return (
@@ -187,25 +187,25 @@ def _load(arguments: argparse.Namespace) -> Resolved:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import run_job
+    from pipelines.job import run_job
 
     return run_job(_load(arguments), etl=True, train=True)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import run_job
+    from pipelines.job import run_job
 
     return run_job(_load(arguments), etl=True, train=False)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import run_job
+    from pipelines.job import run_job
 
     return run_job(_load(arguments), etl=False, train=True)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pipelines.report.report_job import redraw
+    from pipelines.report.report import redraw
 
     print(redraw(_load(arguments)))
     return Exit.OK
@@ -280,18 +280,15 @@ def _package(arguments: argparse.Namespace) -> int:
 def _ui(arguments: argparse.Namespace) -> int:
     from pipelines.tracking.mlflow_store import serve_ui
 
-    return serve_ui(_load(arguments).config.tracking, arguments.port)
+    return serve_ui(_load(arguments).config.tracking.store_uri, arguments.port)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from pipelines.batch import tracker_settings
     from pipelines.tracking.mlflow_store import replay
-    from pipelines.tracking.rules import client_limits
 
-    settings = tracker_settings(_load(arguments).config)
-    with client_limits(settings):
-        journals, operations = replay(settings)
-    print(f"sent {operations} operations that {journals} jobs had left in {settings.root}")
+    config = _load(arguments).config
+    journals, operations = replay(config.tracking.named(config.name))
+    print(f"sent {operations} operations that {journals} jobs had left in {config.tracking.root}")
     return Exit.OK
 
 

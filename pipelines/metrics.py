@@ -1,7 +1,10 @@
-"""Scores of held-out predictions, computed exactly over all their rows: no thresholds picked, no sampling. Pure numpy.
+"""Exact scores of held-out predictions, over all their rows. By scikit-learn where it has them.
 
 labels (N,) of 0 and 1, scores (N,) probabilities of 1, in any order. Equal scores are one threshold, so no result
-depends on the order of rows. NaN scores are a ValueError: a model that gives them has no metrics.
+depends on the order of rows. Other labels, and scores that are not finite, are a ValueError.
+
+scikit-learn is imported where it is used, after training: its import takes seconds, and sets KMP_* variables of the
+process, which ranks would inherit.
 """
 
 from __future__ import annotations
@@ -11,82 +14,64 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 Array = np.ndarray
 BEST_IS_LOW = {"loss", "brier", "calibration_error", "perplexity", "abs_error"}
-CLIP = 1e-15  # of probabilities in the log loss, as Spark's and sklearn's do in double precision
+CLIP = 1e-15  # of probabilities in the log loss, as in Spark's
 
 
 @dataclass(frozen=True)
-class Confusion:
-    """Cumulative counts at each distinct score, from the highest down: predicted positive are all rows at or above."""
+class ThresholdCurves:
+    """ROC and precision-recall curves over the distinct scores, from the highest down, and their areas."""
 
-    thresholds: Array  # (T,) falling
-    true_positives: Array  # (T,)
-    false_positives: Array  # (T,)
-
-    @property
-    def positives(self) -> int:
-        return int(self.true_positives[-1])
-
-    @property
-    def negatives(self) -> int:
-        return int(self.false_positives[-1])
+    false_positive_rate: Array  # (T + 1,), from 0 to 1
+    true_positive_rate: Array  # (T + 1,)
+    recall: Array  # (T,), rising
+    precision: Array  # (T,)
+    auc: float
+    average_precision: float
+    positive_share: float
 
 
-def confusion(labels: Array, scores: Array) -> Confusion:
-    """Raises ValueError for no rows, other labels than 0 and 1, or scores that are not finite."""
+def threshold_curves(labels: Array, scores: Array) -> ThresholdCurves | None:
+    """The curves; None where only one class occurs."""
+    from sklearn import metrics as sklearn
+
     labels, scores = _checked(labels, scores)
-    order = np.argsort(-scores, kind="stable")
-    scores, labels = scores[order], labels[order]
-    last_of_equals = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
-    hits = np.cumsum(labels, dtype=np.int64)[last_of_equals]
-    return Confusion(scores[last_of_equals], hits, last_of_equals + 1 - hits)
+    if labels.min() == labels.max():
+        return None
+    false_positive_rate, true_positive_rate, _ = sklearn.roc_curve(labels, scores, drop_intermediate=False)
+    precision, recall, _ = sklearn.precision_recall_curve(labels, scores)  # recall falls, to a last point at 0
+    return ThresholdCurves(
+        false_positive_rate,
+        true_positive_rate,
+        recall[-2::-1],
+        precision[-2::-1],
+        auc=float(sklearn.roc_auc_score(labels, scores)),
+        average_precision=float(sklearn.average_precision_score(labels, scores)),
+        positive_share=float(labels.mean()),
+    )
 
 
-def roc_curve(counts: Confusion) -> tuple[Array, Array]:
-    """(false positive rate, true positive rate), each (T + 1,), from (0, 0) to (1, 1). ValueError with one class."""
-    if not counts.positives or not counts.negatives:
-        raise ValueError("the ROC curve needs rows of both classes")
-    fpr = np.concatenate([[0.0], counts.false_positives / counts.negatives])
-    return fpr, np.concatenate([[0.0], counts.true_positives / counts.positives])
+def binary_scores(labels: Array, scores: Array) -> dict[str, float]:
+    """Every score of the report's table; where only one class occurs, without AUC and average precision."""
+    from sklearn import metrics as sklearn
 
-
-def roc_auc(counts: Confusion) -> float:
-    """Chance that a positive row scores above a negative one, equals counting half."""
-    fpr, tpr = roc_curve(counts)
-    return float(np.sum(np.diff(fpr) * (tpr[1:] + tpr[:-1]) / 2))
-
-
-def precision_recall(counts: Confusion) -> tuple[Array, Array]:
-    """(precision, recall), each (T,), thresholds falling so recall rising. ValueError without positives."""
-    if not counts.positives:
-        raise ValueError("precision and recall need at least one positive row")
-    precision = counts.true_positives / (counts.true_positives + counts.false_positives)
-    return precision, counts.true_positives / counts.positives
-
-
-def average_precision(counts: Confusion) -> float:
-    """Area under the precision-recall steps, without interpolation (Davis and Goadrich 2006 on why not to)."""
-    precision, recall = precision_recall(counts)
-    return float(np.sum(np.diff(np.concatenate([[0.0], recall])) * precision))
-
-
-def log_loss(labels: Array, scores: Array) -> float:
-    """Mean negative log likelihood in nats."""
     labels, scores = _checked(labels, scores)
-    p = np.clip(scores, CLIP, 1 - CLIP)
-    return float(-np.mean(np.where(labels, np.log(p), np.log1p(-p))))
-
-
-def brier(labels: Array, scores: Array) -> float:
-    labels, scores = _checked(labels, scores)
-    return float(np.mean((scores - labels) ** 2))
+    result = {
+        "loss": float(sklearn.log_loss(labels, np.clip(scores, CLIP, 1 - CLIP), labels=[0, 1])),  # nats
+        "brier": float(sklearn.brier_score_loss(labels, scores, labels=[0, 1])),
+        "accuracy": float(sklearn.accuracy_score(labels > 0.5, scores > 0.5)),
+        "calibration_error": calibration_error(calibration(labels, scores)),
+    }
+    curves = threshold_curves(labels, scores)
+    return result if curves is None else result | {"auc": curves.auc, "average_precision": curves.average_precision}
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows whose score lies in one slice of equal counts."""
+    """Rows whose score is in one slice of equal counts."""
 
     rows: int
     predicted: float  # mean score
@@ -94,15 +79,18 @@ class Bin:
 
 
 def calibration(labels: Array, scores: Array, bins: int = 15) -> list[Bin]:
-    """At most `bins` slices of about equally many rows, by rising score; rows of one score never part."""
+    """At most `bins` slices of about equally many rows, by rising score; rows of one score are never parted.
+
+    Ours: sklearn.calibration_curve interpolates its quantiles, gives no counts, and knows no error over the slices.
+    """
     labels, scores = _checked(labels, scores)
     order = np.argsort(scores, kind="stable")
     scores, labels = scores[order], labels[order]
+    # starts: (slices,) row of the first of the scores equal to the one at each quantile
     starts = np.unique(np.searchsorted(scores, scores[(np.arange(bins) * len(scores)) // bins], side="left"))
-    ends = np.append(starts[1:], len(scores))
-    return [
-        Bin(int(e - s), float(scores[s:e].mean()), float(labels[s:e].mean())) for s, e in zip(starts, ends, strict=True)
-    ]
+    rows = np.diff(np.append(starts, len(scores)))
+    predicted, observed = np.add.reduceat(scores, starts) / rows, np.add.reduceat(labels, starts) / rows
+    return [Bin(int(n), float(p), float(o)) for n, p, o in zip(rows, predicted, observed, strict=True)]
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
@@ -112,20 +100,8 @@ def calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def is_better(metric: str, one: float, other: float) -> bool:
-    """Whether `one` beats `other` in the metric of that name; what is not a number beats nothing."""
+    """Whether `one` beats `other` in the metric of that name; a value that is not a number beats nothing."""
     return one < other if metric in BEST_IS_LOW else one > other
-
-
-def binary_scores(labels: Array, scores: Array) -> dict[str, float]:
-    """Everything the report's table shows; AUC and average precision are left out where only one class occurs."""
-    counts = confusion(labels, scores)
-    labels, scores = _checked(labels, scores)
-    result = {"loss": log_loss(labels, scores), "brier": brier(labels, scores)}
-    result["accuracy"] = float(np.mean((scores > 0.5) == (labels > 0.5)))
-    result["calibration_error"] = calibration_error(calibration(labels, scores))
-    if counts.positives and counts.negatives:
-        result |= {"auc": roc_auc(counts), "average_precision": average_precision(counts)}
-    return result
 
 
 @dataclass(frozen=True)
@@ -143,15 +119,19 @@ def share_by(values: Sequence[Any] | Array, labels: Array, scores: Array) -> lis
     labels, scores = _checked(labels, scores)
     if len(values) != len(labels):
         raise ValueError(f"{len(values)} values for {len(labels)} rows")
-    names = np.array(["null" if v is None or v != v else _name(v) for v in values])
-    unique, which = np.unique(names, return_inverse=True)
+    # codes: (N,) index into the distinct values, several of which may have one name (None and NaN)
+    codes, distinct = pd.factorize(np.asarray(values, dtype=object), use_na_sentinel=False)
+    names, name_of = np.unique([_name(value) for value in distinct], return_inverse=True)
+    which = name_of[codes]
     rows = np.bincount(which)
     observed, predicted = np.bincount(which, labels) / rows, np.bincount(which, scores) / rows
-    groups = [Group(str(unique[i]), int(rows[i]), float(observed[i]), float(predicted[i])) for i in range(len(unique))]
-    return sorted(groups, key=lambda g: _order(g.value))
+    groups = [Group(str(names[i]), int(rows[i]), float(observed[i]), float(predicted[i])) for i in range(len(names))]
+    return sorted(groups, key=lambda group: _order(group.value))
 
 
 def _name(value: Any) -> str:
+    if value is None or value != value:
+        return "null"
     return str(int(value)) if isinstance(value, float | np.floating) and float(value).is_integer() else str(value)
 
 

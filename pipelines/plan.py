@@ -13,7 +13,7 @@ from conf.capabilities import strategy_notes
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import open_storage
-from pipelines import etl_job
+from pipelines import etl_step
 from training.data.batch import SAMPLE
 from training.data.columns import is_fixed
 from training.models.dropout import draws_masks
@@ -174,7 +174,7 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
         folder = open_storage(config.dataset)
         return read_manifest(folder) if folder.exists("_manifest.json") else None
     try:
-        found = etl_job.find(config, etl_job.wanted_fingerprint(config, etl_job.pin(config)))
+        found = etl_step.find(config, etl_step.wanted_fingerprint(config, etl_step.pin(config)))
     except ValueError:  # sources are not there
         return None
     return found.manifest if found is not None else None

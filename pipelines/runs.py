@@ -1,12 +1,12 @@
-"""Run folders: where one training keeps its checkpoints, predictions and weights; the same command finds it again.
+"""Run folders: checkpoints, predictions, weights and report of one training, found again by the same command.
 
     <runs>/<name>/<UTC time>-<digest>/run.json      what the run is and how far it came
                                       checkpoints/ predictions/ model/ report.html summary.json
 
-A run that did not finish is continued by the next command that asks for the same training on the same dataset, whatever
-its world; one that finished never is. Two commands do not take one run: on a local disk its lock is held until the
-command ends. Object stores have no such lock: there the process that has a run is looked for, on the same host only,
-and the same command on two hosts at a time is the user's to avoid.
+A run that did not finish is continued by the next command for the same training on the same dataset, with any world; a
+finished one never is. Two commands do not take one run: on a local disk its lock is held until the command ends. Object
+stores have no such lock: there the owner's process is looked for, on the same host only, and users must not give the
+same command on two hosts at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Status = Literal["running", "finished", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What run.json holds."""
+    """The fields of run.json."""
 
     __pydantic_config__ = CLOSED
 
@@ -54,8 +54,10 @@ class RunRecord:
 
 
 def training_digest(config: RunConfig) -> str:
-    """What makes two commands the same training: everything that decides the model, nothing that decides where or how
-    fast it is computed (world, strategy, Spark, tracking)."""
+    """Hash of everything that decides the model: two commands with the same one are the same training.
+
+    Left out is what decides only where or how fast it is computed: world, strategy, Spark, tracking.
+    """
     train = config.train.model_dump(mode="json", exclude={"threads_per_rank", "device", "log_every_steps"})
     blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
     for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
@@ -70,7 +72,7 @@ class Runs:
         self.storage: Storage = open_storage(uri).at(name)
 
     def records(self) -> list[RunRecord]:
-        """Oldest first. One that cannot be read is passed over with a warning: it must not stop the others."""
+        """The runs, oldest first. One that cannot be read is skipped with a warning."""
         found = []
         for folder in self.storage.list_folders():
             if self.storage.exists(f"{folder}/run.json"):
@@ -82,10 +84,9 @@ class Runs:
 
     @contextmanager
     def begin(self, config: RunConfig, fingerprint: str) -> Iterator[tuple[RunRecord, bool]]:
-        """(record, continued): the newest unfinished run of the same training on the same dataset, else a new one; this
-        command's until the block is left.
+        """Take the newest unfinished run of the same training and dataset, else a new one, for the block.
 
-        A run that another command has is not taken: RunTaken names its process.
+        Yields (record, continued). RunTaken names the process of another command that has the run.
         """
         with ExitStack() as held:
             with self._alone():
@@ -93,7 +94,7 @@ class Runs:
             yield chosen
 
     def _alone(self) -> AbstractContextManager[None]:
-        """One command at a time looks for its run; on a local disk only, see above."""
+        """A lock, so that one command at a time looks for its run; on local disks only, see above."""
         return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
 
     def _choose(self, config: RunConfig, fingerprint: str, held: ExitStack) -> tuple[RunRecord, bool]:
@@ -120,7 +121,7 @@ class Runs:
         return record, False
 
     def _hold(self, record: RunRecord, here: ProcessId, held: ExitStack) -> bool:
-        """Whether the run is now this command's until `held` is closed."""
+        """Take the run until `held` is closed; False where another command has it."""
         if not self.storage.is_local:
             owner = ProcessId(record.host, record.pid, record.start_ticks)
             return owner == here or record.status != "running" or not is_running(owner, here)
@@ -130,7 +131,7 @@ class Runs:
         return lock is not None
 
     def read(self, folder: str) -> RunRecord:
-        """Raises StoredError for a run.json that is damaged, of a newer version or of another folder."""
+        """Read run.json. StoredError where it is damaged, of a newer version or of another folder."""
         record = read(RunRecord, self.storage, f"{folder}/run.json")
         if record.folder != folder:
             raise StoredError(f"{self.storage.uri}/{folder}/run.json: is of the folder {record.folder!r}")
@@ -141,8 +142,7 @@ class Runs:
         return record
 
     def update(self, folder: str, **changes: Any) -> RunRecord:
-        """Change these fields of the record as it is now. run.json alone holds it: to write an older copy would undo
-        what was counted since."""
+        """Change these fields of run.json as it is now: an older copy would undo what was counted since."""
         return self.write(replace(self.read(folder), **changes))
 
     def at(self, record: RunRecord) -> Storage:
@@ -150,4 +150,4 @@ class Runs:
 
 
 class RunTaken(LaunchError):
-    """Another live process is training this very run."""
+    """Another live process is training the same run."""

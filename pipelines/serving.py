@@ -2,10 +2,10 @@
 
     <folder>/config.json    the resolved configuration: which module, with which arguments, for which task
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
-             weights.safetensors  parameter name -> tensor; training/weights.py says what of tied ones
+             weights.safetensors  parameter name -> tensor (training/weights.py)
 
-MLflow calls `_load_pyfunc`; nothing in the folder is code or an unrestricted pickle. It names code: the classes of
-`model.factory` and `model.task`, which may be of `training.models`, or of modules that the loading process trusts by
+MLflow calls `_load_pyfunc`. Nothing in the folder is code or an unrestricted pickle. It names code: the classes of
+`model.factory` and `model.task`, which must be of `training.models`, or of modules that the loading process trusts by
 SPARKRING_MODEL_MODULES (names with commas between).
 """
 
@@ -29,6 +29,7 @@ from conf.storage import CHUNK_BYTES, Storage, open_storage
 from conf.stored import StoredError, parse
 from etl.features import apply_numpy
 from etl.tokenizer import Codec
+from pipelines.tracking.ops import NamedType
 from training.models.gpt import generate
 from training.models.initial import InitialModel
 from training.tasks import build_task
@@ -50,9 +51,9 @@ def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifes
 
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """The module as it was trained, never compiled: where it serves there may be no compiler, nor time for one."""
+    """The module with its trained weights, never compiled: a serving host may have no compiler, nor time for one."""
     without_memory = start_model(config, manifest)
-    if isinstance(without_memory, InitialModel):  # sizes that the weights do not have are refused before they are taken
+    if isinstance(without_memory, InitialModel):  # refuse sizes other than the weights' before memory is taken
         without_memory.module.load_state_dict({name: weight.to("meta") for name, weight in weights.items()})
     model = build_model(config, manifest)
     model.load_state_dict(weights)
@@ -60,8 +61,10 @@ def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping
 
 
 class Predictor:
-    """`predict(rows)`: raw columns, as the feature fit saw them -> a frame with `prediction` (binary: probability of
-    the positive class; regression: the value) or one `class_<i>` column per class.
+    """Predicts a table task from raw columns, as the feature fit saw them.
+
+    `predict(rows)` gives a frame with `prediction` (binary: probability of the positive class; regression: the value)
+    or one `class_<i>` column per class.
     """
 
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
@@ -89,7 +92,7 @@ class Predictor:
         return probabilities
 
     def _columns(self, rows: pd.DataFrame) -> dict[str, torch.Tensor]:
-        """What a batch of the dataset would hold: raw rows through the fitted features, the rest as its reader does."""
+        """A batch as the dataset's reader would make it: raw rows through the fitted features."""
         made: dict[str, Any] = {}
         if self.manifest.features:
             states = self.manifest.features["features"]
@@ -112,14 +115,16 @@ class Predictor:
 
 
 def present(given: pd.Series) -> list[Any]:
-    """The values with None for what is missing: pandas has no other word than NaN for a null among numbers."""
+    """The values with None for missing ones: pandas knows a null among numbers as NaN only."""
     values: list[Any] = given.astype(object).where(given.notna(), None).tolist()
     return values
 
 
 def as_read(column: Column, given: pd.Series) -> dict[str, np.ndarray]:
-    """A stored column given as it is, with its mask if it has one; nulls become what the dataset's reader makes of
-    them. ValueError where there may be none."""
+    """A stored column and its mask, if it has one; nulls are filled as the dataset's reader fills them.
+
+    ValueError for nulls in a column that refuses them.
+    """
     values = given.tolist() if column.nulls == "refuse" else present(given)
     valid = np.array([value is not None for value in values], bool)
     if column.nulls == "refuse" and not valid.all():
@@ -130,8 +135,10 @@ def as_read(column: Column, given: pd.Series) -> dict[str, np.ndarray]:
 
 
 class Writer:
-    """`predict(rows)`: a column `prompt`, optionally `tokens` (how many more, 100) and `temperature` (0.8; 0 is greedy)
-    -> a frame with `text`, what the language model writes after each prompt. The same row gives the same text.
+    """Continues prompts with a language model; the same row gives the same text.
+
+    `predict(rows)` takes a column `prompt`, optionally `tokens` (how many to add, 100) and `temperature` (0.8; 0 is
+    greedy), and gives a frame with `text`, the continuation of each prompt.
     """
 
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
@@ -161,7 +168,7 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 
 
 def _load_pyfunc(path: str) -> Predictor | Writer:
-    """What MLflow calls with the folder of `write_model_folder`."""
+    """Load the folder of `write_model_folder`; MLflow calls this."""
     folder = Path(path)
     config = parse(RunConfig, (folder / "config.json").read_bytes(), str(folder / "config.json"))
     check_trusted(config, str(folder / "config.json"))
@@ -176,7 +183,7 @@ def _load_pyfunc(path: str) -> Predictor | Writer:
 
 
 def check_trusted(config: RunConfig, where: str) -> None:
-    """StoredError for a stored configuration that names code of a module nobody here has said is trusted."""
+    """Raise StoredError where a stored configuration names code of a module that is not trusted here."""
     trusted = ("training.models", *filter(None, os.environ.get(TRUSTED, "").split(",")))
     for key, reference in (("model.factory", config.model.factory), ("model.task", config.model.task)):
         module = module_of(reference)
@@ -187,16 +194,18 @@ def check_trusted(config: RunConfig, where: str) -> None:
             )
 
 
-def signature_inputs(manifest: DatasetManifest) -> list[dict[str, Any]]:
-    """The raw columns the features are made of, as MLflow columns; none is required where nulls were learnt.
+def signature_inputs(manifest: DatasetManifest) -> list[NamedType]:
+    """The raw columns that features are made of, as MLflow columns; none is required, since nulls were learned.
 
     Categories may be text, numbers or dates in the source, so their type is `any`.
     """
     if manifest.text:
-        optional = {"tokens": "long", "temperature": "double"}
-        prompt = {"name": "prompt", "type": "string", "required": True}
-        return [prompt, *({"name": name, "type": kind, "required": False} for name, kind in optional.items())]
-    columns: dict[str, dict[str, Any]] = {}
+        return [
+            {"name": "prompt", "type": "string", "required": True},
+            {"name": "tokens", "type": "long", "required": False},
+            {"name": "temperature", "type": "double", "required": False},
+        ]
+    columns: dict[str, NamedType] = {}
     for state in manifest.features.get("features", []):
         kind = MLFLOW_TYPES.get(state["kind"], "any")
         known = columns.get(state["column"])
@@ -205,7 +214,8 @@ def signature_inputs(manifest: DatasetManifest) -> list[dict[str, Any]]:
     return list(columns.values())
 
 
-def signature_outputs(task: str) -> list[dict[str, Any]]:
+def signature_outputs(task: str) -> list[NamedType]:
+    """The prediction's columns, where their number does not depend on the data."""
     if task == "language_model":
         return [{"name": "text", "type": "string", "required": True}]
     if task not in ("binary", "regression"):

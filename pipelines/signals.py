@@ -1,4 +1,4 @@
-"""What signals ask of a job whose ranks run."""
+"""Signals to a job whose ranks run: a checkpoint, an orderly stop, a kill."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def obeying_signals(control: Control, grace_s: float) -> Iterator[None]:
-    """SIGUSR1 asks the ranks for a checkpoint. Ctrl-C and SIGTERM ask for a last one; a second of them, or `grace_s`
-    passing, kills the ranks.
+    """Turn signals inside the block into requests to the ranks.
 
-    Leaves as KeyboardInterrupt or SystemExit(143) once the ranks are gone, however they ended, so callers see what
-    happened.
+    SIGUSR1 requests a checkpoint. Ctrl-C and SIGTERM request a last one and an end; a second of them, or `grace_s`
+    passing, kills the ranks. The block then leaves as KeyboardInterrupt or SystemExit(143), once the ranks are gone.
     """
     if threading.current_thread() is not threading.main_thread():  # a notebook's worker thread: signals are not ours
         yield

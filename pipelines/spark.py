@@ -1,4 +1,4 @@
-"""The Spark session of a job: made here where there is none, taken as it is under spark-submit or in a notebook."""
+"""The Spark session of a job: created here, or taken over under spark-submit and in a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from conf.schema import SparkConfig
 from conf.schema_launch import LaunchConfig
 
-# What every job of ours needs, and a user may still override in spark.conf or by spark-submit --conf.
+# What every job needs. A user may override it in spark.conf or by spark-submit --conf.
 DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
@@ -25,19 +25,19 @@ DEFAULTS = {
     "spark.driver.memory": "1g",
 }
 
-# While ETL runs nobody but Spark notices a host that is gone. Its own limit is two minutes (and 10 s between beats).
+# During ETL only Spark notices a host that is gone. Its default limit is two minutes (10 s between heartbeats).
 DEAD_HOSTS = {"spark.network.timeout": "60s", "spark.executor.heartbeatInterval": "5s"}
-AFTER_GRACE_S = 30.0  # for killed ranks to be gone, and MLflow to be told
+AFTER_GRACE_S = 30.0  # for killed ranks to end, and for MLflow's last operations
 BEFORE_SPARKS_OWN = 1000  # Hadoop runs shutdown hooks by falling priority; Spark's is below 100
 
 
 def submitted() -> bool:
-    """Whether spark-submit (or a notebook) started this Python and has decided the master already."""
+    """Whether spark-submit or a notebook started this Python, and has set the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or SparkContext._active_spark_context is not None
 
 
 def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bool) -> dict[str, str]:
-    """Spark settings to ask for. Under spark-submit only those that decide meaning, never where or how big."""
+    """Spark settings of the session; under spark-submit none that decide where it runs or how large it is."""
     settings = {"spark.app.name": spark.app_name or f"sparkring-{name}"}
     if is_submitted:
         return settings | {"spark.sql.session.timeZone": "UTC"} | spark.settings()
@@ -54,7 +54,7 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
 
 @contextmanager
 def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Iterator[SparkSession]:
-    """The job's session; stopped at the end only where it was made here."""
+    """Open the job's session; stop it at the end if it was created here."""
     # PySpark 4.3 warns of pandas 3 at every session; what we use of it is tested with this pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     borrowed = SparkContext._active_spark_context is not None
@@ -73,13 +73,13 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
         try:
             yield spark
         finally:
-            with contextlib.suppress(Exception):  # the JVM may have ended first, and that is another error's to say
+            with contextlib.suppress(Exception):  # the JVM may have ended first; another error reports that
                 spark.stop()
 
 
 @contextmanager
 def jvm_held(spark: SparkSession, limit_s: float) -> Iterator[None]:
-    """Keep a JVM that is told to end alive until this process has ended, for `limit_s` at most.
+    """Keep the JVM alive after a SIGTERM until this process has ended, for `limit_s` at most.
 
     `timeout`, systemd and batch systems send SIGTERM to the whole process group. The JVM would take the executors away
     while the ranks write their last checkpoint.

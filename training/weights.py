@@ -1,6 +1,6 @@
 """The whole model as one safetensors file, written and read one tensor at a time.
 
-A weight that has several names in the model is stored under the first; the others are in the header's `tied`.
+A weight with several names in the model is stored under the first; the others are in the header's `tied`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ LONGEST_HEADER = 100 * 2**20  # safetensors' own bound
 def write_weights(
     folder: Storage, described: Iterable[Described], values: Iterable[torch.Tensor], tied: Mapping[str, str]
 ) -> None:
-    """Write `weights.safetensors` into `folder`; `values` are asked for one after the other, in order."""
+    """Write `weights.safetensors` into `folder`, taking one value at a time.
+
+    `tied`: further name of a weight -> its first name.
+    """
     chunks = [Chunk(each.name, each.dtype, each.shape, (0,) * len(each.shape), each.shape) for each in described]
     header, _ = layout(chunks, FILE, {"tied": json.dumps(dict(tied))})
 
@@ -34,7 +37,7 @@ def write_weights(
 
 
 def read_weights(folder: Storage) -> dict[str, torch.Tensor]:
-    """Every name of the model's state -> tensor. StoredError names a file that is not what was written."""
+    """Read name -> tensor, every name of the model's state. StoredError names a damaged file."""
     where = f"{folder.uri}/{FILE}"
     with folder.fs.open_input_file(folder.path(FILE)) as file:
         size = file.size()

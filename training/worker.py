@@ -1,6 +1,7 @@
-"""One rank of a training job, top to bottom: configuration and dataset in, trained shards, predictions and scores out.
+"""One rank of a training job: configuration and dataset in; trained shards, predictions and scores out.
 
-This is where configuration stops: everything built here gets plain arguments.
+`train` is the entry of every job and reads top to bottom. Configuration stops here: what is built below gets its own
+block of it, or plain arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from pydantic import Field, TypeAdapter
 from torch import nn
 
 from conf.manifest import DatasetManifest, read_manifest
-from conf.schema import RunConfig
+from conf.schema import OptimConfig, RunConfig
 from conf.storage import Storage, open_storage
 from conf.stored import Stored, read
 from training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
@@ -33,30 +34,32 @@ from training.checkpoint.policy import Retention
 from training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from training.data.batch import SAMPLE, Batch, Reader
 from training.data.build import make_reader
-from training.data.request import AllGather, DataRank, OnProgress, ReadRequest, gather_alone
+from training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from training.data.resume import explain_difference
 from training.launch.host.rank import WorkerContext
-from training.loop import LoopRecord, LoopSettings, TrainerState, evaluate_split, fit, total_steps
+from training.loop import Callbacks, LoopRecord, TrainerState, evaluate_split, fit, total_steps
 from training.models.dropout import draws_masks
 from training.models.initial import InitialModel, Unrecordable, record_model, whole_model
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
 from training.parallel.settings import ParallelSettings
+from training.result import RankResult
 from training.tasks import build_task, model_class
 from training.weights import write_weights
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
+MODEL_FOLDER = "model"  # below the run folder
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What a model is fed, which column is its label, and which stored columns they are made of."""
+class ModelColumns:
+    """Which columns of the dataset a model is fed, and which is its label."""
 
     features: list[str]  # columns, and the masks of those that may be null (conf/manifest.py)
     label: str | None
-    read: list[str]
+    read: list[str]  # the stored columns they are made of
 
 
 @dataclass(frozen=True)
@@ -65,120 +68,161 @@ class Parts:
 
     ctx: WorkerContext
     config: RunConfig
+    dataset: Storage
+    manifest: DatasetManifest
     run: Storage
     strategy: Strategy
+    device: torch.device
+    columns: ModelColumns
     task: Task
-    open_reader: Callable[[str, bool], Reader]  # split, training? -> this rank's share
+    readers: list[Reader] = field(default_factory=list)  # every one that was opened
+
+    def open_reader(self, split: str, training: bool) -> Reader:
+        """Open this rank's share of a split. Evaluation reads every row once, in stored order."""
+        config, strategy, world = self.config, self.strategy, self.ctx.world_size
+        asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
+        together = asks_others and world > 1
+        gather = data_gather(strategy, world, config.checkpoint.timeout_s) if together else gather_alone
+        batch = config.train.global_batch if training else config.train.eval_batch
+        request = ReadRequest(self.dataset, self.manifest, split, self.columns.read, batch)
+        rank = DataRank(strategy.data_rank, strategy.data_size, self.device, gather, self.ctx.on_progress)
+        reader = make_reader(config.data, request, rank, evaluation=not training)
+        self.readers.append(reader)
+        return reader
+
+    def close(self) -> None:
+        for reader in self.readers:
+            reader.close()
 
 
-def train(ctx: WorkerContext) -> dict[str, Any]:
-    """The entry of every training job. payload: `config` (resolved), `dataset` and `run` (URIs).
+def train(ctx: WorkerContext) -> RankResult:
+    """Train, export and score on this rank.
 
-    Returns plain values: rank 0's summary, and on every rank that saw outputs the file of its test predictions.
+    `ctx.payload`: `config` (resolved), `config_digest`, `dataset` and `run` (URIs of folders).
     """
     began = time.monotonic()
     config = RunConfig.model_validate(ctx.payload["config"])
-    folder, run = open_storage(ctx.payload["dataset"]), open_storage(ctx.payload["run"])
-    manifest = read_manifest(folder)
+    dataset, run = open_storage(ctx.payload["dataset"]), open_storage(ctx.payload["run"])
+    manifest = read_manifest(dataset)
     device = pick_device(config.train.device, ctx.local_rank)
     offer = max(1, (os.cpu_count() or 1) // max(ctx.local_size, 1))  # ranks of one host share its cores
     torch.set_num_threads(config.train.threads_per_rank or offer)
     seed_everything(config.train.seed)
-
     made = start_model(config, manifest)
     ctx.heartbeat(0, "ring")
-    timeout = timedelta(seconds=config.launch.collective_timeout_s)
     strategy = build_strategy(
         ParallelSettings(**config.parallel.model_dump()),
         ctx.rank_info,
         device,
         config.optim.clip_norm,
-        timeout,
+        timedelta(seconds=config.launch.collective_timeout_s),
     )
-    failed = True
-    readers: list[Reader] = []
+    failed, parts = True, None
     try:
         gather = peers(ctx.world_size, config.checkpoint.timeout_s).gather
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         model = agreed_model(made, config, manifest, ctx)
         columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
-        task = build_task(
-            config.model.task, columns.features, columns.label, config.model.inputs, manifest.text.get("pad_id", -100)
-        )
+        pad_id = manifest.text.get("pad_id", -100)
+        task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
-        open_reader = reader_opener(
-            config, folder, manifest, columns, strategy, device, ctx.world_size, readers, ctx.on_progress
-        )
-        parts = Parts(ctx, config, run, strategy, task, open_reader)
-        result = _train(parts, model, manifest.fingerprint, began)
+        parts = Parts(ctx, config, dataset, manifest, run, strategy, device, columns, task)
+        result = _train(parts, model, began)
         failed = False
         return result
     finally:
-        for reader in readers:
-            reader.close()
+        if parts is not None:
+            parts.close()
         strategy.close(failed)
 
 
-def _train(parts: Parts, model: InitialModel, fingerprint: str, began: float) -> dict[str, Any]:
-    """Resume, fit, export, score: rank 0's summary as plain values."""
+def _train(parts: Parts, model: InitialModel, began: float) -> RankResult:
+    """Resume, fit, export, score."""
     ctx, config, strategy = parts.ctx, parts.config, parts.strategy
-    reader = parts.open_reader("train", True)
-    valid = parts.open_reader(config.train.valid_split, False)
+    reader = parts.open_reader("train", training=True)
+    valid = parts.open_reader(config.train.valid_split, training=False)
     # now, not when training is done: filters may leave nothing of it
-    test = parts.open_reader(config.train.test_split, False) if config.train.test_split is not None else None
-    settings = loop_settings(config)
-    steps = total_steps(settings, reader.steps_per_epoch)
+    test = parts.open_reader(config.train.test_split, training=False) if config.train.test_split is not None else None
+    steps = total_steps(config.train, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if strategy.wants_sample else None
     ctx.heartbeat(0, "prepare")
-    strategy.prepare(model, parts.task, optimizer_factory(config), sample, config.train.compile)
+    strategy.prepare(model, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
     checkpoints = open_checkpoints(parts)
-    audit = open_audit(parts, reader)
-    facts = {
-        "dataset": fingerprint,
+    record: dict[str, Any] = {  # a LoopRecord without its state
+        "dataset": parts.manifest.fingerprint,
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
     }
-
-    def save(state: TrainerState, metric: float | None) -> None:
-        if audit is not None:
-            audit.flush()  # no step a checkpoint vouches for may be missing from the audit
-        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | facts, metric)
-
-    def evaluate_valid(step: int) -> dict[str, float]:
-        return evaluate_split(strategy, valid, parts.task, tick=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"))
-
-    begun = resume(parts, checkpoints, facts)
+    callbacks = make_callbacks(parts, valid, steps, checkpoints, record, open_audit(parts, reader))
+    begun = resume(parts, checkpoints, record)
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
     ctx.event("training", {"from_step": begun.step, "steps": steps, "startup_s": time.monotonic() - began})
     training = time.monotonic()
-    lr_at, on_step = learning_rate_schedule(config, steps), audit.record if audit else None
-    state = fit(strategy, reader, evaluate_valid, lr_at, save, ctx, settings, begun, on_step)
+    state = fit(strategy, reader, callbacks, ctx, config.train, config.checkpoint, begun)
     checkpoints.wait()
     train_s = time.monotonic() - training
-    summary: dict[str, Any] = {
-        "engine": strategy.engine,
-        "world": ctx.world_size,
-        "threads_per_rank": torch.get_num_threads(),
-        "finished": state.step >= steps or state.stopped_early,
-        "steps": state.step,
-        "samples": state.cursor,
-        "skipped_steps": state.skipped_steps,
-        "stopped_early": state.stopped_early,
-        "best_step": state.best_step,
-        "best_value": state.best_value,
-        "train_s": train_s,
-        "rows_per_s": (state.cursor - begun.cursor) / max(train_s, 1e-9),
-        "valid": state.last_valid,
-        "measured": strategy.measure(),
-        "train_left_out": left_out(reader),
-    }
-    if summary["finished"]:  # else: asked to stop; the last checkpoint is where the next command goes on
-        summary |= export(parts, checkpoints, state) | score_test_split(parts, test, state.step)
+    result = RankResult(
+        engine=strategy.engine,
+        world=ctx.world_size,
+        threads_per_rank=torch.get_num_threads(),
+        finished=state.step >= steps or state.stopped_early,
+        steps=state.step,
+        consumed_samples=state.consumed_samples,
+        skipped_steps=state.skipped_steps,
+        stopped_early=state.stopped_early,
+        best_step=state.best_step,
+        best_value=state.best_value,
+        train_s=train_s,
+        rows_per_s=(state.consumed_samples - begun.consumed_samples) / max(train_s, 1e-9),
+        valid=state.last_valid,
+        measured=strategy.measure(),
+        train_left_out=left_out(reader),
+    )
+    if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
+        result = replace(result, exported_step=export(parts, checkpoints, state), weights=MODEL_FOLDER)
+        result = score_test_split(parts, test, result)
     checkpoints.close()
-    return summary
+    return result
+
+
+def make_callbacks(
+    parts: Parts,
+    valid: Reader,
+    steps: int,
+    checkpoints: Checkpointer,
+    record: dict[str, Any],
+    audit: AuditLog | None,
+) -> Callbacks:
+    """What the loop calls between two steps.
+
+    Args:
+        parts: of this rank.
+        valid: reader of the validation split.
+        steps: of the whole run, for the learning rate.
+        checkpoints: of the run.
+        record: LoopRecord without its state, for every checkpoint.
+        audit: gets every batch.
+    """
+    ctx, strategy = parts.ctx, parts.strategy
+
+    def evaluate(step: int) -> dict[str, float]:
+        return evaluate_split(
+            strategy, valid, parts.task, on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}")
+        )
+
+    def save(state: TrainerState, metric: float | None) -> None:
+        if audit is not None:
+            audit.flush()  # no step a checkpoint vouches for may be missing from the audit
+        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | record, metric)
+
+    def on_step(epoch: int, step: int, batch: Batch) -> None:
+        if audit is not None:
+            audit.record(epoch, step, batch)
+
+    return Callbacks(learning_rate_schedule(parts.config, steps), evaluate, save, on_step)
 
 
 def open_checkpoints(parts: Parts) -> Checkpointer:
@@ -199,63 +243,77 @@ def open_checkpoints(parts: Parts) -> Checkpointer:
     )
 
 
-def resume(parts: Parts, checkpoints: Checkpointer, facts: dict[str, Any]) -> TrainerState:
-    """The state to go on from: the newest good checkpoint's, loaded into the strategy, or a new one.
+def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> TrainerState:
+    """Load the newest good checkpoint into the strategy and return its state; a new state without a checkpoint.
 
-    checkpoint.resume is not asked: it decides on the command's run folder, and what lies in that is this run's own.
+    ValueError where the checkpoint is of another dataset or order, by name. checkpoint.resume is not looked at: it
+    decides on the command's run folder, whose checkpoints are this run's own.
     """
-    keep = parts.config.checkpoint
+    keep, strategy = parts.config.checkpoint, parts.strategy
     latest = checkpoints.latest(keep.verify)
     if latest is None:
         return TrainerState()
-    state = restore(checkpoints, latest, parts.strategy, facts, keep.allow_other_order)
+    weights = strategy.state_dict()
+    check = TypeAdapter(LoopRecord)
+    restored = checkpoints.load(latest, weights, check=check.validate_python)
+    strategy.load_state_dict(weights)
+    stored = check.validate_python(restored.trainer)
+    before = {"dataset": stored["dataset"]} | stored["order"]
+    if differences := explain_difference(before, {"dataset": record["dataset"]} | record["order"]):
+        message = f"{latest.uri}: was trained on another order of samples: {'; '.join(differences)}"
+        if not keep.allow_other_order:
+            raise ValueError(
+                f"{message}. Give the run another name, set checkpoint.resume=false to start anew, "
+                "or checkpoint.allow_other_order=true to go on all the same"
+            )
+        log.warning("%s; going on because checkpoint.allow_other_order is set", message)
+    state = stored["state"]
     parts.ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
     return state
 
 
-def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> dict[str, Any]:
-    """Write the whole model of the step `train.export` names as one file; what the summary says."""
-    strategy, said = parts.strategy, dict[str, Any]()
+def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
+    """Write the whole model of the step that `train.export` names as one file; return that step. Collective."""
+    strategy, step = parts.strategy, state.step
     if parts.config.train.export == "best" and state.best_step not in (None, state.step):
         best = checkpoints.best(parts.config.train.best_mode)
         if best is not None:
-            state_dict = strategy.state_dict()
-            checkpoints.load(best, state_dict, random_state=False)
-            strategy.load_state_dict(state_dict)
-            said["exported_step"] = best.step
+            weights = strategy.state_dict()
+            checkpoints.load(best, weights, random_state=False)
+            strategy.load_state_dict(weights)
+            step = best.step
     described, values = strategy.stream_model()
-    values = heard(values, lambda number: parts.ctx.heartbeat(state.step, f"export tensor {number}"))
+    values = with_progress(values, lambda number: parts.ctx.heartbeat(state.step, f"export tensor {number}"))
     if parts.ctx.rank == 0:
-        write_weights(parts.run.at("model"), described, (v for v in values if v is not None), strategy.aliases)
-        said["weights"] = "model"
+        write_weights(parts.run.at(MODEL_FOLDER), described, (v for v in values if v is not None), strategy.aliases)
     else:
         collections.deque(values, maxlen=0)
-    return said
+    return step
 
 
-def heard(values: Iterator[Any], tick: Callable[[int], None]) -> Iterator[Any]:
-    """`values`, with a `tick` before each."""
+def with_progress(values: Iterator[Any], on_progress: Callable[[int], None]) -> Iterator[Any]:
+    """Yield `values`; call `on_progress(number)` before each."""
     for number, value in enumerate(values):
-        tick(number)
+        on_progress(number)
         yield value
 
 
-def score_test_split(parts: Parts, test: Reader | None, step: int) -> dict[str, Any]:
-    """Metrics over `train.test_split`, which of its rows these are, and the file of this rank's predictions where the
-    task has any."""
+def score_test_split(parts: Parts, test: Reader | None, result: RankResult) -> RankResult:
+    """Add the metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
     ctx, strategy, task = parts.ctx, parts.strategy, parts.task
     if test is None:
-        return {}
+        return result
     predictions = Predictions(task) if hasattr(task, "probabilities") and strategy.speaks_for_data_rank else None
-    on_batch = predictions.add if predictions else None
-    said: dict[str, Any] = {
-        "test": evaluate_split(strategy, test, task, on_batch, lambda n: ctx.heartbeat(step, f"test batch {n}")),
-        "test_left_out": left_out(test),
-    }
-    if predictions is not None:
-        name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
-        said["predictions"] = predictions.write(parts.run, name)
-    return said
+    metrics = evaluate_split(
+        strategy,
+        test,
+        task,
+        on_batch=predictions.add if predictions else None,
+        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n}"),
+    )
+    name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
+    file = predictions.write(parts.run, name) if predictions else None
+    return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
 
 
 def left_out(reader: Reader) -> list[str]:
@@ -265,7 +323,7 @@ def left_out(reader: Reader) -> list[str]:
 
 
 def pick_device(wanted: str, local_rank: int) -> torch.device:
-    """`auto` takes this rank's GPU where there is one. ValueError when `cuda` is asked for and there is none."""
+    """Pick this rank's device; `auto` prefers a GPU. ValueError for `cuda` on a host without one."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -285,12 +343,17 @@ class ThreadsFile(Stored):
 def agree_threads(
     run: Storage, configured: int | None, offer: int, gather: Callable[[bytes], list[bytes]], rank: int
 ) -> int:
-    """Torch threads of every rank, chosen once and kept in the run folder: sums over threads have other last bits for
-    another number of them, and how ranks are packed on hosts may change from attempt to attempt. Collective.
+    """Agree on torch's threads per rank, once for the whole run. Collective.
+
+    Sums over threads have other last bits for another number of them, and how ranks are packed on hosts may change from
+    attempt to attempt; so the run folder keeps the number.
 
     Args:
-        configured: `train.threads_per_rank`; goes before what the run has.
-        offer: what this rank's host has for it; the smallest is taken where nothing else decides.
+        run: the run folder.
+        configured: `train.threads_per_rank`; wins over the kept number.
+        offer: this rank's share of its host's cores; the smallest offer is taken where nothing else decides.
+        gather: all-gather of bytes between the ranks.
+        rank: rank 0 reads and writes the file.
     """
     have = run.exists(THREADS) if rank == 0 else False
     kept = read(ThreadsFile, run, THREADS).threads_per_rank if have else None
@@ -305,6 +368,7 @@ def agree_threads(
 
 
 def seed_everything(seed: int, stream: int = 0) -> None:
+    """Seed Python, numpy and torch. Different streams give different numbers for one seed."""
     mixed = (seed * 1_000_003 + stream) % 2**32
     random.seed(mixed)
     np.random.seed(mixed)
@@ -313,9 +377,12 @@ def seed_everything(seed: int, stream: int = 0) -> None:
 
 def pick_columns(
     manifest: DatasetManifest, inputs: list[str] | None, label: str | None, samples: bool = False
-) -> Columns:
-    """Columns by role, or as the recipe names them; ValueError names the key and the columns there are. `samples`: the
-    rows' numbers too, for a model that takes all columns as one dict."""
+) -> ModelColumns:
+    """Pick the model's columns by role, or as the recipe names them.
+
+    `samples`: add the rows' numbers, for a model that takes all columns as one dict. ValueError names the key and the
+    dataset's columns.
+    """
     names = {column.name for column in manifest.columns}
     masks = {column.mask: column.name for column in manifest.columns if column.mask is not None}
     for key, given, known in (("model.inputs", inputs or [], names | set(masks)), ("model.label", [label], names)):
@@ -333,11 +400,11 @@ def pick_columns(
             "leave it out of model.inputs"
         )
     read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
-    return Columns(features, labels[0] if labels else None, list(read))
+    return ModelColumns(features, labels[0] if labels else None, list(read))
 
 
 def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
-    """The recipe's module, in its master dtype. ValueError where the factory does not take the recipe's args."""
+    """Build the recipe's module in its master dtype. ValueError where the factory refuses the recipe's args."""
     factory = model_class(config.model.factory)
     try:
         if hasattr(factory, "from_manifest"):
@@ -352,7 +419,7 @@ def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
 
 
 def start_model(config: RunConfig, manifest: DatasetManifest) -> InitialModel | Unrecordable:
-    """The recipe's module without memory, and its initial values; or why its constructor needs the memory."""
+    """Record the recipe's module and its initial values without memory; or why its constructor needs memory."""
     try:
         return record_model(lambda: build_model(config, manifest), config.train.seed)
     except Unrecordable as error:
@@ -362,8 +429,11 @@ def start_model(config: RunConfig, manifest: DatasetManifest) -> InitialModel | 
 def agreed_model(
     model: InitialModel | Unrecordable, config: RunConfig, manifest: DatasetManifest, ctx: WorkerContext
 ) -> InitialModel:
-    """The model, where every rank has one; else it is made whole, by one rank of a host after the other, and rank 0
-    alone keeps its values. Collective."""
+    """Agree on the recorded model, or build it whole on every rank. Collective.
+
+    Where some rank could not record it, the ranks of a host build it one after the other, and rank 0 alone keeps its
+    values.
+    """
     everyone = peers(ctx.world_size, config.checkpoint.timeout_s)
     why = str(model) if isinstance(model, Unrecordable) else ""
     answers = [json.loads(answer) for answer in everyone.gather(json.dumps([why, ctx.local_size]).encode())]
@@ -386,8 +456,7 @@ def agreed_model(
     return model
 
 
-def optimizer_factory(config: RunConfig) -> OptimizerFactory:
-    optim = config.optim
+def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:
     return lambda named: build_optimizer(
         named,
         optim.name,
@@ -400,7 +469,7 @@ def optimizer_factory(config: RunConfig) -> OptimizerFactory:
 
 
 def learning_rate_schedule(config: RunConfig, steps: int) -> Callable[[int], float]:
-    """Step -> learning rate, with the batch-size rule applied to the peak."""
+    """Step -> learning rate; optim.scale_lr is applied to the peak."""
     optim = config.optim
     peak = scaled_lr(optim.lr, optim.scale_lr, config.train.global_batch, optim.reference_batch)
     return lambda step: learning_rate(
@@ -414,39 +483,12 @@ def learning_rate_schedule(config: RunConfig, steps: int) -> Callable[[int], flo
 
 
 def peers(world: int, timeout_s: float) -> Peers:
-    """How the ranks of a checkpoint agree."""
+    """The ranks' all-gather over Gloo with a timeout; a single rank's own answer."""
     return torch_peers(timedelta(seconds=timeout_s)) if world > 1 else solo()
 
 
-def reader_opener(
-    config: RunConfig,
-    folder: Storage,
-    manifest: DatasetManifest,
-    columns: Columns,
-    strategy: Strategy,
-    device: torch.device,
-    world: int,
-    opened: list[Reader],
-    tick: OnProgress,
-) -> Callable[[str, bool], Reader]:
-    """split, training? -> a reader of this rank's share; evaluation reads every row once, in stored order."""
-
-    asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
-    gather = data_gather(strategy, world, config.checkpoint.timeout_s) if asks_others and world > 1 else gather_alone
-
-    def open_split(split: str, training: bool) -> Reader:
-        batch = config.train.global_batch if training else config.train.eval_batch
-        request = ReadRequest(folder, manifest, split, columns.read, batch)
-        rank = DataRank(strategy.data_rank, strategy.data_size, device, gather, tick)
-        reader = make_reader(config.data, request, rank, evaluation=not training)
-        opened.append(reader)
-        return reader
-
-    return open_split
-
-
 def data_gather(strategy: Strategy, world: int, timeout_s: float) -> AllGather:
-    """All-gather of JSON values between data ranks: one answer for each, whichever of its ranks gave it."""
+    """All-gather of JSON values between data ranks: one answer per data rank, in their order."""
     everyone = peers(world, timeout_s)
 
     def gather(value: Any) -> list[Any]:
@@ -458,7 +500,7 @@ def data_gather(strategy: Strategy, world: int, timeout_s: float) -> AllGather:
 
 
 def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
-    """The record of which rows each data rank consumed, where `data.audit` asks for it."""
+    """The log of the rows this data rank consumes; None unless `data.audit` is set."""
     strategy = parts.strategy
     if not parts.config.data.audit or not strategy.speaks_for_data_rank:
         return None
@@ -473,56 +515,15 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
     return AuditLog(parts.run.at("audit"), header)
 
 
-def loop_settings(config: RunConfig) -> LoopSettings:
-    train, keep, early = config.train, config.checkpoint, config.train.early_stopping
-    return LoopSettings(
-        epochs=train.epochs,
-        steps=train.steps,
-        log_every_steps=train.log_every_steps,
-        eval_every_steps=train.eval_every_steps,
-        best_metric=train.best_metric,
-        best_mode=train.best_mode,
-        stop_metric=early.metric if early else None,
-        stop_mode=early.mode if early else "min",
-        patience=early.patience if early else 1,
-        min_delta=early.min_delta if early else 0.0,
-        max_skipped_steps=train.max_skipped_steps,
-        checkpoint_every_steps=keep.every_steps,
-        checkpoint_every_s=keep.every_s,
-        checkpoint_on_best=keep.on_improvement,
-    )
-
-
-def restore(
-    checkpoints: Checkpointer, info: CheckpointInfo, strategy: Strategy, facts: dict[str, Any], allow_other: bool
-) -> TrainerState:
-    """Load `info` into the strategy; ValueError where the dataset or an order setting is another, by name."""
-    state = strategy.state_dict()
-    record = TypeAdapter(LoopRecord)
-    restored = checkpoints.load(info, state, check=record.validate_python)
-    strategy.load_state_dict(state)
-    left = record.validate_python(restored.trainer)
-    before = {"dataset": left["dataset"]} | left["order"]
-    now = {"dataset": facts["dataset"]} | facts["order"]
-    if differences := explain_difference(before, now):
-        message = f"{info.uri}: was trained on another order of samples: {'; '.join(differences)}"
-        if not allow_other:
-            raise ValueError(
-                f"{message}. Give the run another name, set checkpoint.resume=false to start anew, "
-                "or checkpoint.allow_other_order=true to go on all the same"
-            )
-        log.warning("%s; going on because checkpoint.allow_other_order is set", message)
-    return left["state"]
-
-
 class Predictions:
-    """Collects what this rank scores of a split: `id` (the row's place in it), `prediction`, `label`."""
+    """Collects this rank's scores of a split: `id` (row number in the split), `prediction`, `label`."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def add(self, batch: Batch, outputs: Any) -> None:
+        """Keep the scores of a batch's real rows; outputs (B,) or (B, classes)."""
         real = batch.row_weights().cpu() > 0  # ids are the host's, outputs and weights the device's
         assert batch.ids is not None, "evaluation readers carry ids"
         scores = self.task.probabilities(outputs).cpu()[real].numpy()
@@ -530,7 +531,7 @@ class Predictions:
         self.parts.append((batch.ids[real].numpy(), scores, labels))
 
     def write(self, run: Storage, name: str) -> str | None:
-        """One Parquet file below the run folder; its path, None where this rank scored nothing."""
+        """Write one Parquet file below the run folder; its path, None where this rank scored nothing."""
         if not self.parts:
             return None
         ids, scores, labels = (np.concatenate(part) for part in zip(*self.parts, strict=True))

@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from pipelines.metrics import Bin, Confusion, Group, average_precision, precision_recall, roc_auc, roc_curve
+from pipelines.metrics import Bin, Group, ThresholdCurves
 
 INK, MUTED, GRID = "#1c2430", "#6b7585", "#e3e7ed"
-COLOURS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")
-MOST_POINTS = 800  # of a curve: more cannot be told apart at this size
+COLORS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")
+MOST_POINTS = 800  # of a curve: more cannot be seen at this size
 MOST_BARS = 40
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -27,7 +27,7 @@ STYLE: Any = {
     "font.size": 9,
     "svg.fonttype": "none",
     "svg.hashsalt": "sparkring",  # the same numbers give the same bytes
-    "text.parse_math": False,  # `$x$` is a value of somebody's column, not mathematics
+    "text.parse_math": False,  # `$x$` is a value of a user's column, not mathematics
     "axes.edgecolor": "#b4bcc8",
     "axes.labelcolor": MUTED,
     "xtick.color": MUTED,
@@ -37,7 +37,7 @@ History = Mapping[str, Sequence[tuple[int, float]]]
 
 
 def to_svg(figure: Figure) -> str:
-    """The `<svg>` element alone, to stand in a page."""
+    """The `<svg>` element alone, for use in a page."""
     text = _saved(figure, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
     return text[text.index("<svg") :]
 
@@ -56,58 +56,58 @@ def _saved(figure: Figure, **how: Any) -> bytes:
 
 
 def curves(history: History, ylabel: str) -> Figure:
-    """One line per name over steps; few points are marked too."""
+    """Draw one line per name over steps, with dots where the points are few."""
     figure, axes = _new(ylabel=ylabel, xlabel="step")
-    for colour, (name, points) in zip(_cycle(len(history)), history.items(), strict=True):
+    for color, (name, points) in zip(_cycle(len(history)), history.items(), strict=True):
         steps, values = _thin(*np.array(points, dtype=float).reshape(-1, 2).T)
         few = len(steps) <= 30
-        axes.plot(steps, values, color=colour, label=name, marker="o" if few else None, markersize=3.5, linewidth=1.6)
+        axes.plot(steps, values, color=color, label=name, marker="o" if few else None, markersize=3.5, linewidth=1.6)
     if len(history) > 1:
         axes.legend(frameon=False)
     return figure
 
 
-def roc(counts: Confusion) -> Figure:
-    fpr, tpr = roc_curve(counts)
+def roc(curves: ThresholdCurves) -> Figure:
+    """ROC curve, with the diagonal of chance."""
     figure, axes = _new("false positive rate", "true positive rate")
     axes.plot([0, 1], [0, 1], color=GRID, linestyle="--", linewidth=1.2)
-    axes.plot(*_thin(fpr, tpr), color=COLOURS[0], linewidth=1.8)
-    axes.text(0.97, 0.05, f"AUC {roc_auc(counts):.4f}", ha="right", color=INK, transform=axes.transAxes)
+    axes.plot(*_thin(curves.false_positive_rate, curves.true_positive_rate), color=COLORS[0], linewidth=1.8)
+    axes.text(0.97, 0.05, f"AUC {curves.auc:.4f}", ha="right", color=INK, transform=axes.transAxes)
     return _unit_square(figure, axes)
 
 
-def precision_recall_curve(counts: Confusion) -> Figure:
-    precision, recall = precision_recall(counts)
-    base = counts.positives / (counts.positives + counts.negatives)
+def precision_recall(curves: ThresholdCurves) -> Figure:
+    """Precision over recall, with the precision of chance: the share of positive rows."""
+    chance = curves.positive_share
     figure, axes = _new("recall", "precision")
-    axes.axhline(base, color=GRID, linestyle="--", linewidth=1.2)
-    axes.plot(*_thin(recall, precision), color=COLOURS[0], linewidth=1.8)
-    text = f"average precision {average_precision(counts):.4f}\nchance {base:.4f}"
+    axes.axhline(chance, color=GRID, linestyle="--", linewidth=1.2)
+    axes.plot(*_thin(curves.recall, curves.precision), color=COLORS[0], linewidth=1.8)
+    text = f"average precision {curves.average_precision:.4f}\nchance {chance:.4f}"
     axes.text(0.97, 0.93, text, ha="right", va="top", color=INK, transform=axes.transAxes)
     return _unit_square(figure, axes)
 
 
 def calibration_plot(bins: Sequence[Bin]) -> Figure:
-    """Observed against predicted share; the dot's area is the slice's rows."""
+    """Draw observed over predicted share; the area of a dot grows with the slice's rows."""
     figure, axes = _new("predicted share", "observed share")
     predicted, observed = np.array([b.predicted for b in bins]), np.array([b.observed for b in bins])
     rows = np.array([b.rows for b in bins])
     top = min(1.0, 1.08 * max(predicted.max(), observed.max(), 0.05))
     axes.plot([0, top], [0, top], color=GRID, linestyle="--", linewidth=1.2)
-    axes.plot(predicted, observed, color=COLOURS[0], linewidth=1.2, alpha=0.6)
-    axes.scatter(predicted, observed, s=18 + 30 * rows / rows.max(), color=COLOURS[0], zorder=3)
+    axes.plot(predicted, observed, color=COLORS[0], linewidth=1.2, alpha=0.6)
+    axes.scatter(predicted, observed, s=18 + 30 * rows / rows.max(), color=COLORS[0], zorder=3)
     axes.set(xlim=(0, top), ylim=(0, top))
     return figure
 
 
 def shares(groups: Sequence[Group], column: str) -> Figure:
-    """Bars: observed positive share per value; dots: mean prediction. The most frequent values where there are many."""
+    """Draw the observed share (bars) and the mean prediction (dots) per value; of many, the most frequent ones."""
     common = sorted(groups, key=lambda g: -g.rows)[:MOST_BARS]
     shown = [group for group in groups if group in common]
     figure, axes = _new(_printable(column), "positive share", width=9.4, height=2.9)
     places = np.arange(len(shown))
     axes.bar(places, [g.observed for g in shown], color="#bcd0f2", width=0.72, label="observed")
-    axes.scatter(places, [g.predicted for g in shown], color=COLOURS[1], s=20, zorder=3, label="predicted")
+    axes.scatter(places, [g.predicted for g in shown], color=COLORS[1], s=20, zorder=3, label="predicted")
     names = [_printable(group.value[:14]) for group in shown]
     axes.set_xticks(places, names, rotation=0 if len(shown) <= 26 else 90, fontsize=8)
     axes.set_xlim(-0.6, len(shown) - 0.4)
@@ -117,11 +117,11 @@ def shares(groups: Sequence[Group], column: str) -> Figure:
 
 
 def time_bar(seconds: Mapping[str, float]) -> Figure:
-    """One bar of the whole job, cut by stage."""
+    """Draw one bar for the whole job, divided by stage."""
     figure, axes = _new("seconds", "", width=9.4, height=1.3)
     left = 0.0
-    for colour, (name, value) in zip(_cycle(len(seconds)), seconds.items(), strict=True):
-        axes.barh(0, value, left=left, color=colour, height=0.6, label=f"{name} {value:.1f} s")
+    for color, (name, value) in zip(_cycle(len(seconds)), seconds.items(), strict=True):
+        axes.barh(0, value, left=left, color=color, height=0.6, label=f"{name} {value:.1f} s")
         left += value
     axes.set_yticks([])
     axes.set_xlim(0, max(left, 1e-9))
@@ -144,7 +144,7 @@ def _new(xlabel: str, ylabel: str, width: float = 4.6, height: float = 3.3) -> t
 
 
 def _printable(text: str) -> str:
-    """What a font and XML can hold of a value of somebody's column."""
+    """The text with what no font or XML can hold replaced."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
@@ -161,4 +161,4 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cycle(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
+    return [COLORS[i % len(COLORS)] for i in range(count)]

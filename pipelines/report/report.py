@@ -1,28 +1,34 @@
-"""The one page a stranger reads: what was trained on what, how good it is beside baselines, what happened on the way.
+"""The report: what was trained on what, how good it is beside baselines, what happened on the way.
 
-`build_report` is a pure function of its inputs; the page is self-contained (inline SVG, no script, no network), so it
+`build_report` is a pure function of its inputs. The page is self-contained (inline SVG, no script, no network), so it
 opens in a browser, in MLflow's artifact viewer and in a mail.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from conf.manifest import DatasetManifest, digest
+from conf.load import Resolved
+from conf.manifest import ManifestError, digest, read_manifest
+from conf.storage import Storage, open_storage
 from pipelines import metrics
+from pipelines.etl_step import Dataset
+from pipelines.evaluate import read_held_out
 from pipelines.report import figures
-from pipelines.tracking.tracker import Tracker
+from pipelines.report.inputs import ReportInputs
+from pipelines.runs import Runs
+from pipelines.tracking.tracker import JOB, Tracker
+from training.result import read_result
 
+log = logging.getLogger(__name__)
 Drawn = tuple[str, str, Figure, bool]
 LOSSES = {
     "binary": "log loss (nats)",
@@ -39,96 +45,79 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Predictions of every held-out row: labels (N,) 0 or 1, scores (N,); `columns`: (N,) values to group by."""
+def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage) -> None:
+    """Write report.html into the run folder and, with its figures, into the job's run in MLflow.
 
-    labels: np.ndarray
-    scores: np.ndarray
-    columns: Mapping[str, Sequence[Any] | np.ndarray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ReportInputs:
-    """Everything the page shows. What is left empty is left out of it."""
-
-    name: str
-    status: str
-    description: str = ""
-    task: str = "binary"
-    positive: str = "positive"  # what a label of 1 means, for the captions
-    facts: Mapping[str, str] = field(default_factory=dict)  # label -> text or http(s) link
-    history: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)  # metric -> (step, value)
-    model_name: str = "this model"
-    model_scores: Mapping[str, float] = field(default_factory=dict)  # for tasks without `held_out`
-    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # name -> metric -> value
-    held_out: HeldOut | None = None
-    manifest: DatasetManifest | None = None
-    timings_s: Mapping[str, float] = field(default_factory=dict)  # stage -> seconds, in order
-    rates: Mapping[str, str] = field(default_factory=dict)  # label -> "123 rows/s"
-    attempts: Sequence[Mapping[str, Any]] = ()
-    config: Sequence[tuple[str, str, str]] = ()  # key, value, origin
-    sample: str = ""  # language model: text it wrote
-    plan: str = ""  # the table of predicted and measured quantities
-
-    def scores(self) -> dict[str, dict[str, float]]:
-        """Name -> metric -> value, ours first; computed exactly from `held_out` where there is one."""
-        ours = dict(self.model_scores)
-        if self.held_out is not None:
-            ours |= metrics.binary_scores(self.held_out.labels, self.held_out.scores)
-        if self.task == "language_model" and "loss" in ours:
-            ours.setdefault("perplexity", math.exp(min(ours["loss"], 700.0)))
-        return ({self.model_name: ours} if ours else {}) | {name: dict(s) for name, s in self.baselines.items()}
+    One that cannot be drawn fails no job: the model is registered by now.
+    """
+    try:
+        drawn = draw(inputs)
+        html = build_report(inputs, drawn).encode()
+        tracker.artifact(JOB, html, "report.html")  # as bytes: everything in it is redacted, and its SQL is no prose
+        for name, _, figure, _ in drawn:
+            tracker.artifact(JOB, figures.to_png(figure), f"{name}.png", "figures")
+        folder.put_atomic("report.html", html)
+    except Exception as error:
+        log.exception("the report could not be drawn; once that is mended, `sparkring report` draws it")
+        tracker.tags(JOB, {"sparkring.report": f"not drawn: {type(error).__name__}: {error}"})
 
 
-def publish(inputs: ReportInputs, tracker: Tracker, key: str) -> str:
-    """The page, also stored with the run: `report.html` and each figure as `figures/<name>.png`."""
-    drawn = draw(inputs)
-    html = build_report(inputs, drawn)
-    tracker.artifact(key, html.encode(), "report.html")  # of what is redacted by now: its SQL is no prose
-    for name, _, figure, _ in drawn:
-        tracker.artifact(key, figures.to_png(figure), f"{name}.png", "figures")
-    return html
+def redraw(resolved: Resolved) -> str:
+    """Draw the report of the recipe's newest finished run again, from its folder; the file's URI.
+
+    `resolved` says where runs are, and decides nothing else. ManifestError where no run has finished.
+    """
+    runs = Runs(resolved.config.storage.runs, resolved.config.name)
+    finished = [record for record in runs.records() if record.status == "finished"]
+    if not finished:
+        raise ManifestError(
+            f"{runs.storage.uri}: no finished run of {resolved.config.name!r}; run `sparkring run` first"
+        )
+    folder = runs.at(finished[-1])
+    result = read_result(folder)
+    config, storage = result.run_config(), open_storage(result.dataset)
+    dataset = Dataset(read_manifest(storage), storage)
+    drawn_from_rows = config.train.test_split is not None and result.predictions
+    held_out = read_held_out(config, dataset, folder, result) if drawn_from_rows else None
+    folder.put_atomic("report.html", build_report(ReportInputs(result, dataset.manifest, held_out)).encode())
+    return f"{folder.uri}/report.html"
 
 
 def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> str:
-    """The page as text. `drawn`: what `draw(inputs)` gave, where it is at hand."""
+    """The page as text. `drawn`: of `draw(inputs)`, if it has been called already."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"number": number, "count": lambda n: f"{n:,}".replace(",", " "), "megabytes": megabytes}
     template = environment.from_string(resources.files("pipelines.report").joinpath("report.html").read_text())
     shown = draw(inputs) if drawn is None else drawn
-    scores = inputs.scores()
+    scores = inputs.scores
     page = template.render(
         i=inputs,
         scores=scores,
         verdict=verdict(scores),
-        columns=[(name, _title(name, inputs.task)) for name in _score_columns(scores)],
+        columns=[(name, _title(name, inputs.config.model.task)) for name in _score_columns(scores)],
         best=_best(scores),
         figures=[(caption, Markup(figures.to_svg(figure)), wide) for _, caption, figure, wide in shown],
-        time_figure=Markup(figures.to_svg(figures.time_bar(inputs.timings_s))) if inputs.timings_s else "",
+        time_figure=Markup(figures.to_svg(figures.time_bar(inputs.result.timings))),
         attempt_columns=list(dict.fromkeys(key for attempt in inputs.attempts for key in attempt)),
-        splits=_splits(inputs.manifest),
     )
     return page.encode(errors="replace").decode()  # a lone surrogate has no bytes
 
 
 def draw(inputs: ReportInputs) -> list[Drawn]:
-    """(file name, caption, figure, whether it is a wide one) of every figure; MLflow gets the same ones as PNG."""
+    """Every figure as (file name, caption, figure, whether it is wide); MLflow gets the same ones as PNG."""
     drawn: list[Drawn] = []
-    for kind, caption in (("loss", "Loss"), ("perplexity", "Perplexity")):
-        found = {name: points for name, points in inputs.history.items() if name.rpartition("/")[2] == kind and points}
-        if found:
-            drawn.append((kind, f"{caption} over steps", figures.curves(found, kind), False))
+    if inputs.losses:
+        drawn.append(("loss", "Loss over steps", figures.curves(inputs.losses, "loss"), False))
     held = inputs.held_out
     if held is None:
         return drawn
-    counts = metrics.confusion(held.labels, held.scores)
-    if counts.positives and counts.negatives:
-        drawn.append(("roc", "ROC over all held-out rows", figures.roc(counts), False))
-        drawn.append(("precision_recall", "Precision and recall", figures.precision_recall_curve(counts), False))
+    curves = metrics.threshold_curves(held.labels, held.scores)
+    if curves is not None:
+        drawn.append(("roc", "ROC over all held-out rows", figures.roc(curves), False))
+        drawn.append(("precision_recall", "Precision and recall", figures.precision_recall(curves), False))
     bins = metrics.calibration(held.labels, held.scores)
     drawn.append(("calibration", "Calibration, slices of equal counts", figures.calibration_plot(bins), False))
-    for name, values in held.columns.items():
+    for name, values in held.groups.items():
         groups = metrics.share_by(values, held.labels, held.scores)
         drawn.append(
             (f"share_by_{file_name(name)}", f"Share of {inputs.positive} by {name}", figures.shares(groups, name), True)
@@ -137,7 +126,7 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
 
 
 def file_name(column: str) -> str:
-    """A file's name for a column, which may be named anything; different for different columns."""
+    """A file name for a column of any name, unique to it."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", column)[:100]
     return plain if plain == column else f"{plain}-{digest(column)[:8]}"
 
@@ -195,13 +184,3 @@ def _best(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
         if len(named) > 1:
             found[metric] = (min if metric in metrics.BEST_IS_LOW else max)(named, key=lambda name: named[name])
     return found
-
-
-def _splits(manifest: DatasetManifest | None) -> list[tuple[str, int, int, int]]:
-    """(split, rows, files, bytes)."""
-    if manifest is None:
-        return []
-    return [
-        (name, split.rows, split.files, sum(f.bytes for f in manifest.files if f.split == name))
-        for name, split in manifest.splits.items()
-    ]

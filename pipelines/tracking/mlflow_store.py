@@ -1,8 +1,8 @@
-"""MLflow, from the driver only: every run, metric, dataset, checkpoint and model of a job.
+"""Everything that talks to MLflow, from the driver only: the sending of journals, and the UI.
 
 The driver's `Tracker` (tracker.py) appends to a journal on disk and returns at once, so tracking can neither slow nor
-stop training. `MlflowSink`, in one thread, applies the journal to the store and keeps trying while a server is away;
-what it could not send is sent by the next job on this machine, or by `replay`.
+stop training. `MlflowSink`, in one thread, applies the journal to the store and keeps trying while a server is away.
+What it could not send is sent by the next job on this machine, or by `replay`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,13 @@ from conf.schema_tracking import TrackingConfig
 from conf.secrets import redact
 from conf.storage import exclusive
 from conf.stored import StoredError
-from pipelines.tracking import ops as ops
-from pipelines.tracking.buffer import Journal, abandoned_journals
+from pipelines.tracking import ops
+from pipelines.tracking.journal import Journal, abandoned_journals
 from pipelines.tracking.process_id import this_process
 from pipelines.tracking.rules import (
-    TrackerSettings,
+    StoreUnreachable,
     TryAgain,
-    Unreachable,
+    client_limits,
     is_abandoned,
     new_points,
     open_runs,
@@ -56,7 +56,7 @@ from pipelines.tracking.rules import (
 from training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
-# What the server says when it understood and refused; anything else may pass, so it is tried again.
+# Error codes of a server that understood and refused; after any other the operation is tried again.
 REFUSALS = {
     "INVALID_PARAMETER_VALUE",
     "RESOURCE_ALREADY_EXISTS",
@@ -68,6 +68,7 @@ REFUSALS = {
     "NOT_IMPLEMENTED",
 }
 MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
+PIP_REQUIREMENTS = ["sparkring"]  # of a model
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
 IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
@@ -110,9 +111,9 @@ class SparkringSource(DatasetSource):
 class SparkringDataset(Dataset):
     """Digest = the first 36 characters of our fingerprint, all that MLflow stores; the whole is in the source."""
 
-    def __init__(self, name: str, uri: str, fingerprint: str, profile: Mapping[str, Any], schema: list[ops.NamedType]):
-        self._profile, self._schema = dict(profile), schema
-        super().__init__(SparkringSource(uri, fingerprint), name=name)
+    def __init__(self, info: ops.DatasetInfo):
+        self._profile, self._schema = info.profile, info.schema
+        super().__init__(SparkringSource(info.uri, info.fingerprint), name=info.name)
 
     def _compute_digest(self) -> str:
         return str(self._source.to_dict()["fingerprint"])[:36]
@@ -131,10 +132,11 @@ class SparkringDataset(Dataset):
 
 
 class MlflowSink:
-    """Applies one journal to a store. Used from one thread."""
+    """Applies one journal to a store. Used from one thread. `config`: with its names filled in."""
 
-    def __init__(self, settings: TrackerSettings, journal: Journal):
-        self.settings, self.journal = settings, journal
+    def __init__(self, config: TrackingConfig, journal: Journal):
+        assert config.experiment is not None, "TrackingConfig.named gives it a name"
+        self.config, self.journal, self._experiment_name = config, journal, config.experiment
         self._client: MlflowClient | None = None
         self._experiment = ""
         self._last: dict[str, dict[str, int]] = {}
@@ -146,15 +148,17 @@ class MlflowSink:
         return runs
 
     def drain(self) -> int:
-        """Apply what is pending; the number of operations. With the rest still in the journal it raises Unreachable,
-        TryAgain, or where the journal is damaged StoredError."""
+        """Apply the pending operations; their number.
+
+        Raises StoreUnreachable or TryAgain, with the rest still in the journal; StoredError where it is damaged.
+        """
         count = 0
         while pending := self.journal.pending():
             for batch, position in _batches(pending):
                 try:
                     self._connect()
                 except Exception as error:
-                    raise Unreachable(_first_line(error)) from error
+                    raise StoreUnreachable(_first_line(error)) from error
                 try:
                     self._apply(batch)
                 except StoredError:
@@ -182,14 +186,14 @@ class MlflowSink:
         return kinds
 
     def _check_store(self, error: Exception) -> None:
-        """Raise Unreachable where the store does not answer even the simplest question after this error."""
+        """Raise StoreUnreachable where the store, after this error, does not answer even the simplest request."""
         try:
             self._connect().get_experiment(self._experiment)
         except Exception:
-            raise Unreachable(_first_line(error)) from error
+            raise StoreUnreachable(_first_line(error)) from error
 
     def _may_pass(self, error: Exception, kind: str) -> bool:
-        """False for a refusal, and for an operation that fails again and again while the store answers others."""
+        """Whether to try again. Not after a refusal, nor after MOST_FAILURES while the store answers others."""
         if isinstance(error, MlflowException) and error.error_code in REFUSALS:
             return False
         failures = self.journal.state["failures"] = self.journal.state.get("failures", 0) + 1
@@ -200,35 +204,32 @@ class MlflowSink:
         return False
 
     def _not_recorded(self, op: ops.Op, error: Exception) -> None:
-        """Say on the run itself that something is missing from it: nobody reads the log of a job that went well."""
-        names = (getattr(op, name, "").rpartition("/")[2] for name in ("name", "file", "what"))
-        what = " ".join([op.op, *filter(None, names)])
+        """Note on the run itself what is missing from it: nobody reads the log of a job that went well."""
         lost: list[str] = self.journal.state.setdefault("not_recorded", {}).setdefault(op.key, [])
-        lost.append(f"{what}: {_first_line(error)}")
+        lost.append(f"{op.label}: {_first_line(error)}")
         try:
             self._connect().set_tag(self.runs[op.key], NOT_RECORDED, "; ".join(lost)[:4000])
         except Exception as second:
-            log.warning("nor could the run be told: %s", _first_line(second))
+            log.warning("the run could not be tagged with it either: %s", _first_line(second))
 
     def _connect(self) -> MlflowClient:
         if self._client is None:
-            if self.settings.uri is None:
-                with exclusive(Path(self.settings.root) / ".create.lock"):  # two fresh sqlite openings fail
-                    client = MlflowClient(self.settings.store_uri, registry_uri=self.settings.store_uri)
-                    self._experiment = self._experiment_id(client)
-            else:
-                client = MlflowClient(self.settings.store_uri, registry_uri=self.settings.store_uri)
+            store, embedded = self.config.store_uri, self.config.uri is None
+            # Two processes that open a fresh sqlite store at a time both fail.
+            lock = exclusive(Path(self.config.root) / ".create.lock") if embedded else nullcontext()
+            with lock:
+                client = MlflowClient(store, registry_uri=store)
                 self._experiment = self._experiment_id(client)
             self._client = client
         return self._client
 
     def _experiment_id(self, client: MlflowClient) -> str:
-        found = client.get_experiment_by_name(self.settings.experiment)
+        name = self._experiment_name
+        found = client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
-        folder = Path(self.settings.root).resolve() / "artifacts" / self.settings.experiment
-        place = None if self.settings.uri else folder.as_uri()
-        return str(client.create_experiment(self.settings.experiment, place, EXPERIMENT_TAGS))
+        folder = Path(self.config.root).resolve() / "artifacts" / name
+        return str(client.create_experiment(name, None if self.config.uri else folder.as_uri(), EXPERIMENT_TAGS))
 
     def _apply(self, batch: Sequence[ops.Op]) -> None:
         first = batch[0]
@@ -312,8 +313,7 @@ class MlflowSink:
             self._connect().log_batch(self.runs[op.key], tags=tags[start : start + 100])
 
     def _dataset(self, op: ops.DatasetUse) -> None:
-        dataset = SparkringDataset(op.name, op.uri, op.fingerprint, op.profile, op.schema)
-        entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])
+        entry = DatasetInput(SparkringDataset(op)._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])
         self._connect().log_inputs(self.runs[op.key], [entry])
 
     def _artifact(self, op: ops.Artifact) -> None:
@@ -324,7 +324,7 @@ class MlflowSink:
             self._connect().log_artifact(self.runs[op.key], str(path), folder or None)
 
     def _checkpoint(self, op: ops.Checkpoint) -> None:
-        """A LoggedModel without files: the shards stay where they are, the pointer says where."""
+        """A LoggedModel without files: it points at the shards, which stay where they are."""
         params = {name: str(getattr(op, name)) for name in ("uri", "step", "bytes", "world", "metric")}
         tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op.uri}
         name, kind = f"checkpoint-step-{op.step}", "sparkring-checkpoint"
@@ -346,8 +346,18 @@ class MlflowSink:
     def _logged_model(
         self, op: ops.Checkpoint | ops.Model, content: str, name: str, kind: str, tags: ops.Texts, params: ops.Texts
     ) -> LoggedModel:
-        """The run's model of this `content`. One that an earlier try made, or another job that went on with the run, is
-        found again: none is made twice."""
+        """Find or create the run's model of this content.
+
+        One that an earlier try made, or another job that continued the run, is found again: none is made twice.
+
+        Args:
+            op: for its run.
+            content: identifies the model within its run and kind.
+            name: as MLflow shows it.
+            kind: MLflow's model type.
+            tags: of a new model.
+            params: of a new model.
+        """
         client, run = self._connect(), self.runs[op.key]
         identity = digest([run, kind, content])
         found = client.search_logged_models([self._experiment], f"tags.`{IDENTITY}` = '{identity}'")
@@ -362,8 +372,10 @@ class MlflowSink:
         client.finalize_logged_model(model.model_id, "READY")
 
     def _register(self, name: str, model: LoggedModel, op: ops.Model) -> None:
-        """One version for one model, and the alias on it, unless that is on the model of a later job: a journal may be
-        sent long after its job."""
+        """Register one version for the model, and move the alias to it.
+
+        Unless the alias is on the model of a later job: a journal may be sent long after its job.
+        """
         client, run, at_ms = self._connect(), self.runs[op.key], int(op.at * 1000)
         try:
             client.create_registered_model(name)
@@ -389,7 +401,7 @@ class MlflowSink:
             client.set_registered_model_alias(name, alias, str(version.version))
 
     def _lost(self, op: ops.Lost) -> None:
-        """What the driver could not even copy."""
+        """Note what the driver could not even copy."""
         self._not_recorded(op, OSError(op.why))
 
     def _end(self, op: ops.End) -> None:
@@ -398,12 +410,13 @@ class MlflowSink:
 
     def url(self, key: str) -> str | None:
         """Where a browser finds the run; None for the embedded store, which `mlflow ui` serves."""
-        if key not in self.runs or not self.settings.store_uri.startswith("http"):
+        store = self.config.store_uri
+        if key not in self.runs or not store.startswith("http"):
             return None
-        return f"{without_password(self.settings.store_uri)}/#/experiments/{self._experiment}/runs/{self.runs[key]}"
+        return f"{without_password(store)}/#/experiments/{self._experiment}/runs/{self.runs[key]}"
 
     def heartbeat(self) -> None:
-        """A sign of life in every open run: another host judges each by its own."""
+        """Write a sign of life into every open run: another host judges each run by its own."""
         if self._client is not None:
             for run in open_runs(self.runs, self.journal.state.get("ended", [])):
                 self._client.set_tag(run, "sparkring.heartbeat", f"{time.time():.0f}")
@@ -415,7 +428,15 @@ class MlflowSink:
 
 
 def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: str) -> None:
-    """An MLflow model folder whose `loader_module` makes a predictor of `data`: no pickle, no inferred requirements."""
+    """Save an MLflow model folder without pickles and inferred requirements.
+
+    Args:
+        target: the folder.
+        data: files that `op.loader_module` makes a predictor of.
+        op: signature and loader.
+        run_id: of the run the model belongs to.
+        model_id: of its LoggedModel.
+    """
     import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema
@@ -431,13 +452,12 @@ def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: 
             data_path=str(data),
             mlflow_model=Model(run_id=run_id, model_id=model_id),
             signature=signature,
-            pip_requirements=op.pip_requirements,
-            metadata=op.metadata,
+            pip_requirements=PIP_REQUIREMENTS,
         )
 
 
 def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], int]]:
-    """Neighbouring metrics of one run together, everything else alone; each with the position after it."""
+    """Group neighboring metrics of one run, everything else alone; each group with the position after it."""
     group: list[ops.Op] = []
     end = 0
     for op, position in pending:
@@ -451,34 +471,41 @@ def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], 
 
 
 def _at_ms(version: ModelVersion) -> int:
-    said = version.tags.get(AT_MS, "")
-    return int(said) if said.isdecimal() else int(version.creation_timestamp)
+    """When the version's job registered it."""
+    tag = version.tags.get(AT_MS, "")
+    return int(tag) if tag.isdecimal() else int(version.creation_timestamp)
 
 
 def _first_line(error: BaseException) -> str:
-    """Of a message that may quote the store's URI: its credentials are hidden."""
+    """First line of a message, which may quote the store's URI: its credentials are hidden."""
     return redact((str(error).splitlines() or [type(error).__name__])[0])[:500]
 
 
-def replay(settings: TrackerSettings) -> tuple[int, int]:
+def replay(config: TrackingConfig) -> tuple[int, int]:
     """Send what dead jobs on this machine left in their journals: (journals finished, operations applied).
 
-    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. Each journal stands for
-    itself: a damaged one is set aside, one whose store is away stays. Raises Unreachable after the others are sent,
+    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. A damaged journal is set
+    aside, and one whose store is away stays; neither holds up the others. Raises StoreUnreachable after those are sent,
     with a line for each store that is away.
     """
+    with client_limits(config):
+        return _replay(config)
+
+
+def _replay(config: TrackingConfig) -> tuple[int, int]:
     finished = count = 0
     away: dict[str, Exception] = {}
-    for journal in abandoned_journals(Path(settings.root)):
+    for journal in abandoned_journals(Path(config.root)):
         delete, store = False, ""
         try:
-            sink = MlflowSink(replace(settings, **journal.state.get("settings", {})), journal)
-            store = sink.settings.store_uri
+            destination = dict(journal.state.get("settings", {}))
+            sink = MlflowSink(config.model_copy(update=destination), journal)
+            store = sink.config.store_uri
             if store not in away:
                 count += sink.drain()
                 sink.end_left("KILLED")
                 delete, finished = True, finished + 1
-        except Unreachable as error:
+        except StoreUnreachable as error:
             away[store] = error
         except (TryAgain, MlflowException) as error:
             log.warning("%s could not be sent and stays for the next job: %s", journal.folder, _first_line(error))
@@ -487,21 +514,21 @@ def replay(settings: TrackerSettings) -> tuple[int, int]:
         finally:
             journal.close(delete)
     if away:
-        raise Unreachable("\n".join(f"{redact(s)} cannot be reached, its journals stay: {e}" for s, e in away.items()))
+        lines = (f"{redact(store)} cannot be reached, its journals stay: {error}" for store, error in away.items())
+        raise StoreUnreachable("\n".join(lines))
     return finished, count
 
 
-def serve_ui(tracking: TrackingConfig, port: int) -> int:
-    """Serve MLflow's UI on the embedded store until interrupted; with a server, say where its own UI is.
+def serve_ui(store_uri: str, port: int) -> int:
+    """Serve MLflow's UI on the embedded store until interrupted; for a server, log where its own UI is.
 
     To be called from the main thread of a process that serves nothing else: all its descendants end with the UI.
     """
-    settings = TrackerSettings(tracking.experiment or "", tracking.uri, tracking.root)
-    if settings.store_uri.startswith("http"):
-        log.info("the tracking server has its own UI: %s", redact(settings.store_uri))
+    if store_uri.startswith("http"):
+        log.info("the tracking server has its own UI: %s", redact(store_uri))
         return 0
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", settings.store_uri, "--port", str(port)]
-    log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", settings.store_uri, port)
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store_uri, "--port", str(port)]
+    log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", store_uri, port)
     # MLflow starts servers and consumers of its own, which would outlive it and hold the port.
     adopt_orphans()
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

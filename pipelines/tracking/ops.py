@@ -1,12 +1,12 @@
-"""What a journal of tracking may hold: one closed kind per operation, and the state of its sending.
+"""The operations of a tracking journal, one closed type per kind, and the state of its sending.
 
-The driver writes them as they are; what is read back is checked against these types (conf/stored.py), since a journal
-may be damaged or made by somebody else: a file of an operation is below the journal's folder, and a name is a name.
+The driver writes them as they are. What is read back is checked against these types (conf/stored.py), since a journal
+may be damaged or forged: a file of an operation is below the journal's folder, and a name is a name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Field, RootModel, with_config
@@ -33,8 +33,14 @@ class NamedType(TypedDict):
 @with_config(CLOSED)
 @dataclass(frozen=True, kw_only=True)
 class _Op:
+    op: str
     key: FolderName  # of the run: job, etl, train, evaluate
-    at: Time  # when the driver said it
+    at: Time  # when the driver recorded it
+
+    @property
+    def label(self) -> str:
+        """The operation in the log, and in the tag that lists what is missing from a run."""
+        return self.op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +71,24 @@ class Tags(_Op):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetUse(_Op):
-    op: Literal["dataset"] = "dataset"
+class DatasetInfo:
+    """A dataset as MLflow shows it."""
+
     name: str
     uri: str
     fingerprint: str
-    profile: dict[str, Any]
+    profile: dict[str, Any]  # counts of rows and files
     schema: list[NamedType]
-    context: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetUse(DatasetInfo, _Op):
+    op: Literal["dataset"] = "dataset"
+    context: str  # such as "training"
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +96,10 @@ class Artifact(_Op):
     op: Literal["artifact"] = "artifact"
     file: RelativePath  # to the journal's `files`
     folder: RelativePath | Literal[""]  # in the store
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.file.rpartition('/')[2]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,21 +113,29 @@ class Checkpoint(_Op):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(_Op):
-    op: Literal["model"] = "model"
-    file: RelativePath
+class ModelInfo:
+    """The final model as MLflow shows it. Registered once for its run and weights, where a name is given."""
+
     name: str
     step: Count
-    sha256: str
-    loader_module: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")]
-    inputs: list[NamedType]
-    outputs: list[NamedType]
-    registered_model: str | None
-    alias: str | None
-    tags: Texts
-    params: Texts
-    pip_requirements: list[str]
-    metadata: dict[str, Any]
+    sha256: str  # of the weights
+    loader_module: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")]  # its `_load_pyfunc(folder)` makes a predictor
+    inputs: list[NamedType] = field(default_factory=list)  # the signature
+    outputs: list[NamedType] = field(default_factory=list)
+    registered_model: str | None = None
+    alias: str | None = None  # then points at the version, unless it does at the model of a later job
+    tags: Texts = field(default_factory=dict)
+    params: Texts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(ModelInfo, _Op):
+    op: Literal["model"] = "model"
+    file: RelativePath  # folder, relative to the journal's `files`
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +145,10 @@ class Lost(_Op):
     op: Literal["lost"] = "lost"
     what: str
     why: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.what}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +172,7 @@ def _known_place(store: Destination) -> Destination:
 
 @with_config(CLOSED)
 class Destination(TypedDict):
-    """Where a journal is sent: these two of TrackerSettings."""
+    """Where a journal is sent: these two keys of TrackingConfig."""
 
     experiment: Label
     uri: str | None

@@ -1,4 +1,4 @@
-"""Which process this is, so that another process can tell later whether it still runs.
+"""The identity of a process, by which another process can check later whether it still runs.
 
 The start is counted in clock ticks since boot (proc(5), field 22 of /proc/PID/stat): a create time, as psutil gives it,
 moves with every step of the wall clock.
@@ -14,11 +14,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ProcessId:
-    """`host`: name, boot and pid namespace, inside which `pid` and `start_ticks` name one process for ever."""
+    """One process, never to be confused with a later one of the same pid."""
 
-    host: str
+    host: str  # its name, boot and pid namespace
     pid: int
-    start_ticks: int
+    start_ticks: int  # from boot to its start
 
 
 def this_process() -> ProcessId:
@@ -30,7 +30,10 @@ def this_process() -> ProcessId:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Clock ticks from boot to the start of the process; None where none of this pid runs (a zombie has ended)."""
+    """Clock ticks from boot to the start of the process; None where no process of this pid runs.
+
+    A zombie has ended.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -40,7 +43,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_running(process: ProcessId, here: ProcessId) -> bool | None:
-    """Whether the process runs; None where `here`, this process, cannot see it: another host, boot or container."""
+    """Whether the process runs; None on another host, boot or container than `here`, this process's."""
     if process.host != here.host:
         return None
     return start_ticks(process.pid) == process.start_ticks

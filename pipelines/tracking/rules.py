@@ -1,20 +1,16 @@
-"""Decisions and settings of tracking, without MLflow: what is a parameter, which points are new, whose run is dead."""
+"""Decisions of tracking, without MLflow: what is a parameter, which points are new, whose run is dead."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import psutil
-
+from conf.schema_tracking import TrackingConfig
 from conf.secrets import redacted
 from pipelines.tracking.process_id import ProcessId, is_running
 
@@ -25,27 +21,8 @@ STALE_S = 600.0
 JOB = "job"  # key of the parent run
 
 
-@dataclass(frozen=True)
-class TrackerSettings:
-    """`uri` None: sqlite and artifacts below `root`. `root` also holds the journals of every kind of store."""
-
-    experiment: str
-    uri: str | None = None
-    root: str = "data/mlflow"
-    enabled: bool = True
-    tags: Mapping[str, str] = field(default_factory=dict)
-    system_metrics_every_s: float | None = 10.0
-    flush_every_s: float = 2.0
-    request_timeout_s: int = 10
-    request_retries: int = 1
-
-    @property
-    def store_uri(self) -> str:
-        return self.uri or f"sqlite:///{Path(self.root).resolve()}/mlflow.db"
-
-
-class Unreachable(RuntimeError):
-    """The store could not be asked."""
+class StoreUnreachable(RuntimeError):
+    """The tracking store does not answer."""
 
 
 class TryAgain(RuntimeError):
@@ -53,9 +30,9 @@ class TryAgain(RuntimeError):
 
 
 def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested configuration as `a.b.c` -> text, redacted; lists and empty blocks as JSON; cut to what MLflow stores.
+    """Flatten a nested configuration to `a.b.c` -> text: redacted, lists as JSON, cut to MLflow's limits.
 
-    Redacted here, while a number behind `n_token` is still seen to be none.
+    Redacted here, where a number behind `n_token` is still a number and not a text.
     """
     flat: dict[str, str] = {}
     for key, value in values.items():
@@ -80,7 +57,7 @@ def split_finite(values: Mapping[str, float]) -> tuple[dict[str, float], list[st
 def new_points(
     points: Iterable[tuple[str, float, int, int]], last: dict[str, int]
 ) -> list[tuple[str, float, int, int]]:
-    """Points (name, value, step, time in ms) beyond the last step known of their name; `last` is brought up to date.
+    """The points (name, value, step, time in ms) beyond the last step of their name; `last` is updated.
 
     After a resume the steps since the checkpoint come a second time: they are the same numbers, logged already.
     """
@@ -111,7 +88,7 @@ def end_status(error: BaseException | None) -> str:
 
 
 def process_tags(process: ProcessId, now: float) -> dict[str, str]:
-    """What a run says of the process it belongs to."""
+    """Tags of a run that name the process it belongs to."""
     return {
         "sparkring.host": process.host,
         "sparkring.pid": str(process.pid),
@@ -121,8 +98,10 @@ def process_tags(process: ProcessId, now: float) -> dict[str, str]:
 
 
 def is_abandoned(tags: Mapping[str, str], now: float, here: ProcessId) -> bool:
-    """Whether a RUNNING run's process is gone: where it can be seen from `here` by looking, elsewhere by a heartbeat
-    older than STALE_S. A run without our tags is nobody's business, nor one whose tags somebody has changed.
+    """Whether a RUNNING run's process is gone.
+
+    Where `here` can see the process, by looking; elsewhere by a heartbeat older than STALE_S. A run whose tags are not
+    ours, or were changed, is left alone.
     """
     try:
         numbers = [int(tags[f"sparkring.{name}"]) for name in ("pid", "start_ticks", "heartbeat")]
@@ -133,45 +112,21 @@ def is_abandoned(tags: Mapping[str, str], now: float, here: ProcessId) -> bool:
     return now - heartbeat > STALE_S if running is None else not running
 
 
-class SystemSampler:
-    """What the driver's machine does, under the names MLflow's UI groups as system metrics."""
-
-    def __init__(self) -> None:
-        self._disk, self._network = psutil.disk_io_counters(), psutil.net_io_counters()
-        self._at = time.monotonic()
-        psutil.cpu_percent()
-
-    def sample(self) -> dict[str, float]:
-        memory, disk, network = psutil.virtual_memory(), psutil.disk_io_counters(), psutil.net_io_counters()
-        elapsed_s = max(time.monotonic() - self._at, 1e-3)
-        values = {
-            "system/cpu_utilization_percentage": psutil.cpu_percent(),
-            "system/system_memory_usage_megabytes": memory.used / 1e6,
-            "system/system_memory_usage_percentage": memory.percent,
-            "system/driver_memory_usage_megabytes": psutil.Process().memory_info().rss / 1e6,
-        }
-        for name, before, after in (("disk", self._disk, disk), ("network", self._network, network)):
-            if before is None or after is None:
-                continue
-            read, written = ("read_bytes", "write_bytes") if name == "disk" else ("bytes_recv", "bytes_sent")
-            for label, counter in (("in", read), ("out", written)):
-                rate = (getattr(after, counter) - getattr(before, counter)) / elapsed_s / 1e6
-                values[f"system/{name}_{label}_megabytes_per_s"] = rate
-        self._disk, self._network, self._at = disk, network, time.monotonic()
-        return values
-
-
 def without_password(uri: str) -> str:
+    """The URI without user and password."""
     parts = urlsplit(uri)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/") if parts.netloc else uri
 
 
 @contextmanager
-def client_limits(settings: TrackerSettings) -> Iterator[None]:
-    """MLflow's client takes its limits from the environment only; its own (120 s, 7 retries) would stall a job."""
+def client_limits(config: TrackingConfig) -> Iterator[None]:
+    """Limit MLflow's requests inside the block; values the user has set stay.
+
+    Its client reads them from the environment only; the defaults (120 s, 7 retries) would stall a job.
+    """
     limits = {
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(settings.request_timeout_s),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(settings.request_retries),
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(config.request_timeout_s),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(config.request_retries),
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     }
     before = {name: os.environ.get(name) for name in limits}

@@ -1,7 +1,9 @@
-"""What the driver says about a job while it runs. Every call returns at once; none raises for the sake of the store,
-nor of the disk with the journal. Only the constructor, which makes the journal, does: nothing has been done by then.
+"""The driver's side of tracking: what a job records while it runs.
 
-A job is one parent run with a child for each of its parts (`etl`, `train`, `evaluate`), told apart by their keys.
+Every call returns at once and writes to the journal; a thread sends the journal to MLflow. None raises because of the
+store, nor because of the journal's disk: only the constructor, which makes the journal before anything else is done.
+
+A job is one parent run with a child for each of its parts (`etl`, `train`, `evaluate`), found by their keys.
 """
 
 from __future__ import annotations
@@ -11,66 +13,73 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from conf.schema_tracking import TrackingConfig
 from conf.secrets import redact, redacted
-from pipelines.tracking import ops as ops
-from pipelines.tracking.buffer import Journal
+from pipelines.tracking import ops
+from pipelines.tracking.journal import Journal
 from pipelines.tracking.process_id import this_process
 from pipelines.tracking.rules import (
     HEARTBEAT_S,
     JOB,
-    SystemSampler,
-    TrackerSettings,
-    Unreachable,
+    StoreUnreachable,
     client_limits,
     end_status,
     flat_params,
     process_tags,
     split_finite,
 )
+from pipelines.tracking.system_metrics import SystemSampler
 
 if TYPE_CHECKING:
     from pipelines.tracking.mlflow_store import MlflowSink
 
-__all__ = ["JOB", "Tracker", "TrackerSettings", "git_commit"]
+__all__ = ["JOB", "Tracker", "git_commit"]
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 60.0
 
 
 class Tracker:
-    """`job` identifies the work (say the digest of its configuration): with `resume`, an unfinished run of the same job
-    is continued, its parts too. Use as a context manager: the way the block is left decides the run's status.
-    """
+    """Records one job. A context manager: the way the block is left decides the run's status."""
 
     def __init__(
         self,
-        settings: TrackerSettings,
+        config: TrackingConfig,
         job: str,
         name: str,
         tags: Mapping[str, str] | None = None,
         resume: bool = False,
     ):
-        self.settings, self.job, self.resume = settings, job, resume
+        """Make the journal, and start the thread that sends it.
+
+        Args:
+            config: with its names filled in (TrackingConfig.named).
+            job: identifies the work, say the digest of its configuration.
+            name: of the parent run.
+            tags: of the parent run.
+            resume: continue an unfinished run of the same `job`, and its parts.
+        """
+        self.config, self.job, self.resume = config, job, resume
         self._open: list[str] = []
         self._ended: set[str] = set()
         self._nonfinite: dict[tuple[str, str], int] = {}
         self._stop, self._wake = threading.Event(), threading.Event()
         self._down_since: float | None = None
         self._limits = ExitStack()
-        self._thread: threading.Thread | None = None
-        if not settings.enabled:
-            return
-        self._limits.enter_context(client_limits(settings))
-        self._journal = Journal.create(Path(settings.root), name)
-        self._journal.state["settings"] = {"experiment": settings.experiment, "uri": settings.uri}
-        self._journal.done(0)
         self._sink: MlflowSink | None = None
+        self._journal: Journal | None = None
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
+        if not config.enabled:
+            return
+        self._limits.enter_context(client_limits(config))
+        self._journal = Journal.create(Path(config.root), name)
+        self._journal.state["settings"] = {"experiment": str(config.experiment), "uri": config.uri}
+        self._journal.done(0)
         self._start(JOB, name, None, dict(tags or {}))
         self._thread.start()
 
@@ -95,9 +104,9 @@ class Tracker:
 
     def _start(self, key: str, name: str, parent: str | None, tags: dict[str, str]) -> None:
         now = time.time()
-        tags = {**self.settings.tags, **tags, **process_tags(this_process(), now), "sparkring.job": self.job}
+        tags = {**self.config.tags, **tags, **process_tags(this_process(), now), "sparkring.job": self.job}
         self._open.append(key)
-        self._put(ops.StartRun, key, name=name, parent=parent, tags=_texts(tags), resume=self.resume)
+        self._put(ops.StartRun, key, name=name, parent=parent, tags=texts_of(tags), resume=self.resume)
 
     def _end(self, key: str, status: str) -> None:
         if key in self._open:
@@ -111,11 +120,11 @@ class Tracker:
     # -- what is recorded
 
     def params(self, key: str, values: Mapping[str, Any]) -> None:
-        """Nested values become `a.b.c`. On resume the first values stay; the names of changed ones become a tag."""
+        """Record nested values as `a.b.c`. On resume the first values stay; names of changed ones become a tag."""
         self._put(ops.Params, key, params=flat_params(values))
 
     def metrics(self, key: str, step: int, values: Mapping[str, float], time_s: float | None = None) -> None:
-        """Units belong in the names (`step_s`, `sent_bytes`). NaN and infinities are counted in a tag, not stored."""
+        """Record values of a step, units in the names (`step_s`). NaN and infinities are only counted, in a tag."""
         finite, others = split_finite(values)
         for name in others:
             self._nonfinite[(key, name)] = self._nonfinite.get((key, name), 0) + 1
@@ -124,87 +133,73 @@ class Tracker:
             self._put(ops.Metrics, key, points=[[name, value, step, now_ms] for name, value in finite.items()])
 
     def tags(self, key: str, tags: Mapping[str, Any]) -> None:
-        self._put(ops.Tags, key, tags=_texts(tags))
+        self._put(ops.Tags, key, tags=texts_of(tags))
 
-    def dataset(
-        self,
-        key: str,
-        name: str,
-        uri: str,
-        fingerprint: str,
-        context: str,
-        profile: Mapping[str, Any] | None = None,
-        schema: Sequence[Mapping[str, str]] = (),
-    ) -> None:
-        """`context` such as "training"; `profile` counts of rows; `schema` rows of `{"name", "type"}`."""
-        facts: dict[str, Any] = {"name": name, "uri": uri, "fingerprint": fingerprint, "profile": dict(profile or {})}
-        self._put(ops.DatasetUse, key, **facts, schema=[dict(column) for column in schema], context=context)
+    def dataset(self, key: str, info: ops.DatasetInfo, context: str) -> None:
+        """A dataset the run has used; `context` such as "training"."""
+        self._put(ops.DatasetUse, key, **vars(info), context=context)
 
     def artifact(self, key: str, source: Path | bytes | str, name: str, folder: str = "") -> None:
-        """A file or folder (Path), or the content itself, as `folder/name`. Copied now: the original may go. Only a str
-        is redacted, as the prose it is."""
+        """Store a file or folder (Path), or the content itself, as `folder/name`. It is copied now.
+
+        Only a str is redacted, as prose.
+        """
         content = redact(source).encode(errors="replace") if isinstance(source, str) else source
         self._put_file(ops.Artifact, key, content, name, folder=folder)
 
     def artifact_json(self, key: str, content: Any, name: str, path: str = "") -> None:
-        """An artifact of JSON. `path`: keys of the recipe above `content`, as `redacted` asks for."""
+        """Store an artifact of JSON. `path`: keys of the recipe above `content`, for `redacted`."""
         self.artifact(key, json.dumps(redacted(content, path), indent=1).encode(), name)
 
     def checkpoint(self, key: str, step: int, uri: str, bytes: int, world: int, metric: float | None = None) -> None:
-        """A committed checkpoint, as a pointer to where its shards lie."""
+        """A committed checkpoint, as a pointer to its shards.
+
+        Args:
+            key: of the run.
+            step: that it was written at.
+            uri: of its folder.
+            bytes: of all its files.
+            world: ranks that wrote it.
+            metric: the best-metric's value, where it was written right after an evaluation.
+        """
         self._put(ops.Checkpoint, key, step=step, uri=uri, bytes=bytes, world=world, metric=str(metric))
 
-    def model(
-        self,
-        key: str,
-        folder: Path,
-        loader_module: str,
-        name: str,
-        step: int,
-        weights_sha256: str,
-        inputs: Sequence[Mapping[str, Any]] = (),
-        outputs: Sequence[Mapping[str, Any]] = (),
-        registered_model: str | None = None,
-        alias: str | None = "champion",
-        tags: Mapping[str, Any] | None = None,
-        params: Mapping[str, Any] | None = None,
-        pip_requirements: Sequence[str] = ("sparkring",),
-        metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        """The final model: `folder` is read by `loader_module._load_pyfunc(folder)`, so that `mlflow.pyfunc.load_model`
-        gives a predictor wherever sparkring is installed. `inputs`, `outputs`: `{"name", "type", "required"}` with
-        MLflow's type names. Registered as a version where a name is given, once for the run and `weights_sha256`;
-        `alias`, where given, then points at it, unless it does at a model of a later moment.
+    def model(self, key: str, folder: Path, info: ops.ModelInfo) -> None:
+        """The final model: `mlflow.pyfunc.load_model` gives its predictor wherever sparkring is installed.
+
+        `folder` is what `info.loader_module._load_pyfunc(folder)` reads. It is copied now.
         """
-        op: dict[str, Any] = {
-            "inputs": [dict(c) for c in inputs],
-            "outputs": [dict(c) for c in outputs],
-            "tags": _texts(tags or {}),
-        }
-        op |= {"params": flat_params(params or {}), "metadata": dict(metadata or {}), "alias": alias, "step": step}
-        op |= {"sha256": weights_sha256, "loader_module": loader_module}
-        op |= {"name": name, "registered_model": registered_model, "pip_requirements": list(pip_requirements)}
-        self._put_file(ops.Model, key, folder, "data", **op)
+        texts = {"tags": texts_of(info.tags), "params": flat_params(info.params)}
+        self._put_file(ops.Model, key, folder, "data", **(vars(info) | texts))
 
     # -- sending
 
     def _put(self, kind: type[ops.Op], key: str, **fields: Any) -> None:
-        if self._thread is None:
+        """Append an operation of this kind, redacted."""
+        if self._journal is None:
             return
         if key not in self._open and kind not in (ops.End, ops.Tags):
             if key in self._ended:
                 log.warning("%s for the run %r came after its end and is not recorded", kind.op, key)
                 return
             raise KeyError(f"no open run {key!r}; open: {self._open}")
-        shown = {
-            name: value if name == "params" else redacted(value) for name, value in fields.items()
-        }  # see flat_params
+        # flat_params has redacted params already, when it still knew texts from numbers
+        shown = {name: value if name == "params" else redacted(value) for name, value in fields.items()}
         self._journal.append(kind(key=key, at=time.time(), **shown))
 
     def _put_file(
         self, kind: type[ops.Artifact | ops.Model], key: str, source: Path | bytes, file_name: str, **fields: Any
     ) -> None:
-        if self._thread is None:
+        """Copy `source` into the journal as `file_name`, and append an operation with it.
+
+        Args:
+            kind: of the operation.
+            key: of the run.
+            source: path of a file or folder, or the content.
+            file_name: of the copy.
+            fields: further fields of the operation.
+        """
+        if self._journal is None:
             return
         try:
             self._put(kind, key, file=self._journal.add_file(source, file_name), **fields)
@@ -213,38 +208,40 @@ class Tracker:
             self._put(ops.Lost, key, what=f"{kind.op} {file_name}", why=str(error))
 
     def _run(self) -> None:
-        sampler, sampled, beat, pause = SystemSampler(), time.monotonic(), time.monotonic(), 0.0
-        from pipelines.tracking.mlflow_store import MlflowSink  # seconds of imports, here where nobody waits for them
+        """Send the journal until `close`, with growing pauses while the store is away."""
+        assert self._journal is not None, "the thread is started where tracking is enabled"
+        sampler, sampled, beat, pause_s = SystemSampler(), time.monotonic(), time.monotonic(), 0.0
+        from pipelines.tracking.mlflow_store import MlflowSink  # takes seconds; in this thread no one waits
 
-        sink = self._sink = MlflowSink(self.settings, self._journal)
-        send_left_behind(self.settings)
+        sink = self._sink = MlflowSink(self.config, self._journal)
+        send_left_behind(self.config)
         while True:
             stopping = self._stop.is_set()
             try:
                 sink.drain()
-                pause = 0.0
+                pause_s = 0.0
                 self._up()
                 if time.monotonic() - beat >= HEARTBEAT_S:
                     beat = time.monotonic()
                     sink.heartbeat()
             except Exception as error:
-                self._down(error)
-                pause = min(max(2 * pause, self.settings.flush_every_s), LONGEST_PAUSE_S)
+                self._down(error, self._journal)
+                pause_s = min(max(2 * pause_s, self.config.flush_every_s), LONGEST_PAUSE_S)
             if stopping:
                 return
-            every_s = self.settings.system_metrics_every_s
-            if every_s and time.monotonic() - sampled >= every_s and JOB in self._open:
+            sample_now = time.monotonic() - sampled >= self.config.system_metrics_every_s
+            if self.config.system_metrics and sample_now and JOB in self._open:
                 sampled = time.monotonic()
                 self.metrics(JOB, int(time.time()), sampler.sample())
-            self._wake.wait(pause or self.settings.flush_every_s)
+            self._wake.wait(pause_s or self.config.flush_every_s)
             self._wake.clear()
 
-    def _down(self, error: Exception) -> None:
+    def _down(self, error: Exception, journal: Journal) -> None:
         if self._down_since is None:
             self._down_since = time.monotonic()
-            store, away = redact(self.settings.store_uri), isinstance(error, Unreachable)
+            store, away = redact(self.config.store_uri), isinstance(error, StoreUnreachable)
             how = "cannot be reached" if away else "does not take what is sent"
-            log.warning("%s %s (%s); tracking goes to %s", store, how, error, self._journal.folder)
+            log.warning("%s %s (%s); tracking goes to %s", store, how, error, journal.folder)
 
     def _up(self) -> None:
         if self._down_since is not None:
@@ -252,21 +249,21 @@ class Tracker:
             self._down_since = None
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until everything said so far is in the store; False if it is not by then."""
+        """Wait until everything recorded so far is in the store; False if it is not by then."""
         deadline = time.monotonic() + timeout_s
-        while self._thread is not None and self._thread.is_alive():
+        while self._journal is not None and self._thread.is_alive():
             if not self._journal.pending(1):
                 return True
             if time.monotonic() > deadline:
                 return False
             self._wake.set()
             time.sleep(0.02)
-        return self._thread is None
+        return self._journal is None
 
     def run_id(self, key: str = JOB, timeout_s: float = 60.0) -> str | None:
         """The run's id, None while the store cannot be reached."""
         deadline = time.monotonic() + timeout_s
-        while self._thread is not None:
+        while self._journal is not None:
             found = self._sink.runs.get(key) if self._sink else None
             if found is not None or time.monotonic() > deadline:
                 return found
@@ -275,11 +272,12 @@ class Tracker:
         return None
 
     def url(self, key: str = JOB) -> str | None:
-        return self._sink.url(key) if self._thread is not None and self._sink else None
+        """Where a browser finds the run; None for the embedded store, and while a server is away."""
+        return self._sink.url(key) if self._sink else None
 
     def close(self, error: BaseException | None = None, timeout_s: float = 60.0) -> None:
         """End every open run with the status `error` means; wait for the store at most `timeout_s`."""
-        if self._thread is None or self._stop.is_set():
+        if self._journal is None or self._stop.is_set():
             return
         for key in reversed(list(self._open)):
             self._end(key, end_status(error))
@@ -294,26 +292,27 @@ class Tracker:
             self._limits.close()
 
 
-def send_left_behind(settings: TrackerSettings) -> None:
-    """What earlier jobs had left on disk, where their stores answer. Never raises: the next job may send it."""
-    if not settings.enabled or not any((Path(settings.root) / "buffer").glob("*/")):
+def send_left_behind(config: TrackingConfig) -> None:
+    """Send what earlier jobs left on disk, where their stores answer. Never raises: the next job may send it."""
+    if not config.enabled or not any((Path(config.root) / "buffer").glob("*/")):
         return
     from pipelines.tracking.mlflow_store import replay  # seconds of imports
 
     try:
-        journals, operations = replay(settings)
+        journals, operations = replay(config)
         if journals:
             log.info("sent %d tracking operations that %d earlier jobs had left on disk", operations, journals)
     except Exception as error:
         log.warning("what earlier jobs had left on disk waits for the next one: %s", error)
 
 
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Tags as MLflow stores them."""
     return {str(name): str(value)[:4000] for name, value in values.items()}
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout around `folder`, with `+changes` when it has uncommitted ones; None outside of one."""
+    """The commit of the checkout around `folder`, `+changes` if some are uncommitted; None outside a checkout."""
 
     def git(*words: str) -> str:
         done = subprocess.run(

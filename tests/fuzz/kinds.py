@@ -26,10 +26,10 @@ from conf.stored import StoredError, read
 from etl.tokenizer import Codec, train_bpe
 from pipelines import serving
 from pipelines.evaluate import read_predictions
-from pipelines.report.report_job import Summary
 from pipelines.runs import RunRecord, Runs
-from pipelines.tracking.buffer import Journal, abandoned_journals
+from pipelines.tracking.journal import Journal, abandoned_journals
 from pipelines.tracking.ops import Artifact, Metrics, StartRun
+from tests.pipelines.results import train_result
 from tests.training.launch.examples import MESSAGES, example
 from training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
 from training.checkpoint.checkpointer import Checkpointer
@@ -39,6 +39,7 @@ from training.data.audit.log import read_records
 from training.launch.channel.frames import ProtocolError, decode, encode
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described
+from training.result import SUMMARY, FailedAttempt, read_result
 from training.weights import FILE as WEIGHTS_FILE
 from training.weights import read_weights, write_weights
 
@@ -59,7 +60,7 @@ class Kind:
 def kinds(folder: Path) -> dict[str, Kind]:
     """All kinds; files are read from below `folder`."""
     logging.getLogger().setLevel(logging.CRITICAL)
-    made = {"manifest": _manifest(folder), "run.json": _run(folder), "summary.json": _summary(folder)}
+    made = {"manifest": _manifest(folder), "run.json": _run(folder), SUMMARY: _summary(folder)}
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
     header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
@@ -126,28 +127,16 @@ def _run(folder: Path) -> Kind:
 
 
 def _summary(folder: Path) -> Kind:
-    train = {
-        "engine": "horovod",
-        "world": 2,
-        "steps": 10,
-        "samples": 100,
-        "best_step": 10,
-        "rows_per_s": 1.0,
-        "plan": "",
-    }
-    summary = {
-        "dataset": "d", "config": {"name": "x"}, "origins": {"name": "x.yaml:1"}, "config_digest": SHA, "attempts": 1,
-        "tracking_url": None, "commit": "", "failed_attempts": [], "timings": {"launch_s": 1.0},
-        "train": train | {"plan": ""},
-        "scores": {"this model": {"loss": 0.5}}, "missing": {}, "predictions": ["predictions/a.parquet"], "sample": "",
-        "per_step_s": {}, "once_s": {}, "history": {"train/loss": [[1, 0.5], [2, 0.4]]},
-    }  # fmt: skip
+    failed = FailedAttempt(
+        attempt=1, world=2, cause="lost", message="", step=3, steps_lost=1, decision="retry", next_world=2
+    )
+    result = train_result(history={"train/loss": [(1, 0.5), (2, 0.4)]}, failed_attempts=[failed])
 
     def check(data: bytes) -> None:
-        (folder / "summary.json").write_bytes(data)
-        read(Summary, open_storage(str(folder)), "summary.json")
+        (folder / SUMMARY).write_bytes(data)
+        read_result(open_storage(str(folder)))
 
-    return Kind([json.dumps(summary).encode()], check, (StoredError,))
+    return Kind([result.to_json()], check, (StoredError,))
 
 
 def _checkpoint(folder: Path) -> dict[str, Kind]:
@@ -158,7 +147,7 @@ def _checkpoint(folder: Path) -> dict[str, Kind]:
         return {"w": torch.full((4, 3), value), "b": torch.full((3,), value), "s": {"lr": value, "name": "x"}}
 
     trainer = {
-        "state": TrainerState(step=1, cursor=8).to_json(),
+        "state": TrainerState(step=1, consumed_samples=8).to_json(),
         "dataset": SHA,
         "order": {"seed": 1},
         "config_digest": "",

@@ -158,11 +158,11 @@ MUTANTS = (
     # The loop.
     Mutant(LOOP, "value < best - min_delta if", "value < best if", T_LOOP),
     Mutant(LOOP, "if not math.isfinite(value):\n        return False", "if False:\n        return False", T_LOOP),
-    Mutant(LOOP, "stopped_early=without >= settings.patience", "stopped_early=without > settings.patience", T_LOOP),
+    Mutant(LOOP, "stopped_early=without >= stop.patience", "stopped_early=without > stop.patience", T_LOOP),
     Mutant(
         LOOP,
-        "if state.skipped_in_a_row > settings.max_skipped_steps:",
-        "if state.skipped_steps > settings.max_skipped_steps:",
+        "if state.skipped_in_a_row > most:",
+        "if state.skipped_steps > most:",
         T_LOOP,
     ),
     # What follows a failure.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from conf.schema import RunConfig
 from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.baseline import LOGISTIC, MAJORITY, Baselines, attempted, constant_scores, fit_baselines
-from pipelines.chosen import chosen_rows
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from pipelines.evaluate import evaluate
-from pipelines.train_job import Trained
+from pipelines.split_rows import split_rows
+from tests.pipelines.results import rank_result, train_result
 from training.data.build import make_reader
 from training.data.request import ReadRequest
 from training.worker import left_out
@@ -74,7 +75,7 @@ COLUMNS = (GAPS, Column(name="code", dtype="int32", cardinality=4), Column(name=
 
 
 def fitted(spark: Any, dataset: Dataset, data: DataConfig | None = None) -> Baselines:
-    train, test = (chosen_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
+    train, test = (split_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
     return fit_baselines(spark, train, test, dataset.manifest.columns, LABEL)
 
 
@@ -110,9 +111,9 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     request = ReadRequest(dataset.folder, dataset.manifest, "test", ["month", "late"], 16)
     reader = make_reader(config.data, request, evaluation=True)
     batches = [(batch, batch.row_weights() > 0) for batch in reader.batches(0)]
-    said = {"test_left_out": left_out(reader), "train_left_out": []}
+    left: dict[str, Any] = {"test_left_out": left_out(reader), "train_left_out": []}
     reader.close()
-    assert said["test_left_out"] == ["data/test-0.parquet"]
+    assert left["test_left_out"] == ["data/test-0.parquet"]
     scored = {
         "id": np.concatenate([b.ids[real].numpy() for b, real in batches]),
         "label": np.concatenate([b.columns["late"][real].numpy() for b, real in batches]),
@@ -121,21 +122,23 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     run = open_storage(str(tmp_path / "run"))
     run.put_atomic("p.parquet", b"")
     pq.write_table(pa.table(scored), tmp_path / "run/p.parquet")
-    trained = Trained({"test": {}} | said, ["p.parquet"], 0.0, 1, {})
-    found = evaluate(spark, config, dataset, run, trained)
-    assert found.missing == {} and list(found.scores) == ["this model", MAJORITY, LOGISTIC]
-    assert found.groups["month"].astype(int).tolist() == (found.predictions * 12).round().astype(int).tolist()
+    trained = train_result(train=rank_result(test={}, **left), predictions=["p.parquet"], scores={})
+    job: Any = SimpleNamespace(spark=spark, config=config, dataset=dataset, folder=run)
+    found, held_out = evaluate(job, trained)
+    assert held_out is not None and found.missing == {} and list(found.scores) == ["this model", MAJORITY, LOGISTIC]
+    assert held_out.groups["month"].astype(int).tolist() == (held_out.scores * 12).round().astype(int).tolist()
     kept = pq.read_table(tmp_path / "data/test-1.parquet").to_pandas().query("month < 5 and gaps > -1")
-    assert len(kept) == len(found.labels) and found.labels.tolist() == kept["late"].tolist()
-    test, train = (chosen_rows(dataset, s, config.data, said["test_left_out"]) for s in ("test", "train"))
+    assert len(kept) == len(held_out.labels) and held_out.labels.tolist() == kept["late"].tolist()
+    test, train = (split_rows(dataset, s, config.data, left["test_left_out"]) for s in ("test", "train"))
     assert test.frame(spark, ["late"]).count() == len(kept)
     share = np.mean(train.column("late").to_pylist())
     assert found.scores[MAJORITY] == pytest.approx(constant_scores(float(share), float(kept["late"].mean())))
     unfiltered = config.model_copy(update={"data": config.data.model_copy(update={"filters": []})})
-    for left_out_files, rows in ((said["test_left_out"], 60), ([], 120)):
-        trained = replace(trained, summary={"test": {}, "train_left_out": [], "test_left_out": left_out_files})
+    job.config = unfiltered
+    for left_out_files, rows in ((left["test_left_out"], 60), ([], 120)):
+        trained = replace(trained, train=rank_result(test={}, test_left_out=left_out_files))
         with pytest.raises(RuntimeError, match=f"for {rows} test rows"):
-            evaluate(spark, unfiltered, dataset, run, trained)
+            evaluate(job, trained)
 
 
 def test_a_baseline_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

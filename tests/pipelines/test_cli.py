@@ -15,7 +15,7 @@ import pytest
 
 from conf.storage import open_storage
 from pipelines.cli import main
-from pipelines.exits import Exit
+from pipelines.exit_codes import Exit
 
 
 @pytest.mark.parametrize("content", [None, b"no audit at all\n"])
@@ -53,7 +53,7 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(
             open_storage(str(tmp_path)).put_atomic("report.html", b"x")
         return ""
 
-    monkeypatch.setattr("pipelines.report.report_job.redraw", report)
+    monkeypatch.setattr("pipelines.report.report.redraw", report)
     assert main(["report", "flights"]) == Exit.RESOURCES
     told = capsys.readouterr().err
     assert "No space left on device" in told and str(tmp_path / "report.html") in told and "same command again" in told

@@ -20,7 +20,10 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from conf.load import Resolved, load_config
 from conf.storage import Storage
 from conf.stored import StoredError
-from pipelines import batch, etl_job, train_job
+from pipelines import etl_step, train_step
+from pipelines import job as job_module
+from pipelines.context import JobContext
+from pipelines.launch.preflight import SlotRequest
 from pipelines.runs import Runs, RunTaken
 from pipelines.tracking.process_id import start_ticks
 from training.launch.failure import LaunchError
@@ -45,14 +48,14 @@ def resolved(folder: Path, *words: str) -> Resolved:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
-    monkeypatch.setattr(etl_job, "wanted_fingerprint", lambda config, sources: "f")
-    monkeypatch.setattr(etl_job, "pin", lambda config: {})
-    monkeypatch.setattr(etl_job, "require", lambda config, fingerprint: SimpleNamespace())
-    monkeypatch.setattr(batch, "spark_session", lambda *_: nullcontext())
-    for name in ("check_against", "describe_job", "log_dataset"):
-        monkeypatch.setattr(batch, name, lambda *_, **__: None)
-    monkeypatch.setattr(batch, "layout_problems_of", lambda *_: [])
-    monkeypatch.setattr(batch, "check_slots", lambda *_, **__: None)
+    monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config, sources: "f")
+    monkeypatch.setattr(etl_step, "pin", lambda config: {})
+    monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace())
+    monkeypatch.setattr(job_module, "spark_session", lambda *_: nullcontext())
+    for name in ("check_against", "describe_job"):
+        monkeypatch.setattr(job_module, name, lambda *_, **__: None)
+    monkeypatch.setattr(job_module, "layout_problems_of", lambda *_: [])
+    monkeypatch.setattr(job_module, "check_slots", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize(
@@ -63,20 +66,20 @@ def test_attempt_numbers_survive_an_orderly_end(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException, status: str
 ) -> None:
     """Used again they would overwrite the audit, and MLflow would take the new attempt's points for a replay."""
-    job, begun = resolved(tmp_path), []
+    recipe, begun = resolved(tmp_path), []
 
-    def train(*given: Any) -> None:
-        *_, first_attempt, on_attempt = given
-        begun.append(first_attempt)
-        on_attempt(first_attempt)
-        on_attempt(first_attempt + 1)
+    def train(job: JobContext) -> None:
+        first = job.record.attempts + 1
+        begun.append(first)
+        job.count_attempt(first)
+        job.count_attempt(first + 1)
         raise end
 
-    monkeypatch.setattr(train_job, "train", train)
+    monkeypatch.setattr(train_step, "train", train)
     for attempts in (2, 4):
         with pytest.raises(type(end)):
-            batch.run_job(job, etl=False, train=True)
-        (record,) = Runs(job.config.storage.runs, "runs").records()
+            job_module.run_job(recipe, etl=False, train=True)
+        (record,) = Runs(recipe.config.storage.runs, "runs").records()
         assert (record.status, record.attempts) == (status, attempts)
     assert begun == [1, 3]
 
@@ -84,12 +87,12 @@ def test_attempt_numbers_survive_an_orderly_end(
 def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def check_slots(spark: Any, world: int, least: int | None, **_: Any) -> None:
-        raise LaunchError(f"{world} {least}")
+    def check_slots(spark: Any, request: SlotRequest) -> None:
+        raise LaunchError(f"{request.world} {request.least}")
 
-    monkeypatch.setattr(batch, "check_slots", check_slots)
+    monkeypatch.setattr(job_module, "check_slots", check_slots)
     with pytest.raises(LaunchError, match="4 2"):
-        batch.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)
+        job_module.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)
 
 
 def without_locks(folder: str, name: str) -> Runs:
@@ -130,6 +133,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from conf.load import load_config
 from conf.storage import Storage
 from conf.stored import StoredError
+from pipelines.launch.preflight import SlotRequest
 from pipelines.runs import Runs, RunTaken
 {inspect.getsource(without_locks)}
 config = load_config(sys.argv[1]).config

@@ -16,13 +16,16 @@ from pydantic import ValidationError
 from conf.load import ConfigError, leaves, load_config, recipe_names
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from conf.schema import RunConfig
+from conf.schema_tracking import TrackingConfig
 from conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from conf.storage import open_storage
-from pipelines import batch, cli, serving, spark, train_job
-from pipelines.etl_job import Dataset
+from pipelines import cli, serving, spark, train_step
+from pipelines import job as job_module
+from pipelines.etl_step import Dataset
 from pipelines.launch.progress import Progress
-from pipelines.report import report_job
-from pipelines.tracking.tracker import JOB, Tracker, TrackerSettings
+from pipelines.tracking.ops import DatasetInfo
+from pipelines.tracking.tracker import JOB, Tracker
+from tests.pipelines.results import train_result
 from training.launch.failure import Failure, WorkerFailed
 from training.weights import FILE as WEIGHTS_FILE
 
@@ -204,10 +207,10 @@ def test_spark_gets_its_secrets_and_nothing_else_does(tmp_path: Path, capsys: py
     (tmp_path / WEIGHTS_FILE).write_bytes(b"")
     serving.write_model_folder(tmp_path / "model", config, MANIFEST, open_storage(str(tmp_path)))
     dataset = Dataset(MANIFEST, open_storage(str(tmp_path)))
-    job = train_job.job_spec(resolved, dataset, dataset.folder).to_json()
+    job = train_step.job_spec(resolved, dataset, dataset.folder).to_json()
     assert cli.main(["config", "show", path]) == 0
     left = [repr(config), str(config), config.model_dump_json(), json.dumps(job), capsys.readouterr().out]
-    left += [(tmp_path / "model/config.json").read_text(), repr(report_job.as_run(resolved, None))]
+    left += [(tmp_path / "model/config.json").read_text(), train_result(config=resolved.as_dict()).to_json().decode()]
     assert not [text for text in left if shown(text)]
     assert resolved.as_dict()["spark"]["conf"] == dict.fromkeys(SPARK, HIDDEN) | {"spark.executor.cores": "2"}
     assert RunConfig.model_validate(job["payload"]["config"]).model_dump(mode="json") == resolved.as_dict()
@@ -222,18 +225,24 @@ def test_sparks_own_rule_can_be_changed(tmp_path: Path) -> None:
         load_config(recipe(tmp_path, "spark.conf", {"spark.redaction.regex": "("}))
 
 
+def away(root: Path, **changes: Any) -> TrackingConfig:
+    """Tracking whose server does not answer."""
+    return TrackingConfig(experiment="t", uri="http://127.0.0.1:9", root=str(root), request_retries=0, **changes)
+
+
 def test_nothing_tracked_holds_a_secret(tmp_path: Path) -> None:
     """What the store gets is what is in the journal; here its server is away."""
-    settings = TrackerSettings("t", "http://127.0.0.1:9", str(tmp_path), tags={"note": WORDS[0]}, request_retries=0)
+    settings = away(tmp_path, tags={"note": WORDS[0]})
     texts = [*URLS, *WORDS]
     with Tracker(settings, "j", "n", {"password": PLAIN}) as tracker:
-        events = train_job.Events(tracker, Progress(interactive=False))
+        events = train_step.Events(tracker, Progress(interactive=False))
         with tracker.part("train"):
             for number, text in enumerate(texts):
                 tracker.params("train", {f"k{number}": {"text": text, "list": [text]}, "api_token": PLAIN})
                 tracker.tags("train", {f"t{number}": text})
                 tracker.artifact("train", f"before\n{text}\nafter", "log.txt")
-                tracker.dataset("train", "d", text, "f", "training", {"password": PLAIN})
+                info = DatasetInfo(name="d", uri=text, fingerprint="f", profile={"password": PLAIN}, schema=[])
+                tracker.dataset("train", info, "training")
                 tracker.checkpoint("train", number, text, 1, 1)
                 ended = {"kind": "attempt_ended", "attempt": number, "world": 1, "cause": "exception", "step": 1}
                 ended |= {"words": text, "steps_lost": 0, "decision": "retry", "next_world": 1, "why": text}
@@ -259,10 +268,10 @@ def test_names_of_columns_and_sql_are_no_secrets_and_json_stays_json(tmp_path: P
     resolved = load_config(str(tmp_path / "s.yaml"))
     checks = [{"rule": "token", "sql": "token = 'abc'"}]
     manifest = MANIFEST.model_copy(update={"columns": (Column(name="n_token", dtype="int64"),)})
-    settings = TrackerSettings("t", "http://127.0.0.1:9", str(tmp_path / "mlflow"), request_retries=0)
+    settings = away(tmp_path / "mlflow")
     with Tracker(settings, "j", "n") as tracker:
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(applicationId="a"))
-        batch.describe_job(tracker, resolved, spark, "f")
+        job_module.describe_job(tracker, resolved, spark, "f")
         tracker.artifact_json(JOB, checks, "checks.json", "etl")
         tracker.artifact_json(JOB, manifest.model_dump(mode="json"), "manifest.json", "etl")
         tracker.artifact_json(JOB, {"password": PLAIN, "url": URLS, "words": WORDS}, "words.json")

@@ -15,10 +15,11 @@ import torch
 
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from conf.schema import RunConfig
+from conf.schema_tracking import TrackingConfig
 from conf.storage import Storage, open_storage
 from conf.stored import StoredError
 from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
-from pipelines.tracking.mlflow_store import TrackerSettings
+from pipelines.tracking.ops import ModelInfo
 from pipelines.tracking.tracker import Tracker
 from training.parallel.state import Described
 from training.weights import write_weights
@@ -210,14 +211,14 @@ def test_signature_says_what_raw_columns_are_needed() -> None:
 
 
 def test_the_registered_model_predicts_from_raw_rows_in_a_fresh_process(folder: Path, tmp_path: Path) -> None:
-    settings = TrackerSettings(
-        "serving", root=str(tmp_path / "mlflow"), flush_every_s=0.05, system_metrics_every_s=None
-    )
+    root = str(tmp_path / "mlflow")
+    settings = TrackingConfig(experiment="serving", root=root, flush_every_s=0.05, system_metrics=False)
+    info = ModelInfo(
+        name="final", step=10, sha256="0" * 64, loader_module="pipelines.serving", registered_model="flights",
+        inputs=signature_inputs(manifest()), outputs=signature_outputs("binary"), alias="champion",
+    )  # fmt: skip
     with Tracker(settings, job="j", name="flights") as tracker:
-        tracker.model(
-            "job", folder, "pipelines.serving", "final", 10, "0" * 64, signature_inputs(manifest()),
-            signature_outputs("binary"), registered_model="flights",
-        )  # fmt: skip
+        tracker.model("job", folder, info)
         assert tracker.flush(180)
     expected = _load_pyfunc(str(folder)).predict(RAW)["prediction"].tolist()
     RAW.to_parquet(tmp_path / "raw.parquet")

@@ -14,6 +14,8 @@ import torch
 from pydantic import TypeAdapter
 
 from conf.manifest import DatasetManifest
+from conf.schema import EarlyStopping, TrainConfig
+from conf.schema_checkpoint import CheckpointConfig
 from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
@@ -21,19 +23,23 @@ from training.data.order import epoch_ids
 from training.data.reader import ParquetReader
 from training.data.request import ReadRequest
 from training.loop import (
+    Callbacks,
     LoopRecord,
-    LoopSettings,
     TrainerState,
     TrainingDiverged,
     after_evaluation,
     fit,
     improved,
-    look_interval,
     on_skipped,
     total_steps,
 )
 
-SETTINGS = LoopSettings(epochs=3, steps=None, log_every_steps=10, eval_every_steps=None, stop_metric="loss", patience=2)
+CONFIG = TrainConfig(epochs=3, early_stopping=EarlyStopping(patience=2))
+NO_CHECKPOINTS = CheckpointConfig(every_s=None, on_improvement=False)
+
+
+def changed(config: TrainConfig, **changes: Any) -> TrainConfig:
+    return config.model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
@@ -52,37 +58,36 @@ def test_improved(value: float, best: float | None, mode: str, delta: float, exp
 
 
 def test_total_steps() -> None:
-    assert total_steps(SETTINGS, 7) == 21
-    assert total_steps(replace(SETTINGS, steps=5), 7) == 5
+    assert total_steps(CONFIG, 7) == 21
+    assert total_steps(changed(CONFIG, steps=5), 7) == 5
     with pytest.raises(ValueError, match=r"train\.global_batch: larger than the training split"):
-        total_steps(SETTINGS, 0)
+        total_steps(CONFIG, 0)
 
 
 def test_early_stopping_waits_for_patience_and_keeps_the_best() -> None:
     state = TrainerState()
     for step, loss in enumerate([1.0, 0.5, 0.6, 0.7], start=1):
         assert not state.stopped_early
-        state = after_evaluation(replace(state, step=step), {"loss": loss}, SETTINGS)
+        state = after_evaluation(replace(state, step=step), {"loss": loss}, CONFIG)
     assert state.stopped_early and state.best_value == 0.5 and state.best_step == 2
 
 
 def test_a_metric_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match=r"train\.best_metric = 'auc': .*\['loss'\]"):
-        after_evaluation(TrainerState(), {"loss": 1.0}, replace(SETTINGS, best_metric="auc"))
+        after_evaluation(TrainerState(), {"loss": 1.0}, changed(CONFIG, best_metric="auc"))
 
 
 def test_steps_skipped_in_a_row_end_training_and_steps_skipped_in_all_do_not() -> None:
     told: list[str] = []
     reporter: Any = SimpleNamespace(event=lambda kind, _: told.append(kind))
-    settings = replace(SETTINGS, max_skipped_steps=2)
-    on_skipped(TrainerState(skipped_steps=99, skipped_in_a_row=2), 1, settings, reporter)
+    on_skipped(TrainerState(skipped_steps=99, skipped_in_a_row=2), 1, 2, reporter)
     with pytest.raises(TrainingDiverged, match=r"3 steps in a row .* first on rank 1; .*max_skipped_steps = 2"):
-        on_skipped(TrainerState(skipped_steps=3, skipped_in_a_row=3), 1, settings, reporter)
+        on_skipped(TrainerState(skipped_steps=3, skipped_in_a_row=3), 1, 2, reporter)
     assert told == ["step_skipped"] * 2
 
 
 def test_state_survives_json() -> None:
-    state = TrainerState(step=3, cursor=99, last_valid={"loss": 0.1})
+    state = TrainerState(step=3, consumed_samples=99, last_valid={"loss": 0.1})
     record = {"state": state.to_json(), "dataset": "d", "order": {}, "config_digest": ""}
     assert TypeAdapter(LoopRecord).validate_python(record)["state"] == state
 
@@ -126,20 +131,6 @@ class Clocked(Still):
         return super().forward_backward(batch)
 
 
-@pytest.mark.parametrize(
-    ("spent_ms", "ranks", "steps", "every"),
-    [
-        (20, 2, 10, 10),  # 1 ms a step: with the log lines only
-        (0, 2, 10, 10),
-        (10 * 4 * 250, 4, 10, 4),
-        (3 * 2 * 900, 2, 3, 1),
-        (60_000, 1, 1, 1),
-    ],
-)
-def test_ranks_look_about_once_a_second(spent_ms: float, ranks: float, steps: int, every: int) -> None:
-    assert look_interval(spent_ms, ranks, steps, most=10) == every
-
-
 class Slow(Clocked):
     """The driver wants an end at second `stop_s`."""
 
@@ -164,12 +155,11 @@ def test_a_stop_is_heard_within_a_second_or_a_step(
 ) -> None:
     """Whatever the log lines' interval: the driver kills what has not saved itself within launch.grace_s."""
     slow: Any = Slow(step_s, stop_s)
-    monkeypatch.setattr("training.loop.time", SimpleNamespace(monotonic=lambda: slow.now))
+    monkeypatch.setattr("training.loop_timing.time", SimpleNamespace(monotonic=lambda: slow.now))
     saved = list[int]()
-    state = fit(
-        slow, slow, lambda _: {"loss": 0.0}, lambda _: 0.1, lambda state, _: saved.append(state.step), slow,
-        replace(SETTINGS, log_every_steps=10 if step_s > 0.1 else 500, eval_every_steps=1000), TrainerState(),
-    )  # fmt: skip
+    callbacks = Callbacks(lambda _: 0.1, lambda _: {"loss": 0.0}, lambda state, _: saved.append(state.step))
+    config = changed(CONFIG, log_every_steps=10 if step_s > 0.1 else 500, eval_every_steps=1000)
+    state = fit(slow, slow, callbacks, slow, config, NO_CHECKPOINTS, TrainerState())
     assert stopped_at <= state.step <= stopped_at + 1 / step_s and saved == [state.step]
     assert slow.sums <= most_sums
 
@@ -195,29 +185,32 @@ def test_training_reads_on_across_epochs_and_not_past_its_last_step(
 
         value = iter(losses)
         still: Any = Still()
-        settings = replace(SETTINGS, **how)
-        state = fit(
-            still, reader, lambda _: {"loss": next(value, 0.0)}, lambda _: 0.1, lambda *_: None, still, settings, state,
-            on_step,
-        )  # fmt: skip
+        callbacks = Callbacks(lambda _: 0.1, lambda _: {"loss": next(value, 0.0)}, lambda *_: None, on_step)
+        state = fit(still, reader, callbacks, still, changed(CONFIG, **how), NO_CHECKPOINTS, state)
         reader.close()
         return state, seen
 
     state, whole = train(TrainerState(), (3.0, 2.0, 1.0))
-    assert state.step == 30 and state.cursor == 300 and list(whole) == [(e, s) for e in range(3) for s in range(10)]
+    assert (
+        state.step == 30
+        and state.consumed_samples == 300
+        and list(whole) == [(e, s) for e in range(3) for s in range(10)]
+    )
     for step in (7, 10, 20):
-        state, rest = train(TrainerState(step=step, cursor=10 * step, best_value=9.0), (3.0, 2.0, 1.0))
-        assert state.cursor == 300 and rest == {key: ids for key, ids in whole.items() if key[0] * 10 + key[1] >= step}
+        state, rest = train(TrainerState(step=step, consumed_samples=10 * step, best_value=9.0), (3.0, 2.0, 1.0))
+        assert state.consumed_samples == 300 and rest == {
+            key: ids for key, ids in whole.items() if key[0] * 10 + key[1] >= step
+        }
     state, part = train(TrainerState(), epochs=None, steps=14)
     assert state.step == 14 and part == {key: ids for key, ids in whole.items() if key[0] * 10 + key[1] < 14}
-    state, early = train(TrainerState(), (1.0, 2.0, 2.0), patience=1)
+    state, early = train(TrainerState(), (1.0, 2.0, 2.0), early_stopping=EarlyStopping(patience=1))
     assert state.stopped_early and list(early) == list(whole)[:20]
     assert train(state)[1] == {} == train(TrainerState(step=30))[1]
     assert asked == [(0, 30), (70, 23), (100, 20), (200, 10), (0, 14), (0, 30)]
 
 
 STEPS, LOSSES = 24, (5.0, 4.0, 6.0, 3.0)  # of the validations at steps 6, 12, 18, 24
-NEVER = LoopSettings(epochs=None, steps=STEPS, log_every_steps=3, eval_every_steps=6)
+SHORT = TrainConfig(epochs=None, steps=STEPS, log_every_steps=3, eval_every_steps=6)
 
 
 class World(Clocked):
@@ -241,28 +234,20 @@ class World(Clocked):
     ("how", "asked_at", "saved"),
     [
         ({}, None, [24]),  # the end always
-        ({"checkpoint_every_steps": 10}, None, [10, 20, 24]),
-        ({"checkpoint_every_s": 7.0}, None, [7, 14, 21, 24]),  # ranks agree on it once a second
-        ({"checkpoint_on_best": True}, None, [6, 12, 24]),
+        ({"every_steps": 10}, None, [10, 20, 24]),
+        ({"every_s": 7.0}, None, [7, 14, 21, 24]),  # ranks agree on it once a second
+        ({"on_improvement": True}, None, [6, 12, 24]),
         ({}, 4, [4, 24]),  # asked for: at the next step on which all ranks agree, once
-        ({"checkpoint_every_steps": 12, "checkpoint_every_s": 7.0}, None, [7, 12, 19, 24]),  # seconds since the last
+        ({"every_steps": 12, "every_s": 7.0}, None, [7, 12, 19, 24]),  # seconds since the last
     ],
 )
 def test_when_a_checkpoint_is_written(
     monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], asked_at: int | None, saved: list[int]
 ) -> None:
     world: Any = World(asked_at)
-    monkeypatch.setattr("training.loop.time", SimpleNamespace(monotonic=lambda: world.now))
-    fit(
-        world,
-        world,
-        lambda step: {"loss": LOSSES[step // 6 - 1]},
-        lambda step: 0.1,
-        world.save,
-        world,
-        replace(NEVER, **how),
-        TrainerState(),
-    )
+    monkeypatch.setattr("training.loop_timing.time", SimpleNamespace(monotonic=lambda: world.now))
+    callbacks = Callbacks(lambda _: 0.1, lambda step: {"loss": LOSSES[step // 6 - 1]}, world.save)
+    fit(world, world, callbacks, world, SHORT, NO_CHECKPOINTS.model_copy(update=how), TrainerState())
     assert world.saved == saved
 
 
@@ -281,6 +266,7 @@ class Metered(World):
 
 def test_the_time_to_the_first_batch_is_not_divided_by_steps() -> None:
     world: Any = Metered()
-    fit(world, world, lambda _: {"loss": 0.0}, lambda _: 0.1, world.save, world, NEVER, TrainerState())
+    callbacks = Callbacks(lambda _: 0.1, lambda _: {"loss": 0.0}, world.save)
+    fit(world, world, callbacks, world, SHORT, NO_CHECKPOINTS, TrainerState())
     assert world.logged.pop(3) == {"data/first_batch_s": 2.0, "data/decode_s": 1.0}
     assert all(said in ({}, {"data/decode_s": 1.0}) for said in world.logged.values()) and 24 in world.logged

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from conf.load import load_config
 from conf.manifest import MANIFEST_NAME, ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
@@ -27,6 +28,7 @@ from training.launch.group import WorkerGroup
 from training.launch.job import JobSpec
 from training.launch.local import local_group
 from training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
+from training.result import RankResult
 from training.weights import read_weights
 from training.worker import agree_threads
 
@@ -145,9 +147,9 @@ class Job:
         return self
 
     @property
-    def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.results[0]
-        return found
+    def result(self) -> RankResult:
+        """Rank 0's, as it came over the channel."""
+        return TypeAdapter(RankResult).validate_python(self.results[0])
 
     def weights(self) -> dict[str, torch.Tensor]:
         return read_weights(open_storage(str(self.folder / "model")))
@@ -166,9 +168,9 @@ def pair(group: WorkerGroup, table: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_it_learns(oracle: Job) -> None:
-    assert oracle.summary["engine"] == "none" and oracle.summary["steps"] == 30
+    assert oracle.result.engine == "none" and oracle.result.steps == 30
     assert oracle.losses[30] < 0.9 * oracle.losses[1]
-    assert oracle.summary["test"]["accuracy"] > oracle.summary["test"]["positive_share"]
+    assert oracle.result.test["accuracy"] > oracle.result.test["positive_share"]
 
 
 @pytest.mark.parametrize(
@@ -184,13 +186,13 @@ def test_any_world_and_engine_give_the_same_model(
     group: WorkerGroup, oracle: Job, table: Path, tmp_path: Path, world: int, words: list[str], engine: str
 ) -> None:
     job = Job(tmp_path / "run", table, *words).run(group, world)
-    assert job.summary["engine"] == engine
+    assert job.result.engine == engine
     assert {r["steps"] for r in job.results} == {30}, "ranks must take the same number of steps"
     np.testing.assert_allclose(
         [job.losses[s] for s in range(1, 31)], [oracle.losses[s] for s in range(1, 31)], rtol=1e-10
     )
-    assert job.summary["valid"] == pytest.approx(oracle.summary["valid"], rel=1e-10)
-    assert job.summary["test"] == pytest.approx(oracle.summary["test"], rel=1e-10)
+    assert job.result.valid == pytest.approx(oracle.result.valid, rel=1e-10)
+    assert job.result.test == pytest.approx(oracle.result.test, rel=1e-10)
     for name, expected in oracle.weights().items():
         torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
     report = audit_run(str(job.folder))
@@ -214,7 +216,7 @@ def test_a_killed_rank_changes_nothing_in_the_end(group: WorkerGroup, pair: Job,
     with pytest.raises(WorkerFailed, match="SIGKILL"):
         job.run(group, 2, on_step=lambda step: kill_one_rank(step, 12, killed))
     job.run(group, 2, attempt=2)
-    assert job.from_step >= 5 and job.summary["steps"] == 30
+    assert job.from_step >= 5 and job.result.steps == 30
     told = " ".join(job.phases)
     assert "found data/train-00000.parquet" in told and "verify step-" in told, "whole files are progress"
     for name, expected in pair.weights().items():
@@ -232,12 +234,12 @@ def test_stopped_on_two_ranks_and_finished_on_one(group: WorkerGroup, oracle: Jo
 
     job = Job(tmp_path / "run", table, "train.threads_per_rank=null")
     job.run(group, 2, on_step=stop_at, control=control)
-    assert not job.summary["finished"] and 8 <= job.summary["steps"] < 30
-    threads = job.summary["threads_per_rank"]
+    assert not job.result.finished and 8 <= job.result.steps < 30
+    threads = job.result.threads_per_rank
     assert threads == max(1, (os.cpu_count() or 1) // 2)
     job.run(group, 1, attempt=2)
-    assert job.summary["threads_per_rank"] == threads, "as the run began, though the host is one rank's alone now"
-    assert job.summary["finished"] and job.summary["steps"] == 30
+    assert job.result.threads_per_rank == threads, "as the run began, though the host is one rank's alone now"
+    assert job.result.finished and job.result.steps == 30
     for name, expected in oracle.weights().items():
         torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
     assert audit_run(str(job.folder)).ok
@@ -269,9 +271,9 @@ def test_a_mix_stopped_on_two_ranks_and_finished_on_one(group: WorkerGroup, tabl
 
     whole = Job(tmp_path / "whole", table, *words).run(group, 1)
     job = Job(tmp_path / "run", table, *words).run(group, 2, on_step=stop_at, control=control)
-    assert not job.summary["finished"] and 10 <= job.summary["steps"] < 21
+    assert not job.result.finished and 10 <= job.result.steps < 21
     job.run(group, 1, attempt=2)
-    assert job.from_step >= 10 and job.summary["steps"] == whole.summary["steps"] == 21
+    assert job.from_step >= 10 and job.result.steps == whole.result.steps == 21
     for name, expected in whole.weights().items():
         torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
 
@@ -285,7 +287,7 @@ def test_another_order_is_refused_by_name_unless_told_otherwise(
     told = Job(tmp_path / "run", table, "data.seed=5", "data.audit=false", "checkpoint.allow_other_order=true").run(
         group, 1
     )
-    assert told.summary["steps"] == 30
+    assert told.result.steps == 30
 
 
 def test_another_dataset_is_refused_by_name(
@@ -332,17 +334,17 @@ def test_where_a_reader_spends_its_seconds_is_among_the_metrics(pair: Job) -> No
 def test_early_stopping_ends_every_rank_at_the_same_step(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
     words = ["train.early_stopping={patience: 1, min_delta: 10}", "train.epochs=50", "train.eval_every_steps=5"]
     job = Job(tmp_path / "run", table, *words).run(group, 2)
-    assert [r["steps"] for r in job.results] == [10, 10] and job.summary["stopped_early"]
+    assert [r["steps"] for r in job.results] == [10, 10] and job.result.stopped_early
 
 
 def test_the_best_checkpoint_is_what_is_exported(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
     words = ["optim.lr=1.0", "optim.schedule=constant", "train.eval_every_steps=1", "train.best_metric=accuracy"]
     job = Job(tmp_path / "run", table, *words, "train.best_mode=max").run(group, 1)
-    best = job.summary["best_step"]
-    assert best is not None and best < 30 and job.summary["exported_step"] == best
+    best = job.result.best_step
+    assert best is not None and best < 30 and job.result.exported_step == best
     last = Job(tmp_path / "last", table, *words, "train.best_mode=max", "train.export=last").run(group, 1)
-    assert last.summary["best_step"] == best and "exported_step" not in last.summary
-    assert last.summary["test"] != job.summary["test"]
+    assert last.result.best_step == best and last.result.exported_step == 30
+    assert last.result.test != job.result.test
 
 
 def test_rows_that_give_no_finite_gradient_are_skipped_by_all_ranks(

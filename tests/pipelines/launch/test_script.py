@@ -13,7 +13,7 @@ import pytest
 
 from conf.load import ConfigError
 from pipelines.cli import main
-from pipelines.exits import Exit
+from pipelines.exit_codes import Exit
 from pipelines.launch import script as launch
 
 ROOT = Path(__file__).parents[3]

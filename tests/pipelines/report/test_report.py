@@ -1,16 +1,26 @@
+"""The report's page: what it holds, and that it is drawn again as it was, whatever has become of the recipe."""
+
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.load import Resolved, load_config
+from conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
+from conf.storage import open_storage
 from pipelines import metrics
+from pipelines.evaluate import HeldOut
 from pipelines.report import figures
-from pipelines.report.report import HeldOut, ReportInputs, build_report, draw, number, publish, verdict
+from pipelines.report.inputs import ReportInputs
+from pipelines.report.report import build_report, draw, number, redraw, verdict, write_report
+from pipelines.runs import Runs
+from tests.pipelines.results import train_result
+from training.result import MODEL, SUMMARY, FailedAttempt
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
 
@@ -58,25 +68,33 @@ def manifest() -> DatasetManifest:
     )  # fmt: skip
 
 
-def inputs(**changes: Any) -> ReportInputs:
+def held_out() -> HeldOut:
     generator = np.random.default_rng(0)
     scores = generator.beta(2, 6, 5000)
     labels = (generator.uniform(size=5000) < scores).astype(int)
-    columns = {"carrier": np.array(["UA", "<b>"])[generator.integers(0, 2, 5000)]}
+    return HeldOut(labels, scores, {"carrier": np.array(["UA", "<b>"])[generator.integers(0, 2, 5000)]})
+
+
+FAILED = FailedAttempt(
+    attempt=1, world=3, cause="lost", message="rank 1: SIGKILL", step=7, steps_lost=3, decision="retry", next_world=3
+)
+
+
+def inputs(predictions: HeldOut | None = None, model: dict[str, Any] | None = None, **changes: Any) -> ReportInputs:
+    """Of a binary task that has been scored, or of one with this `model` block and without predictions."""
+    held = predictions or (held_out() if model is None else None)
+    ours = {"positive_share": 0.3} | ({} if held is None else metrics.binary_scores(held.labels, held.scores))
     values: dict[str, Any] = {
-        "name": "flights",
-        "status": "FINISHED",
-        "facts": {"MLflow run": "http://127.0.0.1:5000/#/runs/1", "engine": "horovod"},
+        "scores": {MODEL: ours, "majority rate": {"loss": 0.7, "auc": 0.5}},
+        "tracking_url": "http://127.0.0.1:5000/#/runs/1",
         "history": {"train/loss": [(s, 1 / s) for s in range(1, 2000)], "valid/loss": [(500, 0.4), (1000, 0.3)]},
-        "held_out": HeldOut(labels, scores, columns),
-        "baselines": {"majority rate": {"loss": 0.7, "auc": 0.5}},
-        "manifest": manifest(),
-        "timings_s": {"etl": 30.0, "train": 20.0},
-        "rates": {"training": "40 000 rows/s"},
-        "attempts": [{"attempt": 1, "cause": "rank 1: SIGKILL", "steps_lost": 3}, {"attempt": 2, "cause": "finished"}],
-        "config": [("optim.lr", "0.001", "flights.yaml:3")],
+        "timings": {"launch_s": 30.0, "train_s": 20.0},
+        "failed_attempts": [FAILED, replace(FAILED, attempt=2, step=None)],
+        "origins": {"optim.lr": "flights.yaml:3"},
     }
-    return ReportInputs(**(values | changes))
+    config = {"name": "flights", "dataset": "/d", "model": model or {}, "optim": {"lr": 0.001}}
+    config |= changes.pop("config", {})
+    return ReportInputs(train_result(config=config, **(values | changes)), manifest(), held)
 
 
 def test_the_page_holds_everything_and_needs_nothing() -> None:
@@ -85,43 +103,43 @@ def test_the_page_holds_everything_and_needs_nothing() -> None:
     page = Page(html)
     assert page.open == [] and "script" not in page.tags
     assert all(address.startswith("#") for address in page.fetched)  # glyphs within the figures only
-    for said in ("flights", "horovod", "majority rate", "0 < distance < 6000", "100 010", "90 000", "rank 1: SIGKILL",
-                 "40 000 rows/s", "optim.lr", "flights.yaml:3", "This model beats majority rate"):  # fmt: skip
-        assert said in page.text, said
+    for text in ("flights", "torch-gloo", "majority rate", "0 < distance < 6000", "100 010", "90 000", "SIGKILL",
+                 "50 rows/s", "optim.lr", "flights.yaml:3", "This model beats majority rate"):  # fmt: skip
+        assert text in page.text, text
     assert html.count(">failed<") == 1 and '<a href="http://127.0.0.1:5000/#/runs/1">' in html
     assert page.tags.count("svg") == len(draw(given)) + 1 == 6
-    held = given.held_out
-    assert held is not None
-    auc = metrics.roc_auc(metrics.confusion(held.labels, held.scores))
+    auc = given.scores[MODEL]["auc"]
     assert f"AUC {auc:.4f}" in page.text and number(auc) in page.text
     assert len(html) < 400_000
     assert build_report(inputs()) == html  # the same run gives the same bytes
 
 
 def test_what_users_write_is_text_not_markup() -> None:
-    html = build_report(inputs(description="<script>alert(1)</script>", sample="</pre><img src=x onerror=alert(1)>"))
+    config = {"description": "<script>alert(1)</script>"}
+    html = build_report(inputs(config=config, sample="</pre><img src=x onerror=alert(1)>"))
     page = Page(html)
     assert "script" not in page.tags and "img" not in page.tags and "b" not in page.tags
     assert "<script>alert(1)</script>" in page.text
 
 
-def test_little_is_enough() -> None:
-    page = Page(build_report(ReportInputs("empty", "FAILED")))
-    assert "failed" in page.text and "svg" not in page.tags and "Held-out" not in page.text and page.open == []
+def test_a_result_without_scores_has_a_page_without_figures() -> None:
+    given = inputs(model={"task": "regression"}, scores={MODEL: {}}, history={})
+    page = Page(build_report(given))
+    assert draw(given) == [] and "Held-out" not in page.text and "finished" in page.text and page.open == []
 
 
-def test_a_language_model() -> None:
+def test_a_language_model_shows_its_loss_curve_its_perplexity_and_its_sample() -> None:
     given = inputs(
-        held_out=None, baselines={}, task="language_model", model_scores={"loss": 2.0}, sample="def f(x):\n    return",
-        history={"valid/loss": [(1, 3.0), (2, 2.0)], "valid/perplexity": [(1, 20.0), (2, 7.4)]},
+        model={"task": "language_model"}, scores={MODEL: {"loss": 2.0}}, sample="def f(x):\n    return",
+        history={"valid/loss": [(1, 3.0), (2, 2.0)], "valid/accuracy": [(1, 20.0), (2, 7.4)]},
     )  # fmt: skip
     page = Page(build_report(given))
     assert "7.389" in page.text and "loss (nats per token)" in page.text and "def f(x):\n    return" in page.text
-    assert [name for name, *_ in draw(given)] == ["loss", "perplexity"]
+    assert [name for name, *_ in draw(given)] == ["loss"]
 
 
 def test_one_class_only_has_no_curves_but_a_report() -> None:
-    names = [name for name, *_ in draw(inputs(held_out=HeldOut(np.zeros(9), np.linspace(0, 1, 9))))]
+    names = [name for name, *_ in draw(inputs(HeldOut(np.zeros(9), np.linspace(0, 1, 9))))]
     assert "roc" not in names and "calibration" in names
 
 
@@ -139,21 +157,39 @@ def test_the_verdict(scores: dict[str, dict[str, float]], said: str) -> None:
     assert verdict(scores) == said
 
 
-def test_published_beside_the_run() -> None:
-    class Stored:
-        def __init__(self) -> None:
-            self.files: dict[str, bytes | str] = {}
+class Stored:
+    """A tracker that keeps the artifacts and the tags it gets."""
 
-        def artifact(self, key: str, source: bytes | str, name: str, folder: str = "") -> None:
-            self.files[f"{key}:{folder}/{name}"] = source
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | str] = {}
+        self.tagged: dict[str, str] = {}
 
+    def artifact(self, key: str, source: bytes | str, name: str, folder: str = "") -> None:
+        self.files[f"{key}:{folder}/{name}"] = source
+
+    def tags(self, key: str, tags: dict[str, str]) -> None:
+        self.tagged |= tags
+
+
+def test_the_report_is_in_the_run_folder_and_beside_the_run(tmp_path: Path) -> None:
     stored = Stored()
-    html = publish(inputs(), stored, "job")  # type: ignore[arg-type]
-    assert stored.files.pop("job:/report.html") == html.encode() and html == build_report(inputs())
+    write_report(stored, inputs(), open_storage(str(tmp_path)))  # type: ignore[arg-type]
+    html = (tmp_path / "report.html").read_bytes()
+    assert stored.files.pop("job:/report.html") == html == build_report(inputs()).encode()
     assert sorted(stored.files) == [
         f"job:figures/{name}.png" for name in ("calibration", "loss", "precision_recall", "roc", "share_by_carrier")
     ]
     assert all(isinstance(data, bytes) and data[:4] == b"\x89PNG" for data in stored.files.values())
+    assert stored.tagged == {}
+
+
+def test_a_report_that_cannot_be_drawn_fails_nothing_and_is_named_in_a_tag(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = Stored()
+    write_report(stored, inputs(scores={}), open_storage(str(tmp_path)))  # type: ignore[arg-type]
+    assert stored.tagged == {"sparkring.report": "not drawn: KeyError: 'this model'"}
+    assert "`sparkring report` draws it" in caplog.text and not (tmp_path / "report.html").exists()
 
 
 ODD = ["$x^$", "$", r"a\$b$c^$", r"\frac{", "100$ & <b>", "_hidden", "a\nb", "\x00\x1b[31m", "\ud800", "", "\u202eab"]
@@ -163,7 +199,7 @@ def test_any_category_is_text() -> None:
     labels = np.arange(1100) % 2
     values = np.array(ODD, dtype=object)[np.arange(1100) % len(ODD)]
     held = HeldOut(labels, np.linspace(0, 1, 1100), {"$x^$": values})
-    given = ReportInputs("$x^$", "finished", description="\ud800", positive="$x^$", held_out=held)
+    given = inputs(held, config={"description": "\ud800"}, plan="$x^$")
     html = build_report(given)
     html.encode()
     page = Page(html)
@@ -172,9 +208,53 @@ def test_any_category_is_text() -> None:
     assert figures.to_png(draw(given)[-1][2])[:4] == b"\x89PNG"
 
 
-def test_figures_show_their_numbers() -> None:
-    groups = [metrics.Group(str(i), 1000 - i, 0.5, 0.5) for i in range(60)]
-    svg = figures.to_svg(figures.shares(groups, "city"))
-    assert ">city<" in svg and ">39<" in svg and ">40<" not in svg  # the 40 most frequent
-    assert svg.startswith("<svg") and not re.search(r"\d{4}-\d\d-\d\d", svg)
-    assert figures.to_png(figures.curves({"a": [(1, 1.0)]}, "loss"))[:4] == b"\x89PNG"
+RECIPE = """
+name: again
+dataset: {folder}/dataset
+storage: {{runs: {folder}/runs}}
+launch: {{world: 4}}
+optim: {{lr: 0.01}}
+"""
+URL = "http://tracking.example:5000/#/experiments/1/runs/2"
+
+
+def recipe(folder: Path, *words: str) -> Resolved:
+    path = folder / "again.yaml"
+    path.write_text(RECIPE.format(folder=folder))
+    return load_config(str(path), words)
+
+
+def finished_run(folder: Path, made_with: Resolved, **changes: Any) -> Path:
+    """The folder of a run that has ended, as the job leaves it."""
+    (folder / "dataset").mkdir()
+    (folder / "dataset/_manifest.json").write_text(manifest().to_json())
+    runs = Runs(f"{folder}/runs", "again")
+    with runs.begin(made_with.config, manifest().fingerprint) as (record, _):
+        runs.update(record.folder, status="finished")
+    values = {"config": made_with.as_dict(), "origins": made_with.origins, "config_digest": made_with.digest}
+    values |= {"run": runs.at(record).uri, "dataset": f"{folder}/dataset", "tracking_url": URL, "plan": "bubble share"}
+    values |= {"missing": {"logistic regression": "ValueError: no"}}
+    values |= {"per_step_s": {"decode_s": 0.002}, "once_s": {"first_batch_s": 0.75}}
+    runs.at(record).put_atomic(SUMMARY, train_result(**(values | changes)).to_json())
+    return Path(runs.at(record).uri.removeprefix("file://"))
+
+
+def test_the_report_drawn_again_shows_what_was_run(tmp_path: Path) -> None:
+    made_with = recipe(tmp_path, "optim.lr=0.1")
+    folder = finished_run(tmp_path, made_with)
+    now = recipe(tmp_path)
+    assert redraw(now).endswith("report.html")
+    html = (folder / "report.html").read_text()
+    assert "c0ffee" in html and "the model is step 10" in html and "bubble share" in html
+    assert made_with.digest in html and now.digest not in html
+    assert "<code>0.1</code>" in html and "command line" in html and URL in html
+    assert "first batch" in html and "0.75 s" in html and "decode, a step" in html and "2.0 ms" in html
+    assert "torch-gloo, 3 ranks" in html, "the world it ended on, not the one it was asked for"
+    assert "logistic regression (ValueError: no)" in html
+
+
+def test_a_configuration_of_another_version_is_named(tmp_path: Path) -> None:
+    now = recipe(tmp_path)
+    finished_run(tmp_path, now, config=now.as_dict() | {"gone": 1})
+    with pytest.raises(ManifestError, match=r"summary.json: the run's configuration: gone = 1: extra inputs"):
+        redraw(now)

@@ -17,16 +17,17 @@ from typing import Any
 import mlflow.pyfunc  # noqa: F401  # before the forks: it takes seconds
 from mlflow import MlflowClient
 
-from pipelines.tracking import ops as ops
-from pipelines.tracking.buffer import Journal
-from pipelines.tracking.mlflow_store import MlflowSink, TrackerSettings, replay
+from conf.schema_tracking import TrackingConfig
+from pipelines.tracking import ops
+from pipelines.tracking.journal import Journal
+from pipelines.tracking.mlflow_store import MlflowSink, replay
 
 CALLS = ("create_logged_model", "finalize_logged_model", "create_model_version", "set_registered_model_alias")
 FINISHED = 7
 
 
 def main() -> None:
-    settings = TrackerSettings("kills", root=sys.argv[1])
+    settings = TrackingConfig(experiment="kills", root=sys.argv[1])
     (Path(sys.argv[1]) / "data").mkdir(parents=True)
     (Path(sys.argv[1]) / "data" / "model.json").write_text('{"factor": 3.0}')
     for number in count(1):
@@ -46,7 +47,7 @@ def main() -> None:
                           len(files)]))  # fmt: skip
 
 
-def register_in_child(settings: TrackerSettings, job: int, kill_after: int) -> int | None:
+def register_in_child(settings: TrackingConfig, job: int, kill_after: int) -> int | None:
     """The child's exit code; None where it was killed."""
     if (pid := os.fork()) == 0:
         made = count(1)
@@ -68,7 +69,7 @@ def register_in_child(settings: TrackerSettings, job: int, kill_after: int) -> i
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
 
 
-def register(settings: TrackerSettings, job: int) -> None:
+def register(settings: TrackingConfig, job: int) -> None:
     """What a job does that goes on with the run of an earlier one, where there is one."""
     journal = Journal.create(Path(settings.root), f"k{job}")
     tags = {"sparkring.job": f"j{job}"}
@@ -76,9 +77,9 @@ def register(settings: TrackerSettings, job: int) -> None:
     data = journal.add_file(Path(settings.root) / "data", "data")
     journal.append(
         ops.Model(
-            key="job", at=time.time(), file=data, inputs=[], outputs=[], tags={}, params={}, metadata={},
+            key="job", at=time.time(), file=data, inputs=[], outputs=[], tags={}, params={},
             alias="champion", step=1, sha256="5" * 64, name=f"final-{job}", registered_model=f"m{job}",
-            loader_module="tiny_loader", pip_requirements=["sparkring"],
+            loader_module="tiny_loader",
         )
     )  # fmt: skip
     MlflowSink(settings, journal).drain()

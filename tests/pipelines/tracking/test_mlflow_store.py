@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,32 +21,42 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from conf.schema_tracking import TrackingConfig
 from pipelines import cli
-from pipelines.exits import Exit
-from pipelines.tracking.buffer import Journal
-from pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, TrackerSettings, replay
-from pipelines.tracking.ops import Artifact, Metrics, StartRun
+from pipelines.exit_codes import Exit
+from pipelines.tracking.journal import Journal
+from pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, replay
+from pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
 from pipelines.tracking.process_id import this_process
 from pipelines.tracking.rules import process_tags
-from pipelines.tracking.tracker import Tracker, git_commit
+from pipelines.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
-SCHEMA = [{"name": "x", "type": "double"}]
+SCHEMA: list[NamedType] = [{"name": "x", "type": "double"}]
 ENV = {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "PATH": os.environ["PATH"], "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
-def quick(root: Path, **changes: Any) -> TrackerSettings:
-    return TrackerSettings(
-        "tests", root=str(root), flush_every_s=0.05, system_metrics_every_s=None, request_timeout_s=2, request_retries=0
-    ) if not changes else TrackerSettings(**(vars(quick(root)) | changes))  # fmt: skip
+def quick(root: Path, **changes: Any) -> TrackingConfig:
+    values: dict[str, Any] = {"experiment": "tests", "root": str(root), "flush_every_s": 0.05, "system_metrics": False}
+    return TrackingConfig(**(values | {"request_timeout_s": 2, "request_retries": 0} | changes))
+
+
+def dataset_info() -> DatasetInfo:
+    return DatasetInfo(name="flights", uri="/data/flights", fingerprint="ab" * 32, profile={"rows": 10}, schema=SCHEMA)
+
+
+def tiny_model(registered: str, sha256: str = "7" * 64, **changes: Any) -> ModelInfo:
+    """The model of tiny_loader.py, to be registered and to get the alias."""
+    values: dict[str, Any] = {"name": "final", "step": 1, "sha256": sha256, "loader_module": "tiny_loader"}
+    return ModelInfo(**(values | {"registered_model": registered, "alias": "champion"} | changes))
 
 
 def begun(job: str) -> StartRun:
     return StartRun(key="job", at=time.time(), name=job, parent=None, resume=False, tags={"sparkring.job": job})
 
 
-def client_of(settings: TrackerSettings) -> MlflowClient:
+def client_of(settings: TrackingConfig) -> MlflowClient:
     return MlflowClient(settings.store_uri, registry_uri=settings.store_uri)
 
 
@@ -71,7 +80,7 @@ def test_everything_said_is_stored(store: Path, tmp_path: Path) -> None:
         with tracker.part("train", {"sparkring.attempt": 1}):
             for step in range(1, 1201):
                 tracker.metrics("train", step, {"loss": 1 / step, "bad": float("inf")}, time_s=1_700_000_000 + step)
-            tracker.dataset("train", "flights", "/data/flights", "ab" * 32, "training", {"rows": 10}, SCHEMA)
+            tracker.dataset("train", dataset_info(), "training")
             tracker.checkpoint("train", 1200, "s3://b/checkpoints/step-1200", 4096, 2)
             tracker.artifact("train", tmp_path / "figures", "figures", "report")
         job, train = tracker.run_id(), tracker.run_id("train")
@@ -137,19 +146,14 @@ def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None
     (tmp_path / "model.json").write_text('{"factor": 3.0}')
     for job in ("m1", "m2"):
         with Tracker(settings, job=job, name="model") as tracker:
-            tracker.model(
-                "job",
-                tmp_path,
-                "tiny_loader",
-                "final",
+            info = tiny_model(
+                "tripler",
                 step=7,
-                weights_sha256="7" * 64,
                 inputs=[{"name": "x", "type": "double", "required": True}],
                 outputs=[{"name": "score", "type": "double", "required": True}],
-                registered_model="tripler",
-                alias="champion",
                 tags={"sparkring.fingerprint": "f"},
             )
+            tracker.model("job", tmp_path, info)
             tracker.flush()
             run = tracker.run_id()
     assert run
@@ -184,9 +188,9 @@ def test_an_alias_stays_on_the_later_model_when_the_journal_of_an_earlier_one_is
 
     def register(journal: Journal, job: str) -> None:
         journal.append(begun(job))
-        tracker = Tracker(replace(settings, enabled=False), job, job)
-        tracker._journal, tracker._thread, tracker._open = journal, threading.current_thread(), ["job"]
-        tracker.model("job", tmp_path, "tiny_loader", "final", 1, job * 64, registered_model=name)
+        tracker = Tracker(settings.model_copy(update={"enabled": False}), job, job)
+        tracker._journal, tracker._open = journal, ["job"]
+        tracker.model("job", tmp_path, tiny_model(name, sha256=job * 64))
 
     earlier, later = Journal.create(store, "earlier"), Journal.create(store, "later")
     register(earlier, "a")
@@ -301,8 +305,9 @@ def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mou
         import json, logging, os, subprocess, sys
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "{tmp_path}"], check=True)
-        from pipelines.tracking.tracker import Tracker, TrackerSettings
-        settings = TrackerSettings("t", "http://127.0.0.1:9", "{tmp_path}", system_metrics_every_s=None)
+        from conf.schema_tracking import TrackingConfig
+        from pipelines.tracking.tracker import Tracker
+        settings = TrackingConfig(experiment="t", uri="http://127.0.0.1:9", root="{tmp_path}", system_metrics=False)
         tracker = Tracker(settings, "j", "full")
         tracker.metrics("job", 0, {{"loss": 1.0}})
         filler = os.open("{tmp_path}/filler", os.O_WRONLY | os.O_CREAT)
@@ -377,14 +382,6 @@ def test_an_unknown_error_is_tried_again_and_in_the_end_told_on_the_run(
     told = client.get_run(run).data.tags.get("sparkring.not_recorded")
     assert told == (None if arrives else f"artifact a.txt: {why}; artifact b.txt: {why}")
     assert len(tries) == (failures + 2 if arrives else MOST_FAILURES + 1), "the second is not waited for as long"
-
-
-def test_disabled_tracking_touches_nothing(tmp_path: Path) -> None:
-    with Tracker(quick(tmp_path, enabled=False), job="j", name="n") as tracker, tracker.part("train"):
-        tracker.metrics("train", 1, {"loss": 1.0})
-        tracker.artifact("train", "x", "x.txt")
-        assert tracker.run_id() is None and tracker.flush()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_status_after_success_failure_and_signals(tmp_path: Path) -> None:
@@ -498,7 +495,7 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
         assert "answers again" in caplog.text
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "model.json").write_text('{"factor": 3.0}')
-        tracker.model("job", tmp_path / "model", "tiny_loader", "final", 100, "1" * 64, registered_model="remote")
+        tracker.model("job", tmp_path / "model", tiny_model("remote"))
         assert tracker.flush(60)
         assert client.get_model_version_by_alias("remote", "champion").run_id == run
     tracker.metrics("job", 101, {"loss": 0.5})
@@ -558,24 +555,3 @@ def test_runs_of_processes_that_are_gone_are_closed_without_their_journal(store:
     assert client.get_run(foreign.info.run_id).info.status == "RUNNING"
     for run in (after["alive"], after["elsewhere, alive"], foreign):
         client.set_terminated(run.info.run_id)
-
-
-def test_git_commit(tmp_path: Path) -> None:
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
-    assert git_commit(tmp_path) is None
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
-        subprocess.run([*git, *words], check=True)
-    commit = git_commit(tmp_path)
-    assert commit and len(commit) == 40
-    (tmp_path / "f").write_text("x")
-    subprocess.run([*git, "add", "f"], check=True)
-    assert git_commit(tmp_path) == f"{commit}+changes"
-
-
-def test_settings_travel_with_the_journal(tmp_path: Path) -> None:
-    """A journal is replayed to the store and experiment it was written for, whatever the next job uses."""
-    settings = quick(tmp_path, uri="http://127.0.0.1:9")
-    tracker = Tracker(settings, job="x", name="x")
-    tracker.close(timeout_s=20)
-    (folder,) = (tmp_path / "buffer").iterdir()
-    assert json.loads((folder / "state.json").read_text())["settings"] == {"experiment": "tests", "uri": settings.uri}

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pipelines.tracking.process_id import this_process
 from pipelines.tracking.rules import (
-    SystemSampler,
     end_status,
     flat_params,
     is_abandoned,
@@ -96,10 +95,3 @@ GONE = replace(HERE, pid=2**22 + 1)
 )
 def test_whose_process_is_gone(tags: dict[str, str], gone: bool) -> None:
     assert is_abandoned(tags, now=1000.0, here=HERE) is gone
-
-
-def test_system_metrics_have_units_and_values() -> None:
-    values = SystemSampler().sample()
-    assert 0 < values["system/system_memory_usage_percentage"] <= 100
-    assert values["system/driver_memory_usage_megabytes"] > 10
-    assert all(name.startswith("system/") and math.isfinite(value) for name, value in values.items())

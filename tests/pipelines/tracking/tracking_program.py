@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from pipelines.tracking.mlflow_store import TrackerSettings
+from conf.schema_tracking import TrackingConfig
 from pipelines.tracking.tracker import Tracker
 
 
@@ -18,7 +18,7 @@ def terminated(*_: Any) -> None:
 def main() -> None:
     root, how = sys.argv[1:]
     signal.signal(signal.SIGTERM, terminated)
-    settings = TrackerSettings("exits", root=root, flush_every_s=0.1, system_metrics_every_s=0.2)
+    settings = TrackingConfig(experiment="exits", root=root, flush_every_s=0.1, system_metrics_every_s=0.2)
     with Tracker(settings, job=f"job-{how}", name=how) as tracker:
         tracker.params("job", {"optim": {"lr": 0.1}})
         with tracker.part("train"):

@@ -17,7 +17,7 @@ from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.audit import audit_run
 from pipelines.cli import main
-from pipelines.exits import Exit
+from pipelines.exit_codes import Exit
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.peers import solo
 from training.data.audit.log import FORMAT, AuditHeader, AuditLog

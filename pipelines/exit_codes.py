@@ -7,7 +7,7 @@ from enum import IntEnum
 
 class Exit(IntEnum):
     OK = 0
-    BUG = 1  # an error nobody foresaw; its traceback is printed
+    BUG = 1  # an unexpected error; its traceback is printed
     USAGE = 2  # the command line or the configuration is wrong; nothing was started
     DATA = 3  # source tables, checks or the dataset; nothing was trained
     TRAINING = 4  # a training process failed, and no attempt was left

@@ -1,9 +1,7 @@
-"""The training step's own decisions: what signals ask of the ranks, and what MLflow is told of attempts."""
+"""The training step's own decisions, and what it records of attempts."""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,53 +10,10 @@ import pytest
 
 from conf.load import load_config
 from pipelines.launch.progress import ProgressDisplay
-from pipelines.signals import obeying_signals
-from pipelines.train_job import Events, busy_by_rank, once_s, per_step_s, policy
-from training.launch.attempt import Control
-from training.launch.failure import Cancelled
-from training.launch.messages import (
-    AttemptEnded,
-    AttemptStarted,
-    KillRank,
-    LateLogLines,
-    Recovered,
-    Stacks,
-    StopTraining,
-    Straggler,
-    WriteCheckpoint,
-)
+from pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, policy
+from training.launch.messages import AttemptEnded, AttemptStarted, LateLogLines, Recovered, Stacks, Straggler
 from training.launch.restart import best_world
-
-
-def test_a_signal_asks_for_a_checkpoint_and_training_goes_on() -> None:
-    control = Control()
-    before = signal.getsignal(signal.SIGUSR1)
-    with obeying_signals(control, grace_s=60):
-        os.kill(os.getpid(), signal.SIGUSR1)
-    assert control.pending() == [WriteCheckpoint()] and not control.stopping
-    assert signal.getsignal(signal.SIGUSR1) == before
-
-
-@pytest.mark.parametrize(("number", "left"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_the_first_signal_asks_for_an_end_and_the_second_makes_it(
-    number: signal.Signals, left: type[BaseException]
-) -> None:
-    control = Control()
-    with pytest.raises(left), obeying_signals(control, grace_s=60):
-        os.kill(os.getpid(), number)
-        assert control.pending() == [StopTraining()] and control.stopping
-        os.kill(os.getpid(), number)
-        assert control.pending() == [KillRank()]
-        raise Cancelled("as the attempt does")
-
-
-def test_the_grace_time_ends_what_does_not_end() -> None:
-    control = Control()
-    with pytest.raises(SystemExit) as caught, obeying_signals(control, grace_s=0.01):
-        os.kill(os.getpid(), signal.SIGTERM)
-        while not control.cancelled:
-            signal.sigtimedwait([], 0.01)
-    assert caught.value.code == 143
+from training.result import FailedAttempt
 
 
 @pytest.mark.parametrize(
@@ -120,7 +75,12 @@ def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
         "sparkring.attempt.1": "lost on 3 ranks: was lost: nothing is heard; shrink: lost in attempt 1 on 3 ranks",
         "sparkring.straggler": "rank 1 on h7 (10.0.0.7)",
     }
-    assert events.failed_attempts[0]["recover_s"] == 1.5
+    assert events.failed_attempts == [
+        FailedAttempt(
+            attempt=1, world=3, cause="lost", message="was lost: nothing is heard", step=17, steps_lost=7,
+            decision="shrink", next_world=2, recover_s=1.5,
+        )
+    ]  # fmt: skip
     assert events.texts == {
         ("stacks", "attempt-2-rank-0.txt"): "File ...",
         ("late_output", "attempt-1-rank-1.txt"): "Traceback ...\n  ...\n",

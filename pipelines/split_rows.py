@@ -1,4 +1,4 @@
-"""Which rows of a split the ranks read, seen from the driver: what is compared with their work is made of the same."""
+"""The rows of a split that the ranks read, seen from the driver: baselines and groups are made of the same rows."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.manifest import ROW_NUMBER, DataFile
 from conf.schema_data import DataConfig
 from conf.storage import Storage
-from pipelines.etl_job import Dataset
+from pipelines.etl_step import Dataset
 from training.data.select import RowFilter, make_row_filter
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The rows of `files` for which the readers' own filter holds (None: all), in stored order. `first_rows`: the
-    ROW_NUMBER of each file's first row."""
+class SplitRows:
+    """Rows of some files, filtered as the ranks' readers filter, in stored order."""
 
     folder: Storage
     files: tuple[DataFile, ...]
-    first_rows: tuple[int, ...]
-    keep: RowFilter | None
+    first_rows: tuple[int, ...]  # ROW_NUMBER of each file's first row
+    keep: RowFilter | None  # the readers' filter; None: all rows
 
     def row_numbers(self) -> np.ndarray:
-        """ROW_NUMBER of every row, ascending. Only a filter makes it read the files."""
+        """ROW_NUMBER of every row, (rows,) int64, ascending. The files are read only where there is a filter."""
         if self.keep is not None:
             return self.column(ROW_NUMBER).to_numpy()
         ranges = [np.arange(a, a + file.rows) for a, file in zip(self.first_rows, self.files, strict=True)]
@@ -62,15 +61,15 @@ class Chosen:
         return list(dict.fromkeys([*names, *sorted(self.keep.columns if self.keep else ())]))
 
 
-def chosen_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> Chosen:
-    """What readers of the split serve; `left_out`: the files that the ranks have found damaged."""
+def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collection[str]) -> SplitRows:
+    """The rows that readers of the split serve; `left_out`: the files that the ranks found damaged."""
     files = dataset.manifest.files_of(split)
     firsts = accumulate((file.rows for file in files), initial=0)
     read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
     keep = make_row_filter(dataset.manifest, data.filters) if data.filters else None
-    return Chosen(dataset.folder, tuple(f for f, _ in read), tuple(first for _, first in read), keep)
+    return SplitRows(dataset.folder, tuple(f for f, _ in read), tuple(first for _, first in read), keep)
 
 
 def spark_path(folder: Storage) -> str:
-    """The folder as Spark writes it: local paths made absolute with their scheme, others as the user wrote them."""
+    """The folder's URI for Spark: local paths are absolute with a scheme, others as the user wrote them."""
     return f"file://{folder.root}" if folder.is_local else folder.uri.partition("?")[0]

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pipelines.tracking.buffer import Journal, abandoned_journals
+from pipelines.tracking.journal import Journal, abandoned_journals
 from pipelines.tracking.ops import Op, Tags
 
 

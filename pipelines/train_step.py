@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import time
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pydantic import TypeAdapter
 
 from conf.load import Resolved
 from conf.manifest import DatasetManifest
@@ -17,14 +17,15 @@ from conf.references import module_of
 from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
-from pipelines.etl_job import Dataset
+from pipelines.context import JobContext
+from pipelines.etl_step import Dataset, dataset_info
 from pipelines.launch.barrier import launch_options
 from pipelines.launch.progress import ProgressDisplay
 from pipelines.launch.recover import RestartableJob, run_with_recovery
-from pipelines.plan import layout_problems_of
-from pipelines.report.figures import History, curves, to_png
+from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
+from pipelines.report.figures import curves, to_png
 from pipelines.signals import obeying_signals
-from pipelines.tracking.tracker import Tracker
+from pipelines.tracking.tracker import JOB, Tracker
 from training.checkpoint.catalog import committed
 from training.data.batch import ONCE
 from training.launch.attempt import Control
@@ -41,76 +42,84 @@ from training.launch.messages import (
     Straggler,
 )
 from training.launch.restart import RestartPolicy
+from training.planner import format_rows
+from training.result import FailedAttempt, History, RankResult, TrainResult
 
 log = logging.getLogger(__name__)
-TRAIN = "train"
+TRAIN = "train"  # key of its run in MLflow
 ENTRY = "training.worker:train"
 
 
-@dataclass(frozen=True)
-class Trained:
-    """rank 0's summary, every rank's predictions file, launch seconds, the curves over all attempts of this command,
-    and the attempts that failed."""
+def train(job: JobContext) -> TrainResult:
+    """Train, and record in MLflow what was trained on what, and how it went. Raises what `run_ranks` raises."""
+    config, tracker = job.config, job.tracker
+    with tracker.part(TRAIN):
+        for key in (JOB, TRAIN):  # the job's own too, so that a list of jobs shows what each was trained on
+            tracker.dataset(key, dataset_info(job.dataset), "training")
+        tracker.params(TRAIN, {k: v for k, v in job.resolved.as_dict().items() if k not in ("etl", "spark")})
+        events = Events(tracker, ProgressDisplay())
+        began = time.monotonic()
+        launched = run_ranks(job, events)
+        train_s = time.monotonic() - began - launched.start_s
+        rank_0 = TypeAdapter(RankResult).validate_python(launched.result)
+        planned = plan_and_measured(config, job.dataset.manifest, rank_0.measured)
+        plan = format_rows(planned)
+        tracker.artifact(TRAIN, plan + "\n", "plan.txt")
+        tracker.metrics(TRAIN, 0, planned_metrics(planned))
+        return TrainResult(
+            name=config.name,
+            run=job.folder.uri,
+            dataset=job.dataset.folder.uri,
+            fingerprint=job.dataset.manifest.fingerprint,
+            config=job.resolved.as_dict(),
+            origins=job.resolved.origins,
+            config_digest=job.resolved.digest,
+            commit=job.commit,
+            train=rank_0,
+            attempts=launched.attempt,
+            failed_attempts=events.failed_attempts,
+            history={name: sorted(points.items()) for name, points in events.history.items()},
+            per_step_s=per_step_s(launched),
+            once_s=once_s(launched),
+            predictions=[rank["predictions"] for rank in launched.results if rank["predictions"]],
+            plan=plan,
+            timings={"launch_s": launched.start_s, "train_s": train_s},
+            etl=job.dataset.seconds,
+        )
 
-    summary: dict[str, Any]
-    predictions: list[str]
-    start_s: float
-    attempt: int
-    history: dict[str, list[tuple[int, float]]]
-    failed_attempts: list[dict[str, Any]] = field(default_factory=list)
-    per_step_s: dict[str, float] = field(default_factory=dict)  # rank 0's mean seconds per step by cause
-    once_s: dict[str, float] = field(default_factory=dict)  # and what its reader needed to begin
 
+def run_ranks(job: JobContext, events: Events) -> JobResult:
+    """Train to the end, over as many attempts as the policy allows.
 
-def train(
-    spark: SparkSession,
-    resolved: Resolved,
-    dataset: Dataset,
-    run: Storage,
-    tracker: Tracker,
-    first_attempt: int,
-    on_attempt: Callable[[int], None],
-) -> Trained:
-    """Train to the end, over as many attempts as the policy allows. Raises WorkerFailed, LaunchError; leaves as
-    KeyboardInterrupt or SystemExit(143) when told to stop, a checkpoint written first.
-
-    `on_attempt(number)` hears of every launch, so that the number is never used again.
+    Raises WorkerFailed and LaunchError; leaves as KeyboardInterrupt or SystemExit(143) after a signal, a checkpoint
+    written first.
     """
-    launch = resolved.config.launch
-    control, progress = Control(), ProgressDisplay()
-    events = Events(tracker, progress)
+    launch, control = job.config.launch, Control()
 
     def make_job(attempt: int, world: int) -> JobSpec:
-        on_attempt(attempt)
-        return job_spec(resolved, dataset, run)
+        job.count_attempt(attempt)
+        return job_spec(job.resolved, job.dataset, job.folder)
 
     with obeying_signals(control, launch.grace_s):
         try:
-            result = run_with_recovery(
-                spark,
+            launched = run_with_recovery(
+                job.spark,
                 RestartableJob(
                     make_job,
-                    policy(resolved.config, dataset.manifest),
-                    latest_step=lambda: latest_step(run),
+                    policy(job.config, job.dataset.manifest),
+                    latest_step=lambda: latest_step(job.folder),
                     is_finished=lambda result: bool(result.result["finished"]),
-                    first_attempt=first_attempt,
+                    first_attempt=job.record.attempts + 1,
                 ),
                 events.on_event,
                 control,
                 launch_options(launch),
             )
         finally:
-            progress.close()
-            for (folder, name), text in sorted(events.texts.items()):
-                tracker.artifact(TRAIN, text, name, folder)
-    if by_rank := busy_by_rank(result.timings):
-        tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
-    files = [r["predictions"] for r in result.results if r.get("predictions")]
-    history = {name: sorted(points.items()) for name, points in events.history.items()}
-    return Trained(
-        result.result, files, result.start_s, result.attempt, history, events.failed_attempts, per_step_s(result),
-        once_s(result),
-    )  # fmt: skip
+            events.close()
+    if by_rank := busy_by_rank(launched.timings):
+        job.tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
+    return launched
 
 
 def per_step_s(result: JobResult) -> dict[str, float]:
@@ -130,7 +139,7 @@ def once_s(result: JobResult) -> dict[str, float]:
 
 
 def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
-    """Busy seconds per step over steps, of the `most` slowest ranks. timings: JobResult's columns."""
+    """Busy seconds per step over steps, of the `most` slowest ranks. `timings`: JobResult's columns."""
     series: dict[int, list[tuple[int, float]]] = {}
     for step, rank, busy_s in zip(*(timings.get(name, []) for name in ("step", "rank", "busy_s")), strict=True):
         series.setdefault(rank, []).append((step, busy_s))
@@ -139,6 +148,7 @@ def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
 
 
 def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
+    """What every rank runs: `training.worker.train` with the resolved configuration."""
     payload = {
         "config": resolved.as_dict(),
         "config_digest": resolved.digest,
@@ -146,14 +156,13 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
         "run": run.uri,
     }
     engine, timeout_s = resolved.config.parallel.engine, resolved.config.launch.collective_timeout_s
-    # Our own code too: a retry starts seconds sooner.
+    # Our own code is preloaded too: a retry starts seconds sooner.
     preload = (*(("torch",) if engine == "torch" else PRELOAD), module_of(ENTRY))
     return JobSpec(ENTRY, payload, preload=preload, collective_timeout_s=timeout_s)
 
 
 def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> RestartPolicy:
-    """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are passed
-    over."""
+    """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are skipped."""
     launch, parallel = config.launch, config.parallel
     fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
     return RestartPolicy(
@@ -169,6 +178,7 @@ def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> Restar
 
 
 def on_world(config: RunConfig, world: int) -> RunConfig:
+    """The configuration with another launch.world."""
     return config.model_copy(update={"launch": config.launch.model_copy(update={"world": world})})
 
 
@@ -179,15 +189,17 @@ def latest_step(run: Storage) -> int | None:
 
 
 class Events:
-    """Passes the launcher's events to the display and to tracking. Only rank 0's metrics are the run's."""
+    """Receives the launcher's events: shows them, tracks them, and keeps what the result needs of them.
+
+    Only rank 0's metrics are the run's.
+    """
 
     def __init__(self, tracker: Tracker, progress: ProgressDisplay) -> None:
         self.tracker, self.progress = tracker, progress
-        self.failed_attempts: list[dict[str, Any]] = []
+        self.failed_attempts: list[FailedAttempt] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
-        self.history: dict[
-            str, dict[int, float]
-        ] = {}  # losses and validation metrics; a replayed step replaces its own
+        # losses and validation metrics: name -> step -> value; a replayed step replaces its own
+        self.history: dict[str, dict[int, float]] = {}
 
     def on_event(self, event: Event) -> None:
         self.progress.on_event(event)
@@ -198,7 +210,7 @@ class Events:
                     if name == "train/loss" or name.startswith("valid/"):
                         self.history.setdefault(name, {})[event.step] = value
             case RankEvent(rank=0):
-                self._about(event.name, event.data)
+                self._rank_event(event.name, event.data)
             case AttemptStarted():
                 values = {"launch/start_s": event.start_s, "launch/world": float(event.world)}
                 self.tracker.metrics(TRAIN, event.attempt, values)
@@ -212,21 +224,27 @@ class Events:
             case AttemptEnded():
                 self._attempt_ended(event)
             case Recovered():
-                self.failed_attempts[-1]["recover_s"] = event.recover_s
+                self.failed_attempts[-1].recover_s = event.recover_s
                 self.tracker.metrics(TRAIN, event.attempt, {"launch/recover_s": event.recover_s})
 
+    def close(self) -> None:
+        """End the progress line, and store the ranks' stacks and late output."""
+        self.progress.close()
+        for (folder, name), text in sorted(self.texts.items()):
+            self.tracker.artifact(TRAIN, text, name, folder)
+
     def _attempt_ended(self, event: AttemptEnded) -> None:
-        shown = {name: value for name, value in asdict(event).items() if name != "why"}
-        self.failed_attempts.append(redacted(shown))
+        values = {name: value for name, value in asdict(event).items() if name not in ("words", "why")}
+        self.failed_attempts.append(FailedAttempt(**redacted(values | {"message": event.words})))
         self.tracker.metrics(TRAIN, event.attempt, {"launch/steps_lost": float(event.steps_lost)})
         words = f"{event.cause} on {event.world} ranks: {event.words}; {event.decision}: {event.why}"
         self.tracker.tags(TRAIN, {f"sparkring.attempt.{event.attempt}": words})
 
-    def _about(self, what: str, data: dict[str, Any]) -> None:
-        if what == "ring":
+    def _rank_event(self, kind: str, data: dict[str, Any]) -> None:
+        if kind == "ring":
             self.tracker.tags(TRAIN, {"sparkring.engine": data["engine"], "sparkring.world": data["world"]})
-        elif what == "checkpoint":
+        elif kind == "checkpoint":
             pointer = {key: data[key] for key in ("step", "uri", "bytes", "world", "metric")}
             self.tracker.checkpoint(TRAIN, **pointer)
-        elif what == "resumed":
+        elif kind == "resumed":
             self.tracker.tags(TRAIN, {"sparkring.resumed_from_step": data["step"]})

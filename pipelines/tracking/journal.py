@@ -1,4 +1,4 @@
-"""What is to be tracked, on disk first: a journal of operations that outlives the driver and a dead server.
+"""A journal on disk of what is to be tracked: it outlives the driver and a dead server.
 
     <root>/buffer/<job>-<time>-<pid>/ops.jsonl    one operation per line, appended by the driver
                                      state.json   how many bytes of it have been applied, and the run id of each key
@@ -54,10 +54,11 @@ class Journal:
         unborn = root / "buffer" / f"{UNBORN}{name}"
         (unborn / "files").mkdir(parents=True)
         lock = _try_lock(unborn / "lock")
-        assert lock is not None, "nobody looks at a journal that is being made"
+        assert lock is not None, "no other process looks at a journal that is being made"
         return cls(unborn.rename(root / "buffer" / name), lock)
 
     def append(self, op: Op) -> None:
+        """Write one line. While the disk takes no more, keep it in memory, or count it where there is no room."""
         text = json.dumps(vars(op), allow_nan=False, ensure_ascii=False)
         line = (text + "\n").encode(errors="replace")  # no reader of JSON takes half a surrogate pair
         with self._append_lock:
@@ -81,7 +82,7 @@ class Journal:
             self._unwritten.clear()
 
     def add_file(self, source: Path | bytes, name: str) -> str:
-        """Copy a file, a folder or bytes into the journal; its path relative to `files/`. OSError leaves nothing."""
+        """Copy a file, a folder or bytes into the journal; the path below `files/`. OSError leaves nothing."""
         relative = f"{uuid.uuid4().hex[:8]}/{name}"
         target = self.folder / "files" / relative
         try:
@@ -98,7 +99,7 @@ class Journal:
         return relative
 
     def file(self, relative: str) -> Path:
-        """What `add_file` copied. StoredError where a link, which it never makes, leads out of the journal."""
+        """Path of what `add_file` copied. StoredError where a link leads out of the journal: it never makes one."""
         path, files = self.folder / "files" / relative, self.folder.resolve() / "files"
         for found in (path, *path.rglob("*")):
             if not found.resolve().is_relative_to(files):
@@ -106,8 +107,10 @@ class Journal:
         return path
 
     def pending(self, most: int = 500) -> list[tuple[Op, int]]:
-        """The next operations not yet applied, each with the position after it. A line cut by a kill is left out.
-        StoredError where a line is damaged."""
+        """The next operations not yet applied, each with the position after it.
+
+        A line cut by a kill is left out. StoredError where a line is damaged.
+        """
         found: list[tuple[Op, int]] = []
         with self._append_lock:
             end, unwritten = self._end, list(self._unwritten)
@@ -124,8 +127,10 @@ class Journal:
         return found
 
     def done(self, position: int) -> None:
-        """Everything before `position` has been applied; also saves changes made to `state`. A disk that does not take
-        it costs no more than that a replay sends again what is stored already."""
+        """Note that everything before `position` has been applied; saves other changes of `state` too.
+
+        A disk that does not take it costs no more than that a replay sends again what is stored already.
+        """
         self.state["done"] = position
         try:
             open_storage(str(self.folder)).put_atomic("state.json", json.dumps(self.state).encode())
@@ -138,6 +143,7 @@ class Journal:
         return self.folder
 
     def close(self, delete: bool) -> None:
+        """Release the journal. `delete`: everything in it has been applied."""
         if lost := self.dropped + (0 if delete else len(self._unwritten)):
             log.error("%s: %d operations were lost, its disk took no more", self.folder, lost)
         os.close(self._ops)
@@ -147,8 +153,9 @@ class Journal:
 
 
 def abandoned_journals(root: Path) -> Iterator[Journal]:
-    """Journals left by dead processes, oldest first, locked for the caller, who closes each. One whose state is damaged
-    (a power cut) is set aside, and named in the log.
+    """Yield the journals left by dead processes, oldest first, each locked for the caller, who closes it.
+
+    One whose state is damaged (a power cut) is set aside, and named in the log.
     """
     for folder in sorted((root / "buffer").glob("*/"), key=_modified):
         skipped = folder.name.startswith((UNBORN, DAMAGED)) or folder.is_symlink()
@@ -176,7 +183,7 @@ def _modified(path: Path) -> float:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The locked descriptor, None where another process holds it or the journal is just being deleted."""
+    """The locked descriptor; None where another process holds the lock, or is just deleting the journal."""
     try:
         return lock_file(path)
     except OSError:

@@ -1,0 +1,40 @@
+"""What the steps of one job share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from conf.load import Resolved
+from conf.schema import RunConfig
+from conf.storage import Storage
+from pipelines.etl_step import Dataset
+from pipelines.runs import RunRecord, Runs
+from pipelines.tracking.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """A job from its dataset on."""
+
+    resolved: Resolved
+    commit: str  # of the code that runs; empty outside of a checkout
+    spark: SparkSession
+    tracker: Tracker
+    runs: Runs
+    record: RunRecord  # as run.json was when this command took the run
+    dataset: Dataset
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    @property
+    def folder(self) -> Storage:
+        """The run folder."""
+        return self.runs.at(self.record)
+
+    def count_attempt(self, number: int) -> None:
+        """Store the number of a launch before it begins, so that it is never used again."""
+        self.runs.update(self.record.folder, attempts=number)

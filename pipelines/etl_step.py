@@ -1,0 +1,132 @@
+"""The dataset of a job: built from the recipe's sources, found where it was built before, or given by URI."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from conf.load import Resolved
+from conf.manifest import DatasetManifest, ManifestError, read_manifest
+from conf.schema import RunConfig
+from conf.storage import Storage, open_storage
+from etl.build import BuildRequest, build_dataset, find_dataset
+from etl.fingerprint import dataset_fingerprint
+from etl.sources.snapshot import SourceSnapshot, pin_sources
+from pipelines.tracking.ops import DatasetInfo
+from pipelines.tracking.tracker import Tracker
+
+log = logging.getLogger(__name__)
+ETL = "etl"  # key of its run in MLflow
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A finished dataset."""
+
+    manifest: DatasetManifest
+    folder: Storage
+    rebuilt: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
+
+
+Sources = dict[str, SourceSnapshot]
+
+
+def pin(config: RunConfig) -> Sources:
+    """Pin the sources, which reads each of their files once; {} where the dataset is given. Needs no Spark."""
+    return pin_sources(config.etl.sources) if config.etl is not None else {}
+
+
+def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:
+    """The fingerprint of the dataset that this configuration makes of its pinned sources. Needs no Spark."""
+    if config.dataset is not None:
+        return read_manifest(open_storage(config.dataset)).fingerprint
+    assert config.etl is not None
+    return dataset_fingerprint(config.etl, sources, pyspark.__version__, config.spark.settings())
+
+
+def find(config: RunConfig, fingerprint: str) -> Dataset | None:
+    """The finished dataset, or None where it must be built. ManifestError where `dataset` names no dataset."""
+    if config.dataset is not None:
+        folder = open_storage(config.dataset)
+        return Dataset(read_manifest(folder), folder)
+    folder = open_storage(config.storage.datasets).at(f"{config.name}-{fingerprint[:12]}")
+    manifest = find_dataset(folder, fingerprint)
+    return None if manifest is None else Dataset(manifest, folder)
+
+
+def require(config: RunConfig, fingerprint: str) -> Dataset:
+    """As `find`; ManifestError names the command to run where the dataset must be built."""
+    found = find(config, fingerprint)
+    if found is None:
+        where = open_storage(config.storage.datasets).at(f"{config.name}-{fingerprint[:12]}").uri
+        raise ManifestError(f"{where}: no dataset of these sources and this configuration; run `sparkring etl` first")
+    return found
+
+
+def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str, tracker: Tracker) -> Dataset:
+    """Build the dataset, or find it built by another job meanwhile; record it in MLflow as the run `etl`.
+
+    Args:
+        spark: the session that builds.
+        resolved: the job's configuration.
+        sources: the snapshots that the fingerprint was made of.
+        commit: of this code, stored in the manifest.
+        tracker: of the job.
+    """
+    config = resolved.config
+    assert config.etl is not None
+    began = time.monotonic()
+    with tracker.part(ETL):
+        request = BuildRequest(
+            config.etl,
+            sources,
+            name=config.name,
+            root_uri=config.storage.datasets,
+            settings=config.spark.settings(),
+            code_commit=commit,
+            config_digest=resolved.digest,
+        )
+        built = build_dataset(spark, request)
+        seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
+        dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)
+        record_build(tracker, dataset)
+    accounting = built.manifest.accounting
+    log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
+    return dataset
+
+
+def record_build(tracker: Tracker, dataset: Dataset) -> None:
+    """Rows by split and quarantine rule, seconds by stage, the dataset, its checks and its manifest."""
+    manifest = dataset.manifest
+    counts = {f"rows/quarantined_{rule}": float(n) for rule, n in manifest.accounting.quarantined.items()}
+    counts |= {"rows/in": float(manifest.accounting.rows_in), "rows/out": float(manifest.accounting.rows_out)}
+    counts |= {f"rows/{split}": float(info.rows) for split, info in manifest.splits.items()}
+    tracker.metrics(ETL, 0, counts | {f"time/{name}": value for name, value in dataset.seconds.items()})
+    tracker.dataset(ETL, dataset_info(dataset), "output")
+    tracker.artifact_json(ETL, manifest.checks, "checks.json", "etl")
+    tracker.artifact_json(ETL, manifest.model_dump(mode="json"), "manifest.json", "etl")
+
+
+def dataset_info(dataset: Dataset) -> DatasetInfo:
+    """The dataset as MLflow shows it."""
+    manifest = dataset.manifest
+    return DatasetInfo(
+        name=manifest.name,
+        uri=dataset.folder.uri,
+        fingerprint=manifest.fingerprint,
+        profile={f"rows_{split}": info.rows for split, info in manifest.splits.items()}
+        | {"files": len(manifest.files)},
+        schema=[{"name": column.name, "type": mlflow_type(column.dtype)} for column in manifest.columns],
+    )
+
+
+def mlflow_type(dtype: str) -> str:
+    """MLflow's name for a stored element type."""
+    if dtype in ("int8", "int16", "int32"):
+        return "integer"
+    return {"bool": "boolean", "int64": "long", "float64": "double", "binary": "binary"}.get(dtype, "float")

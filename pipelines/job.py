@@ -1,0 +1,207 @@
+"""One job from end to end, attended or not: dataset, training, evaluation, model, report. What `sparkring run` calls.
+
+Every job is one parent run in MLflow with a child for each part. A job stopped by a signal leaves a checkpoint and
+the signal's exit code; the same command goes on from there, in the same MLflow run.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from conf.load import ConfigError, Resolved
+from conf.manifest import DatasetManifest, digest
+from conf.rules import dataset_problems, metric_problems
+from conf.schema import RunConfig
+from conf.stored import StoredError
+from pipelines import etl_step, serving, train_step
+from pipelines.context import JobContext
+from pipelines.etl_step import Dataset
+from pipelines.evaluate import EVALUATE, evaluate, lost_to
+from pipelines.exit_codes import Exit
+from pipelines.launch.barrier import launch_options
+from pipelines.launch.preflight import SlotRequest, check_slots
+from pipelines.plan import layout_problems_of
+from pipelines.report.inputs import ReportInputs
+from pipelines.report.report import write_report
+from pipelines.runs import RunRecord, Runs, Status
+from pipelines.spark import spark_session
+from pipelines.tracking.ops import ModelInfo
+from pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
+from training.result import SUMMARY, TrainResult
+from training.tasks import TABLE_TASKS, build_task
+from training.weights import FILE
+from training.worker import ModelColumns, pick_columns
+
+log = logging.getLogger("sparkring")
+
+
+def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
+    """Run the requested parts and return the exit code.
+
+    Raises what the parts raise; MLflow's status and run.json are right by then.
+    """
+    config, began = resolved.config, time.monotonic()
+    if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
+        raise ConfigError(config.name, problems)
+    tracking = config.tracking.named(config.name)
+    sources = etl_step.pin(config)
+    fingerprint = etl_step.wanted_fingerprint(config, sources)
+    found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
+    if found is not None and not train:
+        log.info("dataset: %s is there already", found.folder.uri)
+        send_left_behind(tracking)
+        return Exit.OK
+    if found is not None:
+        check_against(config, found)
+    runs = Runs(config.storage.runs, config.name)
+    with runs.begin(config, fingerprint) if train else nullcontext((None, False)) as (record, continued):
+        job_id = f"{config.name}/{record.folder}" if record else digest([resolved.digest, fingerprint])[:16]
+        commit = git_commit(Path(__file__).parent) or ""
+        try:
+            with (
+                Tracker(tracking, job_id, config.name, {"sparkring.commit": commit}, continued) as tracker,
+                spark_session(config.name, config.spark, config.launch) as spark,
+            ):
+                timings = {"spark_s": time.monotonic() - began}
+                describe_job(tracker, resolved, spark, fingerprint)
+                if train:
+                    profile = launch_options(config.launch).profile
+                    check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
+                if found is None:
+                    building = time.monotonic()
+                    found = etl_step.build(spark, resolved, sources, commit, tracker)
+                    timings["etl_s"] = time.monotonic() - building
+                if record is None:
+                    return Exit.OK
+                check_against(config, found)
+                record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
+                job = JobContext(resolved, commit, spark, tracker, runs, record, found)
+                return train_and_report(job, timings, began)
+        except BaseException as error:
+            if record is not None:
+                stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+                note_end(runs, record, "interrupted" if stopped else "failed")
+            raise
+
+
+def train_and_report(job: JobContext, timings: dict[str, float], began: float) -> int:
+    """Everything after the dataset: train, evaluate, register the model, write summary.json and report.html.
+
+    `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
+    """
+    must_beat, tracker = job.config.report.must_beat, job.tracker
+    result = train_step.train(job)
+    evaluating = time.monotonic()
+    with tracker.part(EVALUATE):
+        result, held_out = evaluate(job, result)
+        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics())
+        timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
+        lost = lost_to(result.scores, must_beat, result.missing)
+        publish_model(job, result, alias=None if lost else job.config.tracking.alias)
+    timings["total_s"] = time.monotonic() - began
+    result = replace(result, timings=timings, tracking_url=tracker.url())
+    job.folder.put_atomic(SUMMARY, result.to_json())
+    write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder)
+    tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.items()} | result.test_metrics())
+    job.runs.update(job.record.folder, status="finished")
+    log_result(result, job.config)
+    if not lost:
+        return Exit.OK
+    tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
+    alias = job.config.tracking.alias
+    log.error("report.must_beat: %s; the model is registered, and %r stays where it was", "; ".join(lost), alias)
+    return Exit.QUALITY
+
+
+def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> None:
+    """Register the model with its signature, features and scores; `alias` is moved to it unless None."""
+    config, manifest = job.config, job.dataset.manifest
+    assert result.train.weights is not None and result.train.exported_step is not None, "training is finished"
+    weights = job.folder.at(result.train.weights)
+    sha256 = weights.sha256(FILE)
+    info = ModelInfo(
+        name=f"{config.name}-model",
+        step=result.train.exported_step,
+        sha256=sha256,
+        loader_module="pipelines.serving",
+        inputs=serving.signature_inputs(manifest),
+        outputs=serving.signature_outputs(config.model.task),
+        registered_model=config.tracking.named(config.name).registered_model,
+        alias=alias,
+        tags={
+            "sparkring.fingerprint": manifest.fingerprint,
+            "sparkring.engine": result.train.engine,
+            "sparkring.weights_sha256": sha256,
+        },
+        params={name: str(value) for name, value in result.test_metrics().items()},
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "model"
+        serving.write_model_folder(target, config, manifest, weights)
+        job.tracker.model(EVALUATE, target, info)
+
+
+def log_result(result: TrainResult, config: RunConfig) -> None:
+    """The last lines of a job: scores, seconds, and where to look."""
+    for name, scores in result.scores.items():
+        log.info("%-36s %s", name, "  ".join(f"{k} {v:.4f}" for k, v in scores.items()))
+    spent = "  ".join(f"{name.removesuffix('_s')} {value:.0f} s" for name, value in result.timings.items())
+    log.info("%s steps by %s; %s", result.train.steps, result.train.engine, spent)
+    log.info("report: %s/report.html", result.run)
+    experiment = config.tracking.named(config.name).experiment
+    log.info("browse: sparkring ui   (%s)", result.tracking_url or f"MLflow experiment {experiment!r}")
+
+
+def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fingerprint: str) -> None:
+    """Record the configuration, and what identifies the dataset, the application and the code."""
+    config = resolved.config
+    tracker.tags(
+        JOB,
+        {
+            "sparkring.config_digest": resolved.digest,
+            "sparkring.fingerprint": fingerprint,
+            "sparkring.application_id": spark.sparkContext.applicationId,
+            "sparkring.world": config.launch.world,
+            "sparkring.code_path": str(Path(__file__).parent.parent),
+        },
+    )
+    tracker.params(JOB, resolved.as_dict())
+    tracker.artifact_json(JOB, resolved.as_dict(), "config.json")
+
+
+def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
+    """Store the status of a run that did not finish. A full disk, say, must not hide what ended it."""
+    try:
+        runs.update(record.folder, status=status)
+    except (OSError, StoredError) as error:
+        log.error("%s: run.json still says %r, not %r: %s", runs.at(record).uri, record.status, status, error)
+
+
+def check_against(config: RunConfig, dataset: Dataset) -> None:
+    """Raise ConfigError for settings this dataset or model cannot meet, before a process is started."""
+    problems = [*dataset_problems(config, dataset.manifest), *metric_problems_of(config, dataset.manifest)]
+    problems = problems or layout_problems_of(config, dataset.manifest)
+    if problems:
+        raise ConfigError(dataset.folder.uri, problems)
+
+
+def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
+    """Metrics the task does not give, or columns it cannot have. A user's own task needs the dataset's manifest."""
+    kind = config.model.task
+    if manifest is None and kind not in (*TABLE_TASKS, "language_model"):
+        return []
+    try:
+        columns = (
+            pick_columns(manifest, config.model.inputs, config.model.label) if manifest else ModelColumns([], "", [])
+        )
+        task = build_task(kind, columns.features, columns.label, config.model.inputs)
+    except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
+        return [str(error)]
+    return metric_problems(config, ["loss", *task.metric_names()])

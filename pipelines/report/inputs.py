@@ -1,0 +1,112 @@
+"""What the report shows of a result: its labels, texts and numbers, in the page's order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from conf.load import leaves
+from conf.manifest import DatasetManifest
+from conf.schema import RunConfig
+from pipelines.evaluate import HeldOut, lost_to
+from training.result import MODEL, Scores, TrainResult
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """A view of a result for the page. What is empty is left out of the page."""
+
+    result: TrainResult
+    manifest: DatasetManifest
+    predictions: HeldOut | None = None
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return self.result.run_config()
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """The predictions of a binary task, which the figures are drawn from."""
+        return self.predictions if self.config.model.task == "binary" else None
+
+    @property
+    def positive(self) -> str:
+        """What a label of 1 means, for the captions."""
+        labels = (column.name for column in self.manifest.columns if column.role == "label")
+        return self.config.model.label or next(labels, "positive")
+
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """Name -> metric -> value, the model first."""
+        scores = {name: dict(values) for name, values in self.result.scores.items()}
+        ours = scores[MODEL]
+        ours.pop("positive_share", None)
+        if self.config.model.task == "language_model" and "loss" in ours:
+            ours.setdefault("perplexity", math.exp(min(ours["loss"], 700.0)))
+        return scores if ours else {name: values for name, values in scores.items() if name != MODEL}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Label -> text or http(s) link."""
+        config, result, train = self.config, self.result, self.result.train
+        lost, alias = lost_to(result.scores, config.report.must_beat, result.missing), config.tracking.alias
+        model = f"models:/{config.tracking.named(config.name).registered_model}"
+        facts = {
+            "run": result.run,
+            "dataset": result.dataset,
+            "fingerprint": self.manifest.fingerprint,
+            "code": result.commit or "not a git checkout",
+            "configuration": result.config_digest,
+            "engine": f"{train.engine}, {train.world} ranks",
+            "model": model if lost else f"{model}@{alias}",
+            "steps": f"{train.steps:,} ({train.consumed_samples:,} samples), best at step {train.best_step}; "
+            f"the model is step {train.exported_step}'s",
+        }
+        if lost:
+            facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
+        if result.missing:
+            facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in result.missing.items())
+        if result.tracking_url:
+            facts["MLflow"] = result.tracking_url
+        return facts
+
+    @property
+    def losses(self) -> Mapping[str, list[tuple[int, float]]]:
+        """Loss curves: name -> (step, value)."""
+        return {name: points for name, points in self.result.history.items() if name.endswith("/loss")}
+
+    @property
+    def rates(self) -> dict[str, str]:
+        """Label -> text with its unit."""
+        result = self.result
+        rates = {
+            "training": f"{result.train.rows_per_s:,.0f} rows/s",
+            "launch": f"{result.timings['launch_s']:.1f} s",
+        }
+        rates |= {_cause(name): f"{seconds:.2f} s" for name, seconds in result.once_s.items()}
+        return rates | {f"{_cause(name)}, a step": f"{s * 1000:.1f} ms" for name, s in result.per_step_s.items()}
+
+    @property
+    def attempts(self) -> list[dict[str, object]]:
+        """The failed attempts as rows of a table; what is None is left out."""
+        return [{k: v for k, v in vars(attempt).items() if v is not None} for attempt in self.result.failed_attempts]
+
+    @property
+    def settings(self) -> list[tuple[str, str, str]]:
+        """(key, value, where the value came from) of the resolved configuration."""
+        origins = self.result.origins
+        return [(key, str(value), origins.get(key, "default")) for key, value in leaves(self.result.config)]
+
+    @property
+    def splits(self) -> list[tuple[str, int, int, int]]:
+        """(split, rows, files, bytes)."""
+        return [
+            (name, split.rows, split.files, sum(file.bytes for file in self.manifest.files_of(name)))
+            for name, split in self.manifest.splits.items()
+        ]
+
+
+def _cause(name: str) -> str:
+    return name.removesuffix("_s").replace("_", " ")

@@ -1,0 +1,133 @@
+"""The dataset of a job: found, asked for, and described for MLflow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conf.load import load_config
+from conf.manifest import (
+    MANIFEST_NAME,
+    Accounting,
+    Column,
+    DataFile,
+    DatasetManifest,
+    Lineage,
+    ManifestError,
+    SplitInfo,
+)
+from conf.schema import RunConfig
+from conf.storage import Storage, open_storage
+from pipelines import etl_step
+from pipelines.etl_step import Dataset, dataset_info, find, record_build, require, wanted_fingerprint
+
+MANIFEST = DatasetManifest(
+    name="d", fingerprint="a" * 64, created_at="",
+    columns=(Column(name="x", dtype="float64"), Column(name="n", dtype="int8"), Column(name="y", dtype="bool")),
+    files=(DataFile(path="a.parquet", split="train", rows=3, bytes=9, sha256="ab" * 32, row_groups=(3,)),),
+    splits={"train": SplitInfo(rows=3, files=1)}, accounting=Accounting(rows_in=5, rows_out=3, quarantined={"r": 2}),
+    lineage=Lineage(sources={}),
+)  # fmt: skip
+
+
+def config(folder: Path) -> RunConfig:
+    return RunConfig.model_validate({"name": "d", "dataset": str(folder)})
+
+
+def test_a_dataset_named_by_its_folder_is_found_there(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=str(tmp_path)):
+        wanted_fingerprint(config(tmp_path), {})
+    (tmp_path / MANIFEST_NAME).write_text(MANIFEST.to_json())
+    (tmp_path / "a.parquet").write_bytes(bytes(9))
+    assert wanted_fingerprint(config(tmp_path), {}) == "a" * 64
+    found = require(config(tmp_path), "a" * 64)
+    assert found.manifest == MANIFEST and not found.rebuilt and found.seconds == {}
+
+
+def test_a_dataset_that_is_not_built_yet_is_asked_for_with_the_command_that_builds_it(tmp_path: Path) -> None:
+    recipe = config(tmp_path).model_copy(
+        update={"dataset": None, "storage": config(tmp_path).storage.model_copy(update={"datasets": str(tmp_path)})}
+    )
+    assert find(recipe, "b" * 64) is None
+    with pytest.raises(ManifestError, match=r"d-bbbbbbbbbbbb: no dataset .* run `sparkring etl` first"):
+        require(recipe, "b" * 64)
+
+
+def test_mlflow_gets_types_and_counts_by_its_own_names(tmp_path: Path) -> None:
+    info = dataset_info(Dataset(MANIFEST, open_storage(str(tmp_path))))
+    assert info.profile == {"rows_train": 3, "files": 1}
+    assert info.schema == [
+        {"name": "x", "type": "double"}, {"name": "n", "type": "integer"}, {"name": "y", "type": "boolean"},
+    ]  # fmt: skip
+
+
+def test_a_build_is_recorded_with_every_row_accounted_for(tmp_path: Path) -> None:
+    class Recorder:
+        points: dict[str, float] = {}
+        files: list[str] = []
+
+        def metrics(self, key: str, step: int, values: dict[str, float]) -> None:
+            self.points |= values
+
+        def dataset(self, *_: object) -> None: ...
+        def artifact_json(self, key: str, content: object, name: str, path: str) -> None:
+            self.files.append(name)
+
+    recorder = Recorder()
+    dataset = Dataset(MANIFEST, open_storage(str(tmp_path)), True, {"join_s": 1.5})
+    record_build(recorder, dataset)  # type: ignore[arg-type]
+    assert recorder.points == {
+        "rows/in": 5.0, "rows/out": 3.0, "rows/quarantined_r": 2.0, "rows/train": 3.0, "time/join_s": 1.5,
+    }  # fmt: skip
+    assert recorder.files == ["checks.json", "manifest.json"]
+
+
+RECIPE = """
+name: small
+etl:
+  sources: {t: {path: TABLE, columns: {a: int}}}
+  rows: t
+  features: {a: {kind: numeric}}
+storage: {datasets: DATASETS}
+"""
+
+
+def test_one_job_hashes_every_source_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "t"
+    table.mkdir()
+    for name in ("a.csv", "b.csv", "c.csv"):
+        (table / name).write_text("a\n1\n")
+    (tmp_path / "small.yaml").write_text(
+        RECIPE.replace("TABLE", str(table)).replace("DATASETS", str(tmp_path / "datasets"))
+    )
+    resolved = load_config(str(tmp_path / "small.yaml"))
+    hashed: Counter[str] = Counter()
+    real = Storage.sha256
+
+    def counted(self: Storage, relative: str, *rest: Any) -> str:
+        hashed[self.path(relative)] += 1
+        return real(self, relative, *rest)
+
+    monkeypatch.setattr(Storage, "sha256", counted)
+    fingerprints = []
+
+    def build(spark: Any, request: Any) -> Any:
+        fingerprints.append(
+            etl_step.dataset_fingerprint(request.config, request.sources, etl_step.pyspark.__version__, {})
+        )
+        return SimpleNamespace(manifest=MANIFEST, uri=str(tmp_path / "datasets"), rebuilt=True, seconds={})
+
+    monkeypatch.setattr(etl_step, "build_dataset", build)
+    sources = etl_step.pin(resolved.config)
+    wanted = etl_step.wanted_fingerprint(resolved.config, sources)
+    assert etl_step.find(resolved.config, wanted) is None
+    tracker: Any = SimpleNamespace(part=lambda key: nullcontext())
+    monkeypatch.setattr(etl_step, "record_build", lambda tracker, dataset: None)
+    etl_step.build(None, resolved, sources, "commit", tracker)  # type: ignore[arg-type]
+    assert fingerprints == [wanted]
+    assert hashed == {str(table / name): 1 for name in ("a.csv", "b.csv", "c.csv")}

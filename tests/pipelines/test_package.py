@@ -1,0 +1,28 @@
+"""The code archive: the same bytes for the same code, whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipelines.package import code_archive, code_files, write_archive
+
+
+def test_the_archive_holds_all_our_code_and_only_that() -> None:
+    with zipfile.ZipFile(io.BytesIO(code_archive())) as archive:
+        names = archive.namelist()
+    assert {"training/worker.py", "pipelines/report/report.html", "conf/recipes/flights.yaml"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
+
+
+def test_equal_code_makes_equal_bytes(tmp_path: Path) -> None:
+    assert write_archive(tmp_path / "dist/code.zip").read_bytes() == code_archive()
+    assert [path.name for path in (tmp_path / "dist").iterdir()] == ["code.zip"], "no part is left"
+
+
+def test_a_folder_without_our_code_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no code of ours under"):
+        code_files(tmp_path)

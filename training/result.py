@@ -1,0 +1,143 @@
+"""What a training run gave: one object from the ranks to the driver, summary.json, the report and MLflow.
+
+`training.worker:train` returns a `RankResult` on every rank. The driver makes a `TrainResult` around rank 0's,
+completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field by field
+under the names below. `sparkring report` reads it back. Seconds end in `_s`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from conf.manifest import ManifestError
+from conf.schema import RunConfig
+from conf.secrets import redacted
+from conf.storage import Storage
+from conf.stored import CLOSED, Count, RelativePath, named, read, up_to
+
+SUMMARY = "summary.json"
+MODEL = "this model"  # its name among the scores
+_RESOLVED = ("config", "origins", "config_digest", "commit", "tracking_url")  # hold no secrets; see `to_json`
+Scores = dict[str, float]
+History = dict[str, list[tuple[Count, float]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """What one rank returns; all but the last field are the same on every rank."""
+
+    __pydantic_config__ = CLOSED
+
+    engine: str  # of the collectives: horovod, torch-gloo, torch-nccl, none
+    world: Count  # ranks of the attempt that returned
+    threads_per_rank: Count  # of torch
+    finished: bool  # False: asked to stop; the same command goes on from the last checkpoint
+    steps: Count  # optimizer steps since the run began, skipped ones included
+    consumed_samples: Count  # over all ranks and epochs
+    skipped_steps: Count  # their gradients were not finite
+    stopped_early: bool  # by train.early_stopping
+    best_step: Count | None  # by train.best_metric; None: never evaluated
+    best_value: float | None
+    train_s: float  # of this attempt, without its start
+    rows_per_s: float  # of this attempt, all ranks together
+    valid: Scores  # the last validation metrics
+    measured: Scores  # what the planner predicts, as it turned out; by the planner's names
+    train_left_out: list[RelativePath] = field(default_factory=list)  # damaged files of the dataset no rank read
+    test_left_out: list[RelativePath] = field(default_factory=list)
+    weights: RelativePath | None = None  # folder of the exported model, below the run's; None until it is finished
+    exported_step: Count | None = None  # whose weights these are
+    test: Scores = field(default_factory=dict)  # metrics over train.test_split
+    predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
+
+
+@dataclass(kw_only=True)
+class FailedAttempt:
+    """One launch that did not reach the end, and what was decided then."""
+
+    __pydantic_config__ = CLOSED
+
+    attempt: Count
+    world: Count
+    cause: str
+    message: str
+    step: Count | None  # the last one the failing rank reported
+    steps_lost: Count  # since the last checkpoint
+    decision: str
+    next_world: Count
+    recover_s: float | None = None  # from the last step before the failure to the first one after it
+
+
+def _has(name: str) -> AfterValidator:
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        if name not in values:
+            raise ValueError(f"{name!r} is missing")
+        return values
+
+    return AfterValidator(check)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What one run gave. Fields with a default are filled in by the steps after training."""
+
+    __pydantic_config__ = CLOSED
+
+    # What was run
+    name: str  # of the recipe
+    run: str  # URI of the run folder
+    dataset: str  # URI of its folder
+    fingerprint: str  # of the dataset
+    config: dict[str, Any]  # resolved
+    origins: dict[str, str]  # key of `config` -> where its value came from
+    config_digest: str
+    commit: str  # of the code that trained; the dataset's own is in its manifest
+    tracking_url: str | None = None  # of the job's run in MLflow
+
+    # Training
+    train: RankResult  # rank 0's
+    attempts: Count  # launches, over all commands
+    failed_attempts: list[FailedAttempt]  # of this command
+    history: History  # losses and validation metrics: name -> (step, value), over all attempts of this command
+    per_step_s: dict[str, float]  # cause -> rank 0's mean seconds per step, in the last attempt
+    once_s: dict[str, float]  # cause -> seconds rank 0's reader needed once, to begin the last attempt
+    predictions: list[RelativePath]  # files of all ranks, below the run folder
+    plan: str = ""  # table of predicted and measured memory and bytes
+
+    # Evaluation on the test split
+    scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
+    missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
+    sample: str = ""  # language model: text it wrote
+
+    # Time
+    timings: Annotated[dict[str, float], _has("launch_s")]  # stage of the job -> seconds, in order
+    etl: dict[str, float]  # stage of the dataset's build -> seconds; empty where it was found
+
+    format: Annotated[int, up_to(1)] = 1
+
+    def test_metrics(self) -> Scores:
+        """`test/auc` for the model, `test/<baseline>/auc` beside it: the names in MLflow."""
+        flat: Scores = {}
+        for name, scores in self.scores.items():
+            prefix = "test" if name == MODEL else f"test/{name.split(' (')[0].replace(' ', '_')}"
+            flat |= {f"{prefix}/{metric}": value for metric, value in scores.items()}
+        return flat
+
+    def run_config(self) -> RunConfig:
+        """The configuration. ManifestError where this version of sparkring does not know it."""
+        with named(f"{self.run}/{SUMMARY}: the run's configuration", ManifestError):
+            return RunConfig.model_validate(self.config)
+
+    def to_json(self) -> bytes:
+        """The text of summary.json, redacted; a resolved configuration holds no secrets any more."""
+        values = asdict(self)
+        shown = redacted(values) | {name: values[name] for name in _RESOLVED}
+        return (json.dumps(shown, indent=1) + "\n").encode()
+
+
+def read_result(folder: Storage) -> TrainResult:
+    """The result in a run folder. Raises ManifestError where summary.json is missing or damaged."""
+    return read(TrainResult, folder, SUMMARY, ManifestError)
