@@ -21,6 +21,7 @@ from conf.load import Resolved, load_config
 from conf.storage import Storage
 from conf.stored import StoredError
 from pipelines import batch, etl_job, train_job
+from pipelines.launch.preflight import SlotRequest
 from pipelines.runs import Runs, RunTaken
 from pipelines.tracking.process_id import start_ticks
 from training.launch.failure import LaunchError
@@ -84,8 +85,8 @@ def test_attempt_numbers_survive_an_orderly_end(
 def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def check_slots(spark: Any, world: int, least: int | None, **_: Any) -> None:
-        raise LaunchError(f"{world} {least}")
+    def check_slots(spark: Any, request: SlotRequest) -> None:
+        raise LaunchError(f"{request.world} {request.least}")
 
     monkeypatch.setattr(batch, "check_slots", check_slots)
     with pytest.raises(LaunchError, match="4 2"):
