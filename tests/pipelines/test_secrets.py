@@ -22,11 +22,12 @@ from conf.storage import open_storage
 from pipelines import cli, serving, spark, train_step
 from pipelines import job as job_module
 from pipelines.etl_step import Dataset
-from pipelines.launch.progress import Progress
+from pipelines.launch.progress import ProgressDisplay
 from pipelines.tracking.ops import DatasetInfo
 from pipelines.tracking.tracker import JOB, Tracker
 from tests.pipelines.results import train_result
 from training.launch.failure import Failure, WorkerFailed
+from training.launch.messages import AttemptEnded
 from training.weights import FILE as WEIGHTS_FILE
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them
@@ -207,13 +208,14 @@ def test_spark_gets_its_secrets_and_nothing_else_does(tmp_path: Path, capsys: py
     (tmp_path / WEIGHTS_FILE).write_bytes(b"")
     serving.write_model_folder(tmp_path / "model", config, MANIFEST, open_storage(str(tmp_path)))
     dataset = Dataset(MANIFEST, open_storage(str(tmp_path)))
-    job = train_step.job_spec(resolved, dataset, dataset.folder).to_json()
+    job = train_step.job_spec(resolved, dataset, dataset.folder)
     assert cli.main(["config", "show", path]) == 0
-    left = [repr(config), str(config), config.model_dump_json(), json.dumps(job), capsys.readouterr().out]
+    left = [repr(config), str(config), config.model_dump_json(), repr(job), json.dumps(job.checked_payload())]
+    left.append(capsys.readouterr().out)
     left += [(tmp_path / "model/config.json").read_text(), train_result(config=resolved.as_dict()).to_json().decode()]
     assert not [text for text in left if shown(text)]
     assert resolved.as_dict()["spark"]["conf"] == dict.fromkeys(SPARK, HIDDEN) | {"spark.executor.cores": "2"}
-    assert RunConfig.model_validate(job["payload"]["config"]).model_dump(mode="json") == resolved.as_dict()
+    assert RunConfig.model_validate(job.checked_payload()["config"]).model_dump(mode="json") == resolved.as_dict()
     assert load_config(recipe(tmp_path, "spark.conf", SPARK | {"spark.ssl.keyPassword": "other"})).digest
 
 
@@ -235,7 +237,7 @@ def test_nothing_tracked_holds_a_secret(tmp_path: Path) -> None:
     settings = away(tmp_path, tags={"note": WORDS[0]})
     texts = [*URLS, *WORDS]
     with Tracker(settings, "j", "n", {"password": PLAIN}) as tracker:
-        events = train_step.Events(tracker, Progress(interactive=False))
+        events = train_step.Events(tracker, ProgressDisplay(interactive=False))
         with tracker.part("train"):
             for number, text in enumerate(texts):
                 tracker.params("train", {f"k{number}": {"text": text, "list": [text]}, "api_token": PLAIN})
@@ -244,9 +246,7 @@ def test_nothing_tracked_holds_a_secret(tmp_path: Path) -> None:
                 info = DatasetInfo(name="d", uri=text, fingerprint="f", profile={"password": PLAIN}, schema=[])
                 tracker.dataset("train", info, "training")
                 tracker.checkpoint("train", number, text, 1, 1)
-                ended = {"kind": "attempt_ended", "attempt": number, "world": 1, "cause": "exception", "step": 1}
-                ended |= {"words": text, "steps_lost": 0, "decision": "retry", "next_world": 1, "why": text}
-                events.on_event(ended)
+                events.on_event(AttemptEnded(number, 1, "exception", text, 1, 0, "retry", 1, why=text))
     written = [path.read_bytes().decode() for path in tmp_path.rglob("*") if path.is_file()]
     assert sum(len(text) for text in written) > 10_000 and not [text for text in written if shown(text)]
     assert len(events.failed_attempts) == len(texts) and not shown(repr(events.failed_attempts))

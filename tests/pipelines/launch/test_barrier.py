@@ -24,7 +24,7 @@ from pipelines.launch.barrier import (
     ship_code,
     spark_reason,
 )
-from pipelines.launch.preflight import check_slots, slots_ceiling, too_few_slots
+from pipelines.launch.preflight import SlotRequest, check_slots, slots_ceiling, too_few_slots
 from pipelines.package import code_archive, write_archive
 from training.launch.failure import Cancelled, LaunchError, WorkerFailed
 from training.launch.group import Control
@@ -166,7 +166,7 @@ def test_dynamic_allocation_is_refused_by_saying_what_to_set() -> None:
         sparkContext = Context()
 
     with pytest.raises(LaunchError, match=r"dynamicAllocation\.enabled=false --conf spark\.executor\.instances"):
-        check_slots(Session(), 2)  # type: ignore[arg-type]
+        check_slots(Session(), SlotRequest(2))  # type: ignore[arg-type]
 
 
 def test_words_for_too_few_slots() -> None:

@@ -8,18 +8,18 @@ import pytest
 from pydantic import ValidationError
 
 from conf.schema_tracking import TrackingConfig
-from training.launch.host.fork_server import Helper
+from training.launch.host.fork_server import ForkServer
 
 
 def test_ranks_are_started_without_the_drivers_credentials() -> None:
     names = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-    helper = Helper([], {**os.environ, **dict.fromkeys(names, "s3cret"), "KEPT": "yes"})
+    server = ForkServer([], {**os.environ, **dict.fromkeys(names, "s3cret"), "KEPT": "yes"})
     try:
-        while not (environment := Path(f"/proc/{helper._process.pid}/environ").read_bytes()):
+        while not (environment := Path(f"/proc/{server._process.pid}/environ").read_bytes()):
             time.sleep(0.01)  # forked, and not yet what it will run
         assert b"KEPT=yes" in environment and b"s3cret" not in environment
     finally:
-        helper.close()
+        server.close()
 
 
 @pytest.mark.parametrize("alias", ["latest", "v3", "two words", ""])
