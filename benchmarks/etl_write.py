@@ -31,7 +31,7 @@ from conf.manifest import Column
 from conf.schema_etl import ShardConfig
 from conf.storage import open_storage
 from etl.columns import manifest_column
-from etl.shard import ORDER, number_rows, plan, with_order, write_shards
+from etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
 from etl.split import SPLIT
 from etl.write import SHARD
 
@@ -83,7 +83,7 @@ def write_shuffled(rows: DataFrame, target: Path) -> None:
 def shard_count_of(rows: DataFrame) -> int:
     """As many files as ours."""
     columns = columns_of(rows)
-    return len(plan(rows, {"train": rows.count()}, columns, ShardConfig()).shards)
+    return len(plan_files(rows, {"train": rows.count()}, columns, ShardConfig()).shards)
 
 
 def columns_of(rows: DataFrame) -> list[Column]:
@@ -95,9 +95,9 @@ def write_ours(rows: DataFrame, target: Path) -> None:
     marked = rows.withColumn(SPLIT, F.lit("train"))
     counts = {"train": marked.count()}
     ordered = with_order(marked, ["id"], 0)
-    shards = plan(rows, counts, columns, ShardConfig())
-    numbered = number_rows(ordered, shards.shards)
-    write_shards(numbered, columns, shards, open_storage(str(target)), "data", "snappy")
+    plan = plan_files(rows, counts, columns, ShardConfig())
+    numbered = number_rows(ordered, plan.shards)
+    write_shards(numbered, columns, plan, open_storage(str(target)), "data")
 
 
 def cpu_by_process() -> dict[tuple[int, float], float]:
@@ -162,9 +162,9 @@ def profile(spark: SparkSession, source: Path, target: Path) -> str:
     columns = columns_of(rows)
     count = rows.count()
     ordered = with_order(rows.withColumn(SPLIT, F.lit("train")), ["id"], 0)
-    shards = plan(rows, {"train": count}, columns, ShardConfig())
-    numbered = number_rows(ordered, shards.shards)
-    shuffled = numbered.drop(SPLIT).repartitionById(len(shards.shards), F.col(SHARD))
+    plan = plan_files(rows, {"train": count}, columns, ShardConfig())
+    numbered = number_rows(ordered, plan.shards)
+    shuffled = numbered.drop(SPLIT).repartitionById(len(plan.shards), F.col(SHARD))
     arranged = shuffled.sortWithinPartitions(ORDER, *rows.columns)
     to_arrow = arranged.mapInArrow(lambda batches: (b.slice(0, 0).select([0]) for b in batches), "id long")
 
@@ -173,7 +173,7 @@ def profile(spark: SparkSession, source: Path, target: Path) -> str:
 
     steps: dict[str, Callable[[], object]] = {
         "read": discard(rows),
-        "find where shards begin (two passes over the key)": lambda: number_rows(ordered, shards.shards),
+        "find where shards begin (two passes over the key)": lambda: number_rows(ordered, plan.shards),
         "read + number": discard(numbered),
         "read + number + shuffle": discard(shuffled),
         "read + number + shuffle + sort": discard(arranged),
