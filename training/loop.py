@@ -17,7 +17,8 @@ from typing_extensions import TypedDict  # pydantic asks for this one below Pyth
 
 from conf.stored import Count
 from training.data.batch import ONCE, Batch, Reader
-from training.parallel.base import Strategy, Task
+from training.models.task import Task
+from training.parallel.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -221,13 +222,12 @@ def evaluate_split(
     tick: Callable[[int], None] = lambda number: None,
 ) -> dict[str, float]:
     """Loss and metrics over a whole split: sums over rows and ranks divided by real rows, equal on every rank. Where
-    the task says how much of a row is `counted`, that is what they are divided by, not the rows.
+    the task has a `counted_share` of its rows, they are divided by its sum, not by the number of rows.
 
     `on_batch(batch, outputs)` sees every non-empty batch on the ranks that see outputs; `tick(number)` is called for
     each batch, so that a long split is not taken for a hang.
     """
     names = ("loss", *task.metric_names())
-    counted = getattr(task, "counted", None)
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
     for number, batch in enumerate(reader.batches()):
         tick(number)
@@ -239,7 +239,8 @@ def evaluate_split(
         weight = batch.row_weights(outputs.device).double()
         values = {"loss": task.loss(outputs, batch.columns)} | task.metric_sums(outputs, batch.columns)
         sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
-        sums[-1] += (weight if counted is None else counted(batch.columns).to(weight) * weight).sum().cpu()
+        share = task.counted_share(batch.columns)
+        sums[-1] += (weight if share is None else share.to(weight) * weight).sum().cpu()
     sums = strategy.sum_over_data(sums)
     total = float(sums[-1])
     return {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}

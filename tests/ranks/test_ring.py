@@ -29,7 +29,7 @@ LAUNCHES: dict[str, tuple[int, str, dict[str, tuple[str, dict[str, Any]]]]] = { 
     for world in (2, 3)
 }
 LAUNCHES["torch 3"][2].update(
-    {f"zero {level}": ("Zero", {**TORCH, "zero": level, "uneven": True}) for level in (1, 2, 3)}
+    {f"zero {level}": ("TorchZero", {**TORCH, "zero": level, "uneven": True}) for level in (1, 2, 3)}
 )
 LAUNCHES["horovod 3"][2]["zero 1"] = ("HorovodZero1", {**HOROVOD, "zero": 1, "uneven": True})
 LAUNCHES["hosts"] = (  # ranks that share hosts sum in two levels, where every host has as many

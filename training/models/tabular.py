@@ -28,7 +28,7 @@ def embedding_width(cardinality: int, most: int = 32) -> int:
 
 
 def module_name(column: str) -> str:
-    """Where a column's table is kept: torch refuses dots there, and names ModuleDict itself has (`keys`, `type`)."""
+    """The key of a column's table: torch refuses dots, and names that ModuleDict itself has (`keys`, `type`)."""
     return "column_" + column.replace("%", "%25").replace(".", "%2E")
 
 
@@ -62,10 +62,18 @@ class ColumnCurves(nn.Module):
 
 
 class Tabular(nn.Module):
-    """coded: column -> number of codes; numeric: columns that are numbers. forward: columns -> (B,) or (B, outputs).
+    """columns, each (B,) -> (B,) for one output, else (B, outputs).
 
-    `additive_only`: numeric columns kept from the MLP, which could otherwise memorise rows by them (readings that name
-    an hour, for one).
+    Args (the recipe's `model.args`, but the first two):
+        coded: column -> number of codes, from the manifest.
+        numeric: columns that are numbers, from the manifest.
+        width: H of the MLP.
+        blocks: residual blocks of the MLP.
+        dropout: probability in the MLP's blocks.
+        outputs: numbers per row.
+        bumps: K, tanh steps per numeric column.
+        additive_only: numeric columns that the MLP does not see; by readings that identify an hour, for example, it
+            could memorize rows.
     """
 
     def __init__(
@@ -111,8 +119,10 @@ class Tabular(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> Tabular:
-        """Columns with a cardinality are coded, every other scalar feature is a number; so is the mask of one that may
-        be null, whose nulls would else be zeros like others."""
+        """Columns with a cardinality are coded, every other scalar feature is a number.
+
+        So is the mask of a column that may be null: without it, nulls would look like zeros.
+        """
         features = [c for c in manifest.columns if c.role == "feature"]
         if odd := [c.name for c in features if c.layout != "scalar"]:
             raise ValueError(

@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from conf.load import load_config
+from conf.rank_info import RankInfo
+from conf.schema_parallel import ParallelConfig
 from training.models.gpt import GPT, LanguageModelTask
-from training.parallel import ParallelSettings, RankInfo, build_strategy
+from training.parallel import build_strategy
 from training.parallel.check import layout_problems
-from training.parallel.data_parallel.reduce import local_tensor
-from training.parallel.world import Mesh, resolve_mesh
-from training.planner import format_rows, make_plan, rows_of
+from training.parallel.dtensor import local_tensor
+from training.parallel.mesh import Mesh, resolve_mesh
+from training.planner import Workload, format_rows, make_plan, table_rows
 
 META = torch.device("meta")
 RECIPES = ("gpt-124m", "gpt-1b", "gpt-7b", "gpt-70b")
@@ -48,49 +50,50 @@ def gpt(recipe: str) -> GPT:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_named_recipes_are_assert_built_as_planned(fake_world: Any, recipe: str) -> None:
+def test_named_recipes_are_built_as_planned(fake_world: Any, recipe: str) -> None:
     config = load_config(recipe).config
-    settings = ParallelSettings(**config.parallel.model_dump())
-    assert_built_as_planned(fake_world, recipe, settings, config.launch.world, config.train.global_batch)
+    assert_built_as_planned(fake_world, recipe, config.parallel, config.launch.world, config.train.global_batch)
 
 
 @pytest.mark.parametrize("name", list(PIPELINES))
-def test_big_pipelines_are_assert_built_as_planned(fake_world: Any, name: str) -> None:
-    assert_built_as_planned(fake_world, name.split()[0], ParallelSettings(engine="torch", **PIPELINES[name]), 512, 1024)
+def test_big_pipelines_are_built_as_planned(fake_world: Any, name: str) -> None:
+    assert_built_as_planned(fake_world, name.split()[0], ParallelConfig(engine="torch", **PIPELINES[name]), 512, 1024)
 
 
 def assert_built_as_planned(
-    fake_world: Any, recipe: str, settings: ParallelSettings, world: int, global_batch: int
+    fake_world: Any, recipe: str, settings: ParallelConfig, world: int, global_batch: int
 ) -> None:
     """One rank of every stage, built on the meta device as if all the others were there."""
-    mesh = resolve_mesh(world, pp=settings.pp, tp=settings.tp)
+    mesh = resolve_mesh(settings, world)
     assert layout_problems(settings, world, global_batch, model=gpt(recipe)) == []
     with META:
         tokens = torch.zeros(1, 2048, dtype=torch.int64)
-    plan = make_plan(gpt(recipe), settings, mesh, "torch-gloo", inputs=(tokens,), global_batch=global_batch)
+    plan = make_plan(Workload(gpt(recipe), settings, mesh, "torch-gloo", (tokens,), global_batch))
     for stage in range(mesh.pp):
         rank = stage * mesh.dp * mesh.tp
         fake_world(rank, world)
         strategy = build_strategy(settings, RankInfo(rank, world), META)
         strategy.prepare(gpt(recipe), LanguageModelTask(), lambda named: torch.optim.AdamW([p for _, p in named]))
-        held = sum(4 * local_tensor(p.detach()).numel() for _, p in strategy.named)
+        held = sum(4 * local_tensor(p.detach()).numel() for _, p in strategy.prepared.named)
         planned = plan.stages[stage]
         assert held == pytest.approx(planned.weights, rel=0.01), f"stage {stage}"
         assert planned.gradients == pytest.approx(held, rel=0.01)
         assert planned.optimizer == pytest.approx(2 * held, rel=0.01)
-    assert "parameters" in format_rows(rows_of(plan))
+    assert "parameters" in format_rows(table_rows(plan))
 
 
 def test_memory_is_the_published_table() -> None:
     """zero_memory_measured.csv: bytes per parameter at the optimizer's step, fp32 AdamW, 4 ranks."""
     published = "impl,zero,bytes\nDDP,0,16\nFSDP2 reshard_after_forward=False,1,4\nFSDP2 ZeRO-3,3,4\n"
     for row in csv.DictReader(published.splitlines()):
-        settings = ParallelSettings(zero=int(row["zero"]))
+        settings = ParallelConfig(zero=int(row["zero"]))
         model = GPT(vocab=64, width=64, layers=2, heads=4)
         tokens = torch.zeros(1, 8, dtype=torch.int64)
-        plan = make_plan(model, settings, Mesh(dp=4), "torch-gloo", inputs=(tokens,), global_batch=8)
+        plan = make_plan(Workload(model, settings, Mesh(dp=4), "torch-gloo", (tokens,), 8))
         count = sum(p.numel() for p in model.parameters())
-        assert plan.stages[0].at_step / count == pytest.approx(float(row["bytes"]), rel=0.001), row
+        stage = plan.stages[0]
+        at_step = stage.weights + stage.gradients + stage.optimizer
+        assert at_step / count == pytest.approx(float(row["bytes"]), rel=0.001), row
 
 
 def test_a_start_and_an_export_hold_a_ranks_part_and_one_parameter() -> None:
@@ -98,9 +101,9 @@ def test_a_start_and_an_export_hold_a_ranks_part_and_one_parameter() -> None:
     model, tokens = gpt("gpt-70b"), torch.zeros(1, 8, dtype=torch.int64)
     whole = 4 * sum(p.numel() for p in model.parameters())
     largest = 4 * max(p.numel() for p in model.parameters())
-    plan = make_plan(model, ParallelSettings(zero=3), Mesh(dp=512), "torch-gloo", inputs=(tokens,), global_batch=512)
+    plan = make_plan(Workload(model, ParallelConfig(zero=3), Mesh(dp=512), "torch-gloo", (tokens,), 512))
     assert plan.export == largest and plan.stages[0].start == pytest.approx(whole / 512 + largest, rel=0.01)
-    rows = {row["quantity"]: row["predicted"] for row in rows_of(plan)}
+    rows = {row["quantity"]: row["predicted"] for row in table_rows(plan)}
     assert rows["start_bytes"] == plan.stages[0].start < whole / 50 and rows["export_bytes"] == largest
 
 
@@ -112,8 +115,8 @@ def test_volume_is_the_published_one() -> None:
     )
     count = sum(p.numel() for p in model.parameters())
     for (zero, shard), volume in expected.items():
-        settings = ParallelSettings(zero=zero, shard=shard)
-        plan = make_plan(model, settings, Mesh(dp=4), "torch-gloo", inputs=(torch.zeros(1, 64),), global_batch=8)
+        settings = ParallelConfig(zero=zero, shard=shard)
+        plan = make_plan(Workload(model, settings, Mesh(dp=4), "torch-gloo", (torch.zeros(1, 64),), 8))
         flags = 1.5 * 8 * (1 if zero else 4)  # one per parameter, in the ring's buckets or one all-reduce of bytes
         assert sum(plan.sent_bytes.values()) == pytest.approx(4 * count * volume + flags, abs=1), (zero, shard)
 
@@ -122,17 +125,19 @@ def test_the_plan_shows_the_schedules_bubble_and_fewer_activations_with_checkpoi
     model, tokens = GPT(vocab=64, width=64, layers=6, heads=4), torch.zeros(1, 32, dtype=torch.int64)
     plans = {
         checkpointing: make_plan(
-            model,
-            ParallelSettings(pp=2, micro_batches=4, activation_checkpointing=checkpointing),
-            Mesh(dp=2, pp=2),
-            "torch-gloo",
-            inputs=(tokens,),
-            global_batch=32,
+            Workload(
+                model,
+                ParallelConfig(pp=2, micro_batches=4, activation_checkpointing=checkpointing),
+                Mesh(dp=2, pp=2),
+                "torch-gloo",
+                (tokens,),
+                32,
+            )
         )
         for checkpointing in (False, True)
     }
     assert plans[False].bubble == pytest.approx(1 / 4)
     assert plans[True].stages[0].activations < 0.5 * plans[False].stages[0].activations
-    rows = rows_of(plans[False], {"weights_bytes": 5.0})
+    rows = table_rows(plans[False], {"weights_bytes": 5.0})
     assert next(row for row in rows if row["quantity"] == "weights_bytes")["measured"] == 5.0
     assert {row["quantity"] for row in rows} >= {"mesh", "sent_bytes pp", "sent_bytes dp x cp", "bubble_share"}

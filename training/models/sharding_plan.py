@@ -1,15 +1,14 @@
-"""The small table a module needs to be trained under pipeline, tensor and context parallelism. Data parallelism (ring,
-ZeRO) needs none.
+"""Describe how a model may be cut over pipeline, tensor and context ranks. Data parallelism needs none of this.
 
-A plan lies beside its model as a module-level `PLAN`, found by the model's class; models import nothing else of this.
+A plan is a module-level `PLAN` beside its model, found by the model's class; models import nothing else of this.
 Names are those of `named_modules()`; `*` stands for every key of a ModuleList.
 
-chain     the modules whose composition is the model's forward, one tensor in, one out: `head(norm(...embed(x)))`; a
-          pipeline cuts this chain
+layers    the modules whose composition is the model's forward, one tensor in, one out: `head(norm(...embed(x)))`; a
+          pipeline cuts between them
 tensor    module -> how its weight is cut over tp:
           `column` (Linear, output features), `row` (Linear, input features; its outputs are summed),
           `vocab` (Embedding rows), `vocab_head` (Linear whose outputs, the logits, stay cut for the loss),
-          `replicate` (held whole by every rank; norms and small layers),
+          `replicate` (whole on every rank; norms and small layers),
           `enter` (no weight of its own: a module whose `column` layers, and nothing else in it, use its input, which is
           exchanged once for all of them)
 heads     attention modules with `heads` and `kv_heads`, checked to be divisible by tp x cp; each one's `core` module
@@ -24,12 +23,26 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from training.models.torch_private import direct_children
+
+KINDS = ("column", "row", "vocab", "vocab_head", "replicate", "enter")
+
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    chain: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
     tensor: Mapping[str, str] = field(default_factory=dict)
     heads: tuple[str, ...] = ()
+
+    def layer_names(self, model: nn.Module) -> list[str]:
+        return [name for pattern in self.layers for name in expand(pattern, model)]
+
+    def kinds(self, model: nn.Module) -> dict[str, str]:
+        """Module name -> how its weight is cut over tp."""
+        return {name: kind for pattern, kind in self.tensor.items() for name in expand(pattern, model)}
+
+    def attention_names(self, model: nn.Module) -> list[str]:
+        return [name for pattern in self.heads for name in expand(pattern, model)]
 
 
 def plan_of(model: nn.Module) -> ShardingPlan | None:
@@ -38,10 +51,15 @@ def plan_of(model: nn.Module) -> ShardingPlan | None:
     return found if isinstance(found, ShardingPlan) else None
 
 
-def chain_of(model: nn.Module) -> list[str]:
-    """The modules of the model's chain by name, in order; none where its plan has no chain."""
+def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
+    """The model's plan; ValueError says how to write one."""
     plan = plan_of(model)
-    return [name for pattern in plan.chain for name in expand(pattern, model)] if plan is not None else []
+    if plan is None:
+        raise ValueError(
+            f"parallel.{axis} > 1: {type(model).__name__} has no sharding plan; define PLAN = ShardingPlan(...) beside "
+            f"the class (training/models/sharding_plan.py says how)"
+        )
+    return plan
 
 
 def expand(pattern: str, model: nn.Module) -> list[str]:
@@ -50,9 +68,9 @@ def expand(pattern: str, model: nn.Module) -> list[str]:
     for part in pattern.split("."):
         grown = []
         for prefix in names:
-            # not named_children(), which names a module that stands in two places once
-            children = [key for key, child in model.get_submodule(prefix)._modules.items() if child is not None]
-            keys = children if part == "*" else [part] if part in children else []
+            # not named_children(), which has a module that is in two places once
+            children = direct_children(model.get_submodule(prefix))
+            keys = list(children) if part == "*" else [part] if part in children else []
             grown += [f"{prefix}.{key}" if prefix else key for key in keys]
         names = grown
     if not names:

@@ -1,4 +1,4 @@
-"""Mesh arithmetic: every rank has one place, axes partition the world, errors print every factor."""
+"""Mesh arithmetic: every rank has one position, axes partition the world, errors print every factor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from training.parallel.world import AXES, Mesh, resolve_mesh, shard_groups
+from conf.schema_parallel import ParallelConfig
+from training.parallel.mesh import AXES, Mesh, resolve_mesh, shard_groups
 
 SIZES = [Mesh(*sizes) for sizes in itertools.product((1, 2, 3), repeat=4)]
 
@@ -14,21 +15,21 @@ SIZES = [Mesh(*sizes) for sizes in itertools.product((1, 2, 3), repeat=4)]
 @pytest.mark.parametrize("mesh", SIZES, ids=str)
 def test_ranks_and_coordinates_are_one_to_one(mesh: Mesh) -> None:
     places = [mesh.coordinates(rank) for rank in range(mesh.world)]
-    assert [mesh.rank_of(at) for at in places] == list(range(mesh.world))
+    assert [((at.pp * mesh.dp + at.dp) * mesh.cp + at.cp) * mesh.tp + at.tp for at in places] == list(range(mesh.world))
     for axis in AXES:
-        groups = {tuple(mesh.ranks_along((axis,), rank)) for rank in range(mesh.world)}
+        groups = {tuple(mesh.ranks_along(axis, rank)) for rank in range(mesh.world)}
         assert sorted(rank for group in groups for rank in group) == list(range(mesh.world))
         assert {len(group) for group in groups} == {getattr(mesh, axis)}
 
 
-def test_tensor_ranks_are_neighbours() -> None:
-    assert Mesh(dp=2, pp=2, tp=2).ranks_along(("tp",), 5) == [4, 5]
-    assert Mesh(dp=2, pp=2, tp=2).ranks_along(("pp",), 1) == [1, 5]
+def test_tensor_ranks_are_neighbors() -> None:
+    assert Mesh(dp=2, pp=2, tp=2).ranks_along("tp", 5) == [4, 5]
+    assert Mesh(dp=2, pp=2, tp=2).ranks_along("pp", 1) == [1, 5]
 
 
-def test_the_rest_is_found() -> None:
-    assert resolve_mesh(8, pp=2, tp=2) == Mesh(dp=2, pp=2, tp=2)
-    assert resolve_mesh(6, dp=3, tp=-1) == Mesh(dp=3, tp=2)
+def test_an_axis_of_minus_one_takes_the_remaining_ranks() -> None:
+    assert resolve_mesh(ParallelConfig(pp=2, tp=2), 8) == Mesh(dp=2, pp=2, tp=2)
+    assert resolve_mesh(ParallelConfig(dp=3, tp=-1), 6) == Mesh(dp=3, tp=2)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,10 @@ def test_the_rest_is_found() -> None:
 )
 def test_an_impossible_product_prints_every_factor(world: int, sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve_mesh(world, **sizes)
+        resolve_mesh(ParallelConfig(**sizes), world)
 
 
-def test_hybrid_groups() -> None:
+def test_hybrid_sharding_makes_replicas_of_shard_groups() -> None:
     assert shard_groups(Mesh(dp=8), 2) == (4, 2)
     assert shard_groups(Mesh(dp=8), 0) == (1, 8)
     with pytest.raises(ValueError, match=r"divide dp\(8\)"):

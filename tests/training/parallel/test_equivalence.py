@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
-from training.parallel import same
-from training.parallel.same import chain_problem, close, few_rows
+from training.parallel import equivalence
+from training.parallel.equivalence import close, few_rows, partition_problem
 
 NAMES = ["embed", "body", "head"]
 
@@ -91,29 +91,29 @@ def made(cls: type[Model], how: str) -> Model:
 
 @pytest.mark.parametrize("how", ["float32", "float64", "bfloat16", "meta"])
 def test_a_forward_that_does_more_than_its_chain_is_refused(how: str) -> None:
-    assert chain_problem(made(Model, how), NAMES, X) is None
+    assert partition_problem(made(Model, how), NAMES, X) is None
     for cls in DIFFERENT:
-        problem = chain_problem(made(cls, how), NAMES, X)
+        problem = partition_problem(made(cls, how), NAMES, X)
         assert problem is not None and f"{cls.__name__}'s forward is not the composition" in problem, cls
 
 
 def test_a_model_too_large_to_try_is_compared_by_its_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same, "NUMBERS", 10)
-    assert chain_problem(made(Model, "float32"), NAMES, X) is None
+    monkeypatch.setattr(equivalence, "MAX_ELEMENTS", 10)
+    assert partition_problem(made(Model, "float32"), NAMES, X) is None
     for cls in (Scaled, Drops, Skips, Offset, Reshaped):
-        assert chain_problem(made(cls, "meta"), NAMES, X) is not None, cls
+        assert partition_problem(made(cls, "meta"), NAMES, X) is not None, cls
 
 
 def test_a_chain_that_fails_says_how() -> None:
-    problem = chain_problem(made(Split, "float32"), NAMES, torch.tensor([[3, 1], [7, 2]]))
-    assert problem is not None and "the chain fails" in problem
+    problem = partition_problem(made(Split, "float32"), NAMES, torch.tensor([[3, 1], [7, 2]]))
+    assert problem is not None and "the layers fail" in problem
 
 
 def test_nothing_is_changed_by_comparing() -> None:
     model = made(Model, "float32")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random = torch.random.get_rng_state()
-    chain_problem(model, NAMES, X)
+    partition_problem(model, NAMES, X)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), random)
     assert model.training and all(p.grad is None for p in model.parameters())
@@ -131,8 +131,10 @@ def test_the_shipped_model_is_its_chain() -> None:
     with torch.device("meta"):
         gpt = GPT(32, width=32, layers=2, heads=4)
     names = ["embed", "blocks.0", "blocks.1", "norm", "head"]
-    assert chain_problem(gpt, names, torch.zeros(2, 6, dtype=torch.int64)) is None
-    assert chain_problem(gpt, ["embed", "blocks.0", "norm", "head"], torch.zeros(2, 6, dtype=torch.int64)) is not None
+    assert partition_problem(gpt, names, torch.zeros(2, 6, dtype=torch.int64)) is None
+    assert (
+        partition_problem(gpt, ["embed", "blocks.0", "norm", "head"], torch.zeros(2, 6, dtype=torch.int64)) is not None
+    )
 
 
 def test_half_of_the_digits_is_close() -> None:

@@ -1,6 +1,6 @@
-"""From a model without memory to this rank's part of it, one parameter at a time.
+"""Give this rank's part of a model its memory and initial values, one parameter at a time.
 
-Peak above the rank's own part: a block of rows, or one parameter where it is not made by rows or comes from rank 0.
+Peak above the rank's own part: a block of rows, or one parameter if it cannot be made by rows or comes from rank 0.
 """
 
 from __future__ import annotations
@@ -13,47 +13,61 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.models.initial import InitialModel, Value, named_tensors, own_random_state, replace_tensors
-from training.parallel.state import as_bytes, local_box, local_tensor, plain_name
+from training.models.initial import InitialModel, InitialValue, named_tensors, preserved_random_state, replace_tensors
+from training.parallel.dtensor import local_box, local_tensor
+from training.parallel.state import as_bytes, plain_name
 
 CPU = torch.device("cpu")
 
 
-def materialize(module: nn.Module, initial: InitialModel, device: torch.device, offload: bool, world: int) -> None:
-    """Give the parameters and buffers of `module`, cut or whole, memory on `device` and the values of `initial`; shards
-    on the CPU where `offload` is set. Collective. ValueError where ranks have made different models."""
-    with own_random_state():
+def initialize_parameters(
+    module: nn.Module, initial: InitialModel, device: torch.device, offload: bool, world: int
+) -> None:
+    """Allocate parameters and buffers and fill them. Collective. ValueError if ranks have made different models.
+
+    Args:
+        module: cut or whole, on the meta device.
+        initial: the whole model's initial values.
+        device: of the memory.
+        offload: put shards (DTensors) in the CPU's memory instead.
+        world: ranks.
+    """
+    with preserved_random_state():
         shards = CPU if offload else device
         replace_tensors(module, lambda t: torch.empty_like(t, device=shards if isinstance(t, DTensor) else device))
         mine: dict[str, torch.Tensor] = {}
         for name, tensor in named_tensors(module).items():
             name = plain_name(name)
             mine.setdefault(initial.aliases.get(name, name), tensor)
-        sent = from_first_rank(initial, world)
+        sent = names_from_rank0(initial, world)
         for name, value in initial.values.items():
             if name in sent:
-                whole = first_ranks(value, world)
+                whole = value_of_rank0(value, world)
                 if name in mine:
                     fill(mine[name], iter([(0, whole)]))
             elif name in mine:
                 _, offsets = local_box(mine[name])
                 start = offsets[0] if offsets else 0
-                fill(mine[name], value.pieces(start, start + rows_of(local_tensor(mine[name]))))
+                local = local_tensor(mine[name])
+                fill(mine[name], value.pieces(start, start + (local.shape[0] if local.ndim else 1)))
 
 
-def from_first_rank(initial: InitialModel, world: int) -> set[str]:
-    """Names of values that are rank 0's on every rank: of a model that was made whole all of them, else those that the
-    ranks would make differently (what a constructor takes from the clock or a generator of its own)."""
+def names_from_rank0(initial: InitialModel, world: int) -> set[str]:
+    """Names of values that every rank takes from rank 0.
+
+    All of a model that was not recorded, else those that the ranks would make differently: what a constructor takes
+    from the clock, or from its own generator.
+    """
     if world == 1:
         return set()
     digests = {name: value.digest for name, value in initial.values.items()}
     shapes = [(name, value.size, value.dtype) for name, value in initial.values.items()]
     own = [hashlib.sha256(repr(each).encode()).hexdigest() for each in (shapes, digests)]
     everyone: list[tuple[bool, list[str]]] = [(False, own)] * world
-    dist.all_gather_object(everyone, (bool(initial.whole), own))
+    dist.all_gather_object(everyone, (bool(initial.not_recorded), own))
     if len({shape for _, (shape, _) in everyone}) > 1:
         raise ValueError("model.factory: made models of other parameters on other ranks; it must make the same on all")
-    if any(whole for whole, _ in everyone):
+    if any(not_recorded for not_recorded, _ in everyone):
         return set(digests)
     if len({digest for _, (_, digest) in everyone}) == 1:
         return set()
@@ -62,11 +76,11 @@ def from_first_rank(initial: InitialModel, world: int) -> set[str]:
     return {name for name in digests if len({digests[name] for digests in by_rank}) > 1}
 
 
-def first_ranks(value: Value, world: int) -> torch.Tensor:
+def value_of_rank0(value: InitialValue, world: int) -> torch.Tensor:
     """Rank 0's whole value, on the CPU of every rank."""
     if world == 1 or dist.get_rank() == 0:
-        whole = torch.cat([piece for _, piece in pieces]) if len(pieces := every_piece(value)) > 1 else pieces[0][1]
-        whole = whole.to(CPU).contiguous()
+        pieces = [piece for _, piece in value.pieces(0, value.size[0] if value.size else 1)]
+        whole = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).to(CPU).contiguous()
     else:
         whole = torch.empty(value.size, dtype=value.dtype)
     if world > 1 and whole.numel():
@@ -74,17 +88,13 @@ def first_ranks(value: Value, world: int) -> torch.Tensor:
     return whole
 
 
-def every_piece(value: Value) -> list[tuple[int, torch.Tensor]]:
-    return list(value.pieces(0, value.size[0] if value.size else 1))
-
-
 def fill(tensor: torch.Tensor, pieces: Iterator[tuple[int, torch.Tensor]]) -> None:
-    """Copy this rank's part of the rows into `tensor`, a plain or distributed one."""
+    """Copy this rank's part of `pieces`, (first row, rows), into a plain or distributed tensor."""
     into = local_tensor(tensor.detach())
     sizes, offsets = local_box(tensor)
     if not into.numel():
         return
-    for first, piece in pieces:
+    for first, piece in pieces:  # piece: (rows, ...) of the whole tensor from row `first`
         if not sizes:
             into.copy_(piece)
             continue
@@ -93,7 +103,3 @@ def fill(tensor: torch.Tensor, pieces: Iterator[tuple[int, torch.Tensor]]) -> No
         for dim in range(1, len(sizes)):
             rows = rows.narrow(dim, offsets[dim], sizes[dim])
         into[start - offsets[0] : stop - offsets[0]].copy_(rows)
-
-
-def rows_of(tensor: torch.Tensor) -> int:
-    return tensor.shape[0] if tensor.ndim else 1

@@ -10,25 +10,28 @@ import torch
 from torch import nn
 
 from conf.capabilities import RULES, strategy_notes
+from conf.rank_info import RankInfo
+from conf.schema import OptimConfig
+from conf.schema_parallel import ParallelConfig
 from training.models.gpt import GPT
-from training.models.plan import plan_of
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, RankInfo, build_strategy
+from training.parallel import build_strategy
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.data_parallel.horovod_ring import available
-from training.parallel.model_parallel.pipeline import chain_names, cut_chain, measured_costs
+from training.parallel.mesh import Mesh, resolve_mesh
+from training.parallel.model_parallel.pipeline import layer_names, measured_costs, partition
 from training.parallel.precision import loss_scale
-from training.parallel.world import Mesh, resolve_mesh
 from training.tasks import BinaryTask
 
-# rule -> (world, settings, device): the least that makes it bite
-BITES: dict[str, tuple[int, dict[str, Any], str]] = {
+# rule -> (world, settings, device): the least that makes it apply
+APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "zero3-split-backward": (4, {"pp": 2, "zero": 3, "schedule": "zero-bubble"}, "cpu"),
-    "pipeline-needs-send": (2, {"pp": 2, "engine": "horovod"}, "cpu"),
+    "horovod-pipeline": (2, {"pp": 2, "engine": "horovod"}, "cpu"),
     "horovod-groups": (2, {"tp": 2, "engine": "horovod"}, "cpu"),
     "horovod-zero": (2, {"zero": 2, "engine": "horovod"}, "cpu"),
     "horovod-hybrid": (4, {"zero": 1, "shard": 2, "engine": "horovod"}, "cpu"),
+    "horovod-offload": (2, {"zero": 1, "offload": True, "engine": "horovod"}, "cpu"),
     "offload-needs-zero": (2, {"offload": True}, "cpu"),
     "zero-needs-data": (2, {"tp": 2, "zero": 2, "offload": True, "engine": "torch"}, "cpu"),
     "shard-needs-zero": (4, {"shard": 2}, "cpu"),
@@ -45,34 +48,34 @@ BITES: dict[str, tuple[int, dict[str, Any], str]] = {
 
 
 def problems(world: int, settings: dict[str, Any], device: str = "cpu", **more: Any) -> str:
-    return "\n".join(layout_problems(ParallelSettings(**settings), world, more.pop("batch", 64), device, **more))
+    return "\n".join(layout_problems(ParallelConfig(**settings), world, more.pop("batch", 64), device, **more))
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {rule.name for rule in RULES} == set(BITES)
+    assert {rule.name for rule in RULES} == set(APPLIES)
 
 
-@pytest.mark.parametrize("name", list(BITES))
+@pytest.mark.parametrize("name", list(APPLIES))
 def test_a_refused_combination_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.parallel.compose.available", lambda: None)
-    world, settings, device = BITES[name]
+    world, settings, device = APPLIES[name]
     rule = next(rule for rule in RULES if rule.name == name)
     said = problems(world, settings, device)
     if not rule.refused:
-        mesh = resolve_mesh(world, **{axis: settings.get(axis, 1) for axis in ("cp", "pp", "tp")}, dp=-1)
+        mesh = resolve_mesh(ParallelConfig(**settings), world)
         assert said == ""
-        said = "".join(strategy_notes(asdict(ParallelSettings(**settings)), asdict(mesh), "torch", device))
+        said = "".join(strategy_notes(ParallelConfig(**settings).model_dump(), asdict(mesh), device))
     assert rule.why.split("{")[0] in said
     assert "{" not in said
 
 
-def test_what_has_no_effect_is_said_when_the_strategy_is_built(caplog: pytest.LogCaptureFixture) -> None:
-    build_strategy(ParallelSettings(zero=1, engine="torch"), RankInfo(), torch.device("cpu"))
+def test_settings_without_effect_are_logged_when_the_strategy_is_built(caplog: pytest.LogCaptureFixture) -> None:
+    build_strategy(ParallelConfig(zero=1, engine="torch"), RankInfo(), torch.device("cpu"))
     assert "parallel.zero=1" in caplog.text and "have no effect" in caplog.text
 
 
 def test_building_refuses_it_too() -> None:
-    settings = ParallelSettings(dp=1, micro_batches=2, engine="torch")
+    settings = ParallelConfig(dp=1, micro_batches=2, engine="torch")
     with pytest.raises(ValueError, match="micro_batches=2 with pp"):
         build_strategy(settings, RankInfo(), torch.device("cpu"))
 
@@ -104,7 +107,7 @@ def test_legal_combinations_are_not_refused() -> None:
         (2, {"pp": 2, "engine": "horovod"}, {}, "Horovod has no send and receive"),
     ],
 )
-def test_bad_input_says_what_and_why(world: int, settings: dict[str, Any], more: dict[str, Any], said: str) -> None:
+def test_problems_name_value_and_rule(world: int, settings: dict[str, Any], more: dict[str, Any], said: str) -> None:
     more = dict(more)
     with torch.device("meta"):
         model = GPT(vocab=32, width=48, layers=more.pop("layers", 4), heads=more.pop("heads", 4))
@@ -116,35 +119,35 @@ def test_a_model_that_cannot_be_trained_is_refused_in_its_own_words() -> None:
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
         (nn.Sequential(nn.Embedding(4, 2, sparse=True)), r"'0' is Embedding\(sparse=True\).*make it with sparse=False"),
     ):
-        strategy = build_strategy(ParallelSettings(), RankInfo(), torch.device("cpu"))
+        strategy = build_strategy(ParallelConfig(), RankInfo(), torch.device("cpu"))
         with pytest.raises(ValueError, match=said):
-            strategy.prepare(model, BinaryTask(["x"], "y", None), lambda named: build_optimizer(named))
+            strategy.prepare(model, BinaryTask(["x"], "y", None), lambda named: build_optimizer(named, OptimConfig()))
 
 
-def test_a_model_without_a_plan_is_told_what_to_write() -> None:
+def test_a_model_without_a_plan_gets_an_error_that_says_how_to_write_one() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     assert "define PLAN = ShardingPlan" in problems(2, {"pp": 2}, model=model)
     assert "define PLAN = ShardingPlan" in problems(2, {"tp": 2}, model=model)
     assert problems(2, {"zero": 3, "engine": "torch"}, model=model) == ""
 
 
-def test_auto_says_why_it_took_torch(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_logs_why_it_chose_torch(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     with caplog.at_level("INFO"):
-        assert choose_engine(ParallelSettings(tp=2), Mesh(tp=2)) == "torch"
-    assert "no groups for dp(1) * pp(1) * tp(2)" in caplog.text
+        assert choose_engine(ParallelConfig(tp=2), Mesh(tp=2)) == "torch"
+    assert "since tp(2) * cp(1): tensor and context parallelism run on torch's process groups" in caplog.text
     monkeypatch.setattr("training.parallel.compose.available", lambda: "horovod cannot be imported (test)")
     with caplog.at_level("INFO"):
-        assert choose_engine(ParallelSettings(), Mesh(dp=2)) == "torch"
+        assert choose_engine(ParallelConfig(), Mesh(dp=2)) == "torch"
     assert "cannot be imported (test)" in caplog.text
     with pytest.raises(ValueError, match="engine=horovod: horovod cannot be imported"):
-        choose_engine(ParallelSettings(engine="horovod"), Mesh(dp=2))
+        choose_engine(ParallelConfig(engine="horovod"), Mesh(dp=2))
 
 
 @pytest.mark.skipif(available() is not None, reason="Horovod is not installed")
 @pytest.mark.horovod
 def test_auto_takes_horovod_where_it_can() -> None:
-    assert choose_engine(ParallelSettings(), Mesh(dp=2)) == "horovod"
-    assert choose_engine(ParallelSettings(), Mesh()) == "none"
+    assert choose_engine(ParallelConfig(), Mesh(dp=2)) == "horovod"
+    assert choose_engine(ParallelConfig(), Mesh()) == "none"
 
 
 def test_measured_costs_cut_where_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +162,13 @@ def test_measured_costs_cut_where_time_is_spent(monkeypatch: pytest.MonkeyPatch)
         return hook
 
     model = GPT(vocab=32, width=32, layers=4, heads=4)
-    names = chain_names(model, plan_of(model))
+    names = layer_names(model)
     for name in names:
         model.get_submodule(name).register_forward_hook(takes(10.0 if name == "blocks.1" else 1.0))
     before = torch.random.get_rng_state()
     costs = measured_costs(model, names, torch.zeros(2, 16, dtype=torch.int64))
     assert costs == [10.0 if name == "blocks.1" else 1.0 for name in names]
-    assert cut_chain(names, costs, 3)[1] == ["blocks.1"]
+    assert partition(names, costs, 3)[1] == ["blocks.1"]
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), before)
 

@@ -1,20 +1,22 @@
-"""Ranks on the mesh, in pure ints: world = pp x dp x cp x tp, with tp the fastest-running axis.
+"""Place ranks on the mesh, in pure ints: world = pp x dp x cp x tp, with tp the fastest-running axis.
 
-Neighbouring ranks share a host, so the axis that talks most (tp) gets them, and the one that talks least (pp) gets
-the far ones. The data shard of a rank comes from its dp coordinate, never from its global rank.
+Neighboring ranks share a host, so the axis that sends most (tp) gets them, and the one that sends least (pp) gets ranks
+far apart. The data shard of a rank comes from its dp coordinate, never from its global rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conf.schema_parallel import ParallelConfig
+
 AXES = ("pp", "dp", "cp", "tp")  # slowest to fastest running
-REST = -1  # "whatever is left", allowed for one axis
+REST = -1  # "all remaining ranks", allowed for one axis
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """One rank's place on each axis."""
+    """One rank's position on each axis."""
 
     pp: int
     dp: int
@@ -24,7 +26,7 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the four axes; `ranks_along` and `coordinates` are the only rank arithmetic of the project."""
+    """Sizes of the four axes, and the rank arithmetic on them."""
 
     dp: int = 1
     cp: int = 1
@@ -37,6 +39,7 @@ class Mesh:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
+        """Sizes in the order of AXES."""
         return (self.pp, self.dp, self.cp, self.tp)
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -47,19 +50,15 @@ class Mesh:
         pp, dp = divmod(rest, self.dp)
         return Coordinates(pp=pp, dp=dp, cp=cp, tp=tp)
 
-    def rank_of(self, at: Coordinates) -> int:
-        return ((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp
-
-    def ranks_along(self, axes: tuple[str, ...], rank: int) -> list[int]:
-        """Ranks that differ from `rank` in `axes` only, itself among them, ascending."""
-        mine = self.coordinates(rank)
-        fixed = [axis for axis in AXES if axis not in axes]
-
-        def same(other: int) -> bool:
-            at = self.coordinates(other)
-            return all(getattr(at, axis) == getattr(mine, axis) for axis in fixed)
-
-        return [other for other in range(self.world) if same(other)]
+    def ranks_along(self, axis: str, rank: int) -> list[int]:
+        """Ranks that differ from `rank` on one axis only, itself among them, ascending."""
+        stride = 1
+        for name, size in zip(reversed(AXES), reversed(self.shape), strict=True):
+            if name == axis:
+                first = rank - getattr(self.coordinates(rank), axis) * stride
+                return list(range(first, first + size * stride, stride))
+            stride *= size
+        raise ValueError(f"{axis!r} is not an axis of the mesh: {', '.join(AXES)}")
 
 
 def describe(mesh: Mesh) -> str:
@@ -68,9 +67,9 @@ def describe(mesh: Mesh) -> str:
     return " * ".join(f"{name}({size})" for name, size in sizes if name != "cp" or size > 1)
 
 
-def resolve_mesh(world: int, *, dp: int = REST, cp: int = 1, pp: int = 1, tp: int = 1) -> Mesh:
-    """The mesh for `world` ranks; -1 stands once for the rest. ValueError prints every factor."""
-    sizes = {"dp": dp, "cp": cp, "pp": pp, "tp": tp}
+def resolve_mesh(config: ParallelConfig, world: int) -> Mesh:
+    """The mesh of `world` ranks; an axis of -1 takes the rest. ValueError prints every factor."""
+    sizes = {"dp": config.dp, "cp": config.cp, "pp": config.pp, "tp": config.tp}
     for name, size in sizes.items():
         if size != REST and size < 1:
             raise ValueError(f"parallel.{name} is {size}: an axis has at least 1 rank, or {REST} for the rest")
@@ -96,7 +95,11 @@ def resolve_mesh(world: int, *, dp: int = REST, cp: int = 1, pp: int = 1, tp: in
 
 
 def shard_groups(mesh: Mesh, shard: int) -> tuple[int, int]:
-    """(replicas, shard size) of the batch axes dp x cp for hybrid sharding; `shard` 0 = one group of all of them."""
+    """(replicas, shard size) of the batch axes dp x cp for hybrid sharding.
+
+    Args:
+        shard: ranks per shard group; 0 makes one group of all batch ranks.
+    """
     batch = mesh.dp * mesh.cp
     if shard in (0, batch):
         return 1, batch
