@@ -31,7 +31,9 @@ def test_buckets_hold_one_dtype_and_the_last_parameters_come_first() -> None:
     assert plan_buckets([100], [single], 8) == [[0]], "one larger than the limit is alone"
 
 
-@pytest.mark.parametrize(("total", "limit", "size"), [(100, 2**25, 2**20), (2**24, 2**25, 2**22), (2**30, 2**25, 2**25)])
+@pytest.mark.parametrize(
+    ("total", "limit", "size"), [(100, 2**25, 2**20), (2**24, 2**25, 2**22), (2**30, 2**25, 2**25)]
+)
 def test_a_small_model_has_several_buckets_too(total: int, limit: int, size: int) -> None:
     assert bucket_limit(total, limit) == size
 
