@@ -66,6 +66,6 @@ def test_a_reference_that_cannot_be_imported_names_its_key() -> None:
         load_reference("no_such:X", "model.task")
     with pytest.raises(ValueError, match=r"module 'math' has no 'x'"):
         load_reference("math:x", "model.task")
-    with pytest.raises(ValueError, match="not a class derived from torch.nn.Module"):
+    with pytest.raises(ValueError, match=r"not a class derived from torch\.nn\.Module"):
         model_class("builtins:dict")
     assert model_class("torch.nn:Linear") is nn.Linear

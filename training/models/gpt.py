@@ -110,18 +110,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """tokens (B, T) int64 -> logits (B, T, V).
-
-    Args (the recipe's `model.args`):
-        vocab: V, tokens of the vocabulary.
-        width: M, numbers per token between blocks.
-        layers: blocks.
-        heads: H, attention heads; M / H must be even.
-        kv_heads: K, heads of keys and values, a divisor of H; None: H.
-        hidden: F, width of the MLP; None: 8/3 of M, rounded up to a multiple of 64.
-        tied: whether the head shares the embedding's weight.
-        theta: base of the rotary frequencies.
-    """
+    """tokens (B, T) int64 -> logits (B, T, V)."""
 
     def __init__(
         self,
@@ -134,6 +123,18 @@ class GPT(nn.Module):
         tied: bool = True,
         theta: float = 10_000.0,
     ) -> None:
+        """The recipe's `model.args`.
+
+        Args:
+            vocab: V, tokens of the vocabulary.
+            width: M, numbers per token between blocks.
+            layers: blocks.
+            heads: H, attention heads; M / H must be even.
+            kv_heads: K, heads of keys and values, a divisor of H; None: H.
+            hidden: F, width of the MLP; None: 8/3 of M, rounded up to a multiple of 64.
+            tied: whether the head shares the embedding's weight.
+            theta: base of the rotary frequencies.
+        """
         super().__init__()
         kv_heads = kv_heads or heads
         if width % heads or (width // heads) % 2 or heads % kv_heads:

@@ -62,19 +62,7 @@ class ColumnCurves(nn.Module):
 
 
 class Tabular(nn.Module):
-    """columns, each (B,) -> (B,) for one output, else (B, outputs).
-
-    Args (the recipe's `model.args`, but the first two):
-        coded: column -> number of codes, from the manifest.
-        numeric: columns that are numbers, from the manifest.
-        width: H of the MLP.
-        blocks: residual blocks of the MLP.
-        dropout: probability in the MLP's blocks.
-        outputs: numbers per row.
-        bumps: K, tanh steps per numeric column.
-        additive_only: numeric columns that the MLP does not see; by readings that identify an hour, for example, it
-            could memorize rows.
-    """
+    """columns, each (B,) -> (B,) for one output, else (B, outputs)."""
 
     def __init__(
         self,
@@ -87,6 +75,19 @@ class Tabular(nn.Module):
         bumps: int = 16,
         additive_only: Sequence[str] = (),
     ) -> None:
+        """The recipe's `model.args`, except for the first two.
+
+        Args:
+            coded: column -> number of codes, from the manifest.
+            numeric: columns that are numbers, from the manifest.
+            width: H of the MLP.
+            blocks: residual blocks of the MLP.
+            dropout: probability in the MLP's blocks.
+            outputs: numbers per row.
+            bumps: K, tanh steps per numeric column.
+            additive_only: numeric columns that the MLP does not see; by readings that identify an hour, for example, it
+                could memorize rows.
+        """
         super().__init__()
         if not coded and not numeric:
             raise ValueError(

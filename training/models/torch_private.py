@@ -93,7 +93,10 @@ def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def flash_attention_on_meta(q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float) -> torch.Tensor:
-    """Attention that keeps for backward what the fused kernels keep, also on the meta device."""
+    """Attention that keeps for backward what the fused kernels keep, also on the meta device.
+
+    Args: q, k, v (B, heads, T, D); attn_mask, broadcast to (B, heads, T, T), or None; dropout_p, a probability.
+    """
     out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, dropout_p, attn_mask=attn_mask
     )[0]

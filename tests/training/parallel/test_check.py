@@ -17,11 +17,7 @@ from training.models.gpt import GPT
 from training.optim import build_optimizer
 from training.parallel import build_strategy
 from training.parallel.check import layout_problems
-from training.parallel.compose import choose_engine
-from training.parallel.data_parallel.horovod_ring import available
-from training.parallel.mesh import Mesh, resolve_mesh
-from training.parallel.model_parallel.pipeline import layer_names, measured_costs, partition
-from training.parallel.precision import loss_scale
+from training.parallel.mesh import resolve_mesh
 from training.tasks import BinaryTask
 
 # rule -> (world, settings, device): the least that makes it apply
@@ -67,17 +63,6 @@ def test_a_refused_combination_is_refused(name: str, monkeypatch: pytest.MonkeyP
         said = "".join(strategy_notes(ParallelConfig(**settings).model_dump(), asdict(mesh), device))
     assert rule.why.split("{")[0] in said
     assert "{" not in said
-
-
-def test_settings_without_effect_are_logged_when_the_strategy_is_built(caplog: pytest.LogCaptureFixture) -> None:
-    build_strategy(ParallelConfig(zero=1, engine="torch"), RankInfo(), torch.device("cpu"))
-    assert "parallel.zero=1" in caplog.text and "have no effect" in caplog.text
-
-
-def test_building_refuses_it_too() -> None:
-    settings = ParallelConfig(dp=1, micro_batches=2, engine="torch")
-    with pytest.raises(ValueError, match="micro_batches=2 with pp"):
-        build_strategy(settings, RankInfo(), torch.device("cpu"))
 
 
 def test_legal_combinations_are_not_refused() -> None:
@@ -129,72 +114,3 @@ def test_a_model_without_a_plan_gets_an_error_that_says_how_to_write_one() -> No
     assert "define PLAN = ShardingPlan" in problems(2, {"pp": 2}, model=model)
     assert "define PLAN = ShardingPlan" in problems(2, {"tp": 2}, model=model)
     assert problems(2, {"zero": 3, "engine": "torch"}, model=model) == ""
-
-
-def test_auto_logs_why_it_chose_torch(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    with caplog.at_level("INFO"):
-        assert choose_engine(ParallelConfig(tp=2), Mesh(tp=2)) == "torch"
-    assert "since tp(2) * cp(1): tensor and context parallelism run on torch's process groups" in caplog.text
-    monkeypatch.setattr("training.parallel.compose.available", lambda: "horovod cannot be imported (test)")
-    with caplog.at_level("INFO"):
-        assert choose_engine(ParallelConfig(), Mesh(dp=2)) == "torch"
-    assert "cannot be imported (test)" in caplog.text
-    with pytest.raises(ValueError, match="engine=horovod: horovod cannot be imported"):
-        choose_engine(ParallelConfig(engine="horovod"), Mesh(dp=2))
-
-
-@pytest.mark.skipif(available() is not None, reason="Horovod is not installed")
-@pytest.mark.horovod
-def test_auto_takes_horovod_where_it_can() -> None:
-    assert choose_engine(ParallelConfig(), Mesh(dp=2)) == "horovod"
-    assert choose_engine(ParallelConfig(), Mesh()) == "none"
-
-
-def test_measured_costs_cut_where_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block ten times as slow as the others is left alone in its stage."""
-    clock = [0.0]
-    monkeypatch.setattr("training.parallel.model_parallel.pipeline.time.perf_counter", lambda: clock[0])
-
-    def takes(seconds: float) -> Any:
-        def hook(*_: Any) -> None:
-            clock[0] += seconds
-
-        return hook
-
-    model = GPT(vocab=32, width=32, layers=4, heads=4)
-    names = layer_names(model)
-    for name in names:
-        model.get_submodule(name).register_forward_hook(takes(10.0 if name == "blocks.1" else 1.0))
-    before = torch.random.get_rng_state()
-    costs = measured_costs(model, names, torch.zeros(2, 16, dtype=torch.int64))
-    assert costs == [10.0 if name == "blocks.1" else 1.0 for name in names]
-    assert partition(names, costs, 3)[1] == ["blocks.1"]
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_the_loss_scale_halves_on_a_skip_and_recovers() -> None:
-    scale = loss_scale("fp16")
-    before = scale.scale
-    scale.update(skipped=True)
-    assert scale.scale == before / 2
-    for _ in range(scale.patience):
-        scale.update(skipped=False)
-    assert scale.scale == before
-    fixed = loss_scale("bf16")
-    fixed.update(skipped=True)
-    assert fixed.scale == 1.0
-
-
-def test_the_loss_scale_goes_on_where_a_checkpoint_left_it_also_from_another_precision() -> None:
-    scale, resumed, fresh = loss_scale("fp16"), loss_scale("fp16"), loss_scale("fp16")
-    for skipped in (True, False, False):
-        scale.update(skipped)
-    resumed.load(scale.state())
-    assert (resumed.scale, resumed.good_steps) == (2.0**15, 2) == (scale.scale, scale.good_steps)
-    fixed = loss_scale("bf16")
-    fixed.load(scale.state())
-    assert fixed.scale == 1.0
-    resumed.load(fixed.state())
-    fresh.load(fixed.state())
-    assert resumed.scale == 2.0**15 and fresh.scale == 2.0**16

@@ -107,3 +107,26 @@ def test_measured_costs_are_one_per_layer_and_leave_no_weights() -> None:
     costs = measured_costs(model, layer_names(model), torch.zeros(2, 4, dtype=torch.int64), repeats=1)
     assert len(costs) == 7 and all(cost > 0 for cost in costs)
     assert all(p.is_meta for p in model.parameters())
+
+
+def test_measured_costs_cut_where_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block ten times as slow as the others is left alone in its stage."""
+    clock = [0.0]
+    monkeypatch.setattr("training.parallel.model_parallel.pipeline.time.perf_counter", lambda: clock[0])
+
+    def takes(seconds: float) -> Any:
+        def hook(*_: Any) -> None:
+            clock[0] += seconds
+
+        return hook
+
+    model = GPT(vocab=32, width=32, layers=4, heads=4)
+    names = layer_names(model)
+    for name in names:
+        model.get_submodule(name).register_forward_hook(takes(10.0 if name == "blocks.1" else 1.0))
+    before = torch.random.get_rng_state()
+    costs = measured_costs(model, names, torch.zeros(2, 16, dtype=torch.int64))
+    assert costs == [10.0 if name == "blocks.1" else 1.0 for name in names]
+    assert partition(names, costs, 3)[1] == ["blocks.1"]
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), before)

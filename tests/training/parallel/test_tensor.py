@@ -42,5 +42,5 @@ def test_tied_and_frozen_weights_stay_so_and_all_become_dtensors(fake_mesh) -> N
 
 def test_a_parameter_that_the_plan_leaves_out_is_refused(fake_mesh) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="leaves out '1.weight'; add its module as column"):
+    with pytest.raises(ValueError, match=r"leaves out '1.weight'; add its module as column"):
         apply_tensor(model, ShardingPlan(tensor={"0": "column"}), fake_mesh(2, "tp"), sequence=False)

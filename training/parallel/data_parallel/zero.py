@@ -88,6 +88,12 @@ class AllToAllReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
+        """Args:
+        output_tensor: (n,), this rank's sum.
+        input_tensor: (w x n,), part r for rank r.
+        group: w ranks.
+        op, async_op: fully_shard's; a sum that has finished whatever they are.
+        """
         received = torch.empty_like(input_tensor)
         with self.waiting():
             dist.all_to_all_single(received, input_tensor, group=group)
