@@ -1,4 +1,4 @@
-"""Check a recipe's parallel block before anything starts, and predict its cost (`sparkring plan show`)."""
+"""Check a recipe's parallel block before anything starts, and predict its cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNPLANNED = "activations, and what is sent for them, are not planned"
 
 
 def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Why the parallel block cannot run, one line each, key first. `manifest` adds what depends on the model."""
+    """Problems of the parallel block, key first. `manifest` adds those of the model."""
     try:
         model = meta_model(config, manifest) if manifest is not None or knows_its_size(config) else None
     except ValueError as error:  # names model.factory or model.args, and what is wrong with them
@@ -41,7 +41,7 @@ def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
 
 
 def input_problems(config: RunConfig) -> list[str]:
-    """Refuse several inputs of a pipeline, whose first stage takes one tensor; a user's task may make one of many."""
+    """Refuse several inputs of a pipeline, whose first stage takes one tensor."""
     columns = config.model.inputs or []
     if config.parallel.pp == 1 or len(columns) < 2 or config.model.task not in TABLE_TASKS:
         return []
@@ -52,7 +52,7 @@ def input_problems(config: RunConfig) -> list[str]:
 
 
 def knows_its_size(config: RunConfig) -> bool:
-    """Whether the model can be built without a dataset: a language model whose vocabulary the recipe gives."""
+    """Whether the recipe has the vocabulary, so that the model needs no dataset."""
     return "vocab" in config.model.args
 
 
@@ -78,7 +78,7 @@ def device_of(config: RunConfig) -> str:
 
 
 def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
-    """The predicted cost of the recipe's step. ManifestError if the model's size comes from a missing dataset."""
+    """Predict the step's cost. ManifestError if the model needs a missing dataset."""
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
     mesh = resolve_mesh(config.parallel, config.launch.world)
@@ -99,7 +99,7 @@ def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
 def one_row(
     config: RunConfig, manifest: DatasetManifest | None, samples: bool = False
 ) -> tuple[Any, ...] | Untraceable:
-    """The model's positional inputs for one row, on the meta device; or why they cannot be made.
+    """One row of model inputs on the meta device, or why they cannot be made.
 
     Args:
         config: the run.
@@ -157,7 +157,7 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
 
 
 def planned_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The table's measured rows as MLflow metrics: `plan/<quantity>_measured`, and `plan/<quantity>` as predicted."""
+    """Measured rows as MLflow metrics, `plan/<quantity>_measured` and as predicted."""
     metrics: dict[str, float] = {}
     for row in (row for row in rows if row["measured"] is not None):
         metrics[f"plan/{row['quantity']}_measured"] = float(row["measured"])

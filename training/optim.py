@@ -1,4 +1,4 @@
-"""Build optimizers and parameter groups; compute learning rates as pure functions of the step.
+"""Build optimizers, and compute learning rates as pure functions of the step.
 
 Layer-wise rates take the norm of the whole parameter: on DTensors torch sums the squares over the shards.
 """
@@ -59,7 +59,7 @@ def _ratio(weight_norm: torch.Tensor, update_norm: torch.Tensor) -> torch.Tensor
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW on this rank's shards as plain tensors; the state stays DTensors, for checkpoints.
+    """Step this rank's shards as plain tensors by torch's AdamW; state is DTensors.
 
     The update is by element, and on a small model DTensor's own dispatch would cost more than the arithmetic.
     """

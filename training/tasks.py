@@ -104,7 +104,7 @@ def load_setting(reference: str, key: str) -> Any:
 
 
 def model_class(reference: str) -> type[nn.Module]:
-    """The torch module that `model.factory` names. ValueError for anything else: it would be called."""
+    """The torch module that `model.factory` names; ValueError for anything else."""
     found = load_setting(reference, "model.factory")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"model.factory = {reference!r}: is {found!r}, not a class derived from torch.nn.Module")
@@ -112,7 +112,7 @@ def model_class(reference: str) -> type[nn.Module]:
 
 
 def build_task(kind: str, features: list[str], label: str | None, inputs: list[str] | None, pad_id: int = -100) -> Task:
-    """A task by name or by the user's `module:Class`, which is constructed as (features, label, inputs).
+    """Make a task by name or by `module:Class`, called as (features, label, inputs).
 
     Args:
         kind: `binary`, `multiclass`, `regression`, `language_model`, or a reference to a class derived from Task.

@@ -1,4 +1,4 @@
-"""Dropout by row: the mask depends on the row and not on the rank, so any world and micro-batching drop the same units.
+"""Dropout by row: any world and micro-batching drop the same units.
 
 `nn.Dropout` draws from each rank's own generator, so another number of ranks drops other units. Here a row's mask is a
 hash of (the layer's seed, the row's number in the run), counter-based as in Salmon et al. 2011
@@ -20,7 +20,7 @@ MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Dropout(nn.Module):
-    """Zeros each element of a row with probability `p` while training, and scales the rest by 1 / (1 - p).
+    """Zero elements with probability `p` in training, scale others by 1 / (1 - p).
 
     Takes x (B, ...) whose dimensions after the first are whole on every rank: not for activations that tensor or
     context parallelism cuts. Its seed is drawn where weights are, from torch's generator when it is made.

@@ -57,7 +57,7 @@ def rotate(x_BTHD: Tensor, theta: float) -> Tensor:
 
 
 class CausalCore(nn.Module):
-    """Attention on whole sequences and any subset of heads: (B, T, H, D), (B, T, K, D) x 2 -> (B, T, H, D)."""
+    """Attention over whole sequences: (B, T, H, D), (B, T, K, D) x 2 -> (B, T, H, D)."""
 
     def __init__(self, theta: float) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class GPT(nn.Module):
 
 
 class LanguageModelTask(Task):
-    """Predict each token of the column `tokens` (B, T + 1) from those before it. In nats and bits per token.
+    """Predict each token of the column `tokens` (B, T + 1); nats and bits per token.
 
     `pad_id` is never a target. A row's loss is the sum over its real targets, divided by T whatever their number, so
     that every token weighs the same in a step; `counted_share` is the share of T that is real.
@@ -210,7 +210,7 @@ class LanguageModelTask(Task):
         return {"token_accuracy": right.double().mean(dim=1), "bits_per_token": bits}
 
     def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:
-        """Tokens of one of `parts` equal stretches of every row; the next stretch's first token is its last target."""
+        """One of `parts` equal stretches of every row, and the next token as a target."""
         tokens = columns["tokens"]
         length = tokens.shape[1] - 1
         if length % parts:

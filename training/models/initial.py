@@ -1,4 +1,4 @@
-"""Record what a model's constructor does to its tensors, and make any piece of any initial value from the record.
+"""Record a model's constructor, and make any piece of an initial value from it.
 
 The constructor runs on tensors that have shapes and no memory. A rank then makes its own part of each weight, the
 same values on every rank and layout. Every random call of the record draws from a generator of its own, seeded by
@@ -101,7 +101,7 @@ class EagerValue:
 
 @dataclass(frozen=True)
 class StorageView:
-    """A recorded tensor: the number of its storage, and which part of it. Equal views are the same elements."""
+    """A recorded tensor as part of a storage; equal views are the same elements."""
 
     storage: int
     dtype: torch.dtype
@@ -217,7 +217,7 @@ READS_MEMORY |= {torch.Tensor.untyped_storage, torch.Tensor.storage}
 
 
 class InitRecorder(TorchDispatchMode):
-    """While active, tensors made by size become DeferredTensors, and calls on them are recorded.
+    """Make tensors made by size DeferredTensors, and record the calls on them.
 
     Other tensors are made as usual.
     """
@@ -423,7 +423,7 @@ def preserved_random_state() -> Iterator[None]:
 
 
 def record_model(build: Callable[[], nn.Module], seed: int) -> InitialModel:
-    """Run `build` without memory for its tensors. Unrecordable where that is impossible; its ValueErrors pass."""
+    """Run `build` without memory for tensors. Unrecordable; its ValueErrors pass."""
     recorder = InitRecorder()
     try:
         with recorder, replaced_trunc_normal(recorder.trunc_normal):
@@ -457,7 +457,7 @@ def value_of(name: str, tensor: torch.Tensor, recorder: InitRecorder, seed: int)
 
 
 def eager_model(module: nn.Module, why: str, keep: bool = True) -> InitialModel:
-    """Take the memory of a model that has some: it goes to `values` where `keep` is set, else it is freed."""
+    """Take a model's memory: it goes to `values` if `keep` is set, else it is freed."""
     values = {
         name: EagerValue(tensor.detach() if keep else None, tuple(tensor.shape), tensor.dtype, "")
         for name, tensor in named_tensors(module).items()

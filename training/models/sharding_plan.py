@@ -1,4 +1,4 @@
-"""Describe how a model may be cut over pipeline, tensor and context ranks. Data parallelism needs none of this.
+"""Describe how a model may be cut over pipeline, tensor and context ranks.
 
 A plan is a module-level `PLAN` beside its model, found by the model's class; models import nothing else of this.
 Names are those of `named_modules()`; `*` stands for every key of a ModuleList.

@@ -1,4 +1,4 @@
-"""Wide and deep for tables: a sum of one-column functions, plus embeddings and an MLP that learn what it misses.
+"""Wide and deep for tables: one-column functions, plus embeddings and an MLP.
 
 Shapes: B rows, N numeric columns, D of them also seen by the MLP, K bumps of a column's function, H hidden width.
 The sum of the two outputs follows Cheng et al. 2016 (arXiv:1606.07792); differs in that both parts share one optimizer
@@ -28,7 +28,7 @@ def embedding_width(cardinality: int, most: int = 32) -> int:
 
 
 def module_name(column: str) -> str:
-    """The key of a column's table: torch refuses dots, and names that ModuleDict itself has (`keys`, `type`)."""
+    """Key of a column's table: torch refuses dots and ModuleDict's own names."""
     return "column_" + column.replace("%", "%25").replace(".", "%2E")
 
 
@@ -46,7 +46,7 @@ class ResidualBlock(nn.Module):
 
 
 class ColumnCurves(nn.Module):
-    """Sum over columns of w x + sum_k v_k tanh(a_k x + b_k). (B, N) -> (B, outputs); only the lines start off zero."""
+    """Sum over columns of w x + sum_k v_k tanh(a_k x + b_k), (B, N) -> (B, outputs)."""
 
     def __init__(self, columns: int, bumps: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Define what a task is: the inputs, the loss and the metrics beside a model, which itself knows of none of them."""
+"""Define a task: the inputs, the loss and the metrics beside a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.data.batch import Columns
 
 
 class Task(ABC):
-    """Base of every task, stateless. Subclasses override what they need beyond inputs and loss; B is rows."""
+    """Base of every task, stateless; all but inputs and loss has a default."""
 
     @abstractmethod
     def inputs(self, columns: Columns) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ class Task(ABC):
         return None
 
     def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:
-        """One of `parts` equal stretches of every sequence, for context parallelism. ValueError if it cannot be cut."""
+        """One of `parts` equal stretches of every sequence; ValueError if not divisible."""
         raise ValueError(
             f"parallel.cp > 1: the task {type(self).__name__} has no slice_sequence(columns, part, parts), so its "
             f"sequences cannot be cut; LanguageModelTask has one"

@@ -1,4 +1,4 @@
-"""Every private part of torch that models, strategies and the planner touch, in one place.
+"""Gather every private part of torch that is used, in one place.
 
 Checked against the version below; tests/training/models/test_torch_private.py fails when a part moves. The file is
 beside the lowest package that needs it, since imports point from parallel to models.

@@ -1,4 +1,4 @@
-"""Strategies: spread one step over ranks. Enter by `build_strategy`; compose.py has the wrapping order."""
+"""Spread one step over ranks. Enter by `build_strategy` (compose.py)."""
 
 from training.parallel.compose import build_strategy
 from training.parallel.strategy import OptimizerFactory, StepInfo, Strategy

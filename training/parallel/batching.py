@@ -1,4 +1,4 @@
-"""Cut a rank's batch into parts, pad it, move it, and weight its losses, the same for every strategy."""
+"""Cut, pad and move a rank's batch, and weight its losses, for every strategy."""
 
 from __future__ import annotations
 

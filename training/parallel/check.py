@@ -24,7 +24,7 @@ def layout_problems(
     device_type: str = "cpu",
     model: nn.Module | None = None,
 ) -> list[str]:
-    """One line per problem, key first; empty if `build_strategy` and `prepare` will accept it. Needs no processes.
+    """Problems, key first; none if `build_strategy` and `prepare` will accept it.
 
     Args:
         config: the recipe's `parallel` block.

@@ -1,4 +1,4 @@
-"""Compose a strategy from the configuration: the engine that carries gradients, and what is wrapped around what.
+"""Compose a strategy: choose the engine, and what is wrapped around what.
 
 The order, outermost last: context (attention) -> tensor (DTensors) -> pipeline cut -> activation checkpointing ->
 batch axes (ring, ZeRO) -> optimizer. ZeRO shards what tensor parallelism has left on the rank, a pipeline's
@@ -36,7 +36,7 @@ TIMEOUT = timedelta(minutes=5)
 
 
 def choose_engine(config: ParallelConfig, mesh: Mesh) -> str:
-    """`none`, `horovod` or `torch`. `auto` takes Horovod if it can do the job and is installed, and logs why not.
+    """`none`, `horovod` or `torch`; `auto` takes Horovod if it can, or logs why not.
 
     ValueError when Horovod is configured and cannot be imported; what it cannot do is in conf/capabilities.py.
     """
@@ -67,7 +67,7 @@ def build_strategy(
     clip_norm: float | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> MeshStrategy:
-    """The strategy of the configuration, with its collectives formed. Collective; ValueError names what does not fit.
+    """Build the strategy and form its collectives. Collective; ValueError on misfits.
 
     Args:
         config: the recipe's `parallel` block.

@@ -1,4 +1,4 @@
-"""Check that a cut model computes what the whole one does, on a few rows, before anything is trained.
+"""Check on a few rows that a cut model computes what the whole one does.
 
 Under pp: the model's forward against the composition of its plan's layers, as it trains (dropout by the same seed).
 Values do not matter for that, so models of up to MAX_ELEMENTS get some on the CPU of rank 0; of larger models, and only

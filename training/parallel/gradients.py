@@ -61,7 +61,7 @@ def check_trainable(model: nn.Module) -> None:
 
 
 class UnreachedParameters:
-    """Refuse parameters that no gradient has reached on any rank in the first steps: they would silently never train.
+    """Refuse parameters that no gradient reaches in the first steps on any rank.
 
     A single step need not reach every parameter.
     """

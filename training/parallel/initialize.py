@@ -1,4 +1,4 @@
-"""Give this rank's part of a model its memory and initial values, one parameter at a time.
+"""Give this rank's part of a model its memory and initial values.
 
 Peak above the rank's own part: a block of rows, or one parameter if it cannot be made by rows or comes from rank 0.
 """

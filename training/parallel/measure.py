@@ -88,7 +88,7 @@ def flat_list(tensors: Any) -> list[torch.Tensor]:
 
 
 class SavedTensor:
-    """A tensor saved for backward; its storage counts as alive until autograd frees this object."""
+    """A tensor saved for backward, alive until autograd frees this object."""
 
     def __init__(self, tensor: torch.Tensor, storage: int, meter: ActivationMeter) -> None:
         self.tensor, self.storage, self.meter = tensor, storage, meter
@@ -98,7 +98,7 @@ class SavedTensor:
 
 
 class ActivationMeter:
-    """Count bytes of the distinct storages that autograd keeps for backward, without weights and batch."""
+    """Count bytes that autograd keeps for backward, without weights and batch."""
 
     def __init__(self) -> None:
         self.saved: dict[int, int] = {}  # storage address -> how many saved tensors are in it

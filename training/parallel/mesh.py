@@ -1,4 +1,4 @@
-"""Place ranks on the mesh, in pure ints: world = pp x dp x cp x tp, with tp the fastest-running axis.
+"""Place ranks on the mesh: world = pp x dp x cp x tp, tp runs fastest.
 
 Neighboring ranks share a host, so the axis that sends most (tp) gets them, and the one that sends least (pp) gets ranks
 far apart. The data shard of a rank comes from its dp coordinate, never from its global rank.

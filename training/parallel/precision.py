@@ -1,4 +1,4 @@
-"""Mixed precision: autocast, and fp16's loss scale (https://arxiv.org/abs/1710.03740, section 3.2)."""
+"""Autocast, and scale fp16's loss (https://arxiv.org/abs/1710.03740, section 3.2)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 @dataclass
 class LossScale:
-    """Halve the scale at a skipped step, double it after `patience` good ones; the same on every rank, as skips are."""
+    """Halve the scale at a skipped step, double it after `patience` good ones."""
 
     scale: float = 2.0**16
     patience: int = 2000

@@ -1,4 +1,4 @@
-"""Form torch's process groups, say which library carries their collectives on a device, and abort them on failure.
+"""Form torch's process groups, look up their backends, abort them on failure.
 
 A group made for GPUs has two backends, "cpu:gloo,cuda:nccl"; `torch.distributed.get_backend` then returns that whole
 string, so a comparison with "nccl" or "gloo" would never hold.

@@ -1,4 +1,4 @@
-"""Name and collect the tensors of model and optimizer for checkpoints, the same under every layout.
+"""Name and collect the tensors of model and optimizer for checkpoints.
 
 Keys are the plain module's parameter names; values are plain tensors or DTensors, which torch.distributed.checkpoint
 saves by shard and loads into any other sharding. A tied weight has one key: the first of its names.
@@ -40,7 +40,7 @@ def model_tensors(model: nn.Module, aliases: Mapping[str, str]) -> dict[str, tor
 
 
 def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state tensors of parameters that were never stepped: all in a fresh optimizer, else the unreached.
+    """Create the optimizer state of parameters that were never stepped.
 
     TRICK: one step of learning rate 0 on zero gradients makes them, and the step count is set back to 0
     (tests/training/test_optim.py).
@@ -116,7 +116,7 @@ class TensorInfo:
 def stream_tensors(
     tensors: Mapping[str, torch.Tensor], order: Sequence[str], rank: int, world: int
 ) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
-    """List the tensors that all ranks together hold, and stream their values to rank 0, whole, one at a time.
+    """List the tensors that all ranks hold, and stream them to rank 0, one by one.
 
     Values are on rank 0's CPU; the other ranks send their pieces and get None. Collective: every rank exhausts the
     iterator. A value may share the tensor's own memory: it must be read before the next one is taken.

@@ -1,4 +1,4 @@
-"""Run one step, the same for every engine and layout: forward, weighted loss, backward, norm, clip, optimizer.
+"""Run one step: forward, weighted loss, backward, norm, clip, optimizer.
 
 Two objects differ between layouts: a `DataParallel` combines gradients over the batch axes, a `ModelPlacement` places
 the model on the others. compose.py decides which goes around which.
@@ -213,7 +213,7 @@ class MeshStrategy(Strategy):
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """Count the second step's collectives, and the peak of what it gathers: the first step sets things up.
+        """Count the second step's collectives and gathered bytes: the first sets up.
 
         Compiled code can only be measured by running it differently, so under torch.compile nothing is counted.
         """

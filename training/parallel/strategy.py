@@ -1,4 +1,4 @@
-"""Define what the loop needs of a strategy. One process is the degenerate case and the oracle.
+"""Define what the loop needs of a strategy; one process is the oracle.
 
 Every synchronous strategy computes the same thing: the gradient of  sum over the global batch of
 weight_i * loss_i / global_rows,  clips it by its global norm, and steps the optimizer.
@@ -31,7 +31,7 @@ class StepInfo:
 
 
 class Strategy(ABC):
-    """Life: prepare -> (forward_backward, step)* with evaluate and state_dict between -> close."""
+    """Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close."""
 
     engine: str  # what carries the collectives: "horovod", "torch-gloo", "torch-nccl", "none"
     data_rank: int  # which part of each global batch this rank reads ...

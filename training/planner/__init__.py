@@ -1,4 +1,4 @@
-"""Predict what a layout costs before it runs: memory per rank by kind, bytes sent per step by axis, bubble share.
+"""Predict a layout's cost: memory per rank, bytes sent by axis, bubble share.
 
 The model is run once on the meta device, where tensors have shapes and no storage (trace.py); everything else is the
 formulas at the head of each strategy's file (memory.py, time.py). Training measures the same quantities

@@ -1,4 +1,4 @@
-"""Predict the memory of one rank: weights, gradients, optimizer state, gathered tensors and activations."""
+"""Predict one rank's memory: weights, gradients, optimizer state, activations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.planner.workload import OPTIMIZER_STATES, RankParameters, Workload
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One pipeline rank's memory. All in bytes on one rank, except `parameters` (of the stage, before any sharding)."""
+    """One rank's memory in bytes; `parameters` is a count, before any sharding."""
 
     parameters: int
     weights: int

@@ -28,7 +28,7 @@ class CostPlan:
 
 
 def make_plan(workload: Workload) -> CostPlan:
-    """Predict memory, bytes sent and bubble. Without a trace, activations and their traffic are left unplanned."""
+    """Predict memory, bytes sent and bubble; activations only if there is a trace."""
     mesh = workload.mesh
     trace, untraced = _try_trace(workload)
     schedule = schedule_cost(workload)

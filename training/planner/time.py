@@ -1,4 +1,4 @@
-"""Predict what a step waits for: the bytes each rank sends by axis, and a pipeline's bubble."""
+"""Predict what a step waits for: bytes sent by axis, and a pipeline's bubble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a model on the meta device and note, per module, what it takes, returns and keeps for backward."""
+"""Trace on the meta device what modules take, return and keep for backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.models.torch_private import flash_attention_on_meta, storage_key
 
 
 class Untraceable(ValueError):
-    """The model cannot run on the meta device, so its activations are not known before it runs; has the reason."""
+    """The model cannot run on the meta device; the message is the reason."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Trace:
 
 
 class FusedAttention(TorchFunctionMode):
-    """Keep for backward what fused attention kernels keep: on the meta device torch would keep all scores."""
+    """Keep for backward what fused attention keeps: torch would keep all scores."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention and args[0].dim() == 4:

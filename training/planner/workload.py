@@ -1,4 +1,4 @@
-"""Describe the training step whose cost is predicted: a model, its layout, and the rows it is given."""
+"""Describe the training step to plan: a model, its layout, and its rows."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Workload:
 
 
 class RankParameters:
-    """The parameters of one pipeline rank, as tensor parallelism cuts them and ZeRO shards them."""
+    """One pipeline rank's parameters, as tensor ranks cut and ZeRO shards them."""
 
     def __init__(self, workload: Workload, pipeline_rank: int) -> None:
         self.workload, self.names = workload, workload.names_on(pipeline_rank)

@@ -1,4 +1,4 @@
-"""Combine gradients over the batch axes (dp x cp): the interface of this folder's strategies."""
+"""Combine gradients over the batch axes (dp x cp): the interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOMENTS = 128  # most moments at which gathered tensors are counted, in the one 
 
 
 class DataParallel(ABC):
-    """Life: shard -> wrap -> (pass_scope around each part's forward and backward, finish_reduction)* -> close."""
+    """Life: shard -> wrap -> (pass_scope per part, finish_reduction)* -> close."""
 
     averages: bool = False  # the reduction divides by `size`: losses are multiplied by it first
     forward_is_collective: bool = False  # every rank must run every pass, even on 0 rows
@@ -115,7 +115,7 @@ class DataParallel(ABC):
 
 
 class SingleProcess(DataParallel):
-    """One data rank: the oracle. 0 bytes sent; 16 bytes of memory per parameter in fp32 with AdamW."""
+    """One data rank, the oracle. Sends 0 bytes; 16 bytes per fp32 parameter, AdamW."""
 
     def __init__(self, engine: str = "none") -> None:
         super().__init__(1, engine)

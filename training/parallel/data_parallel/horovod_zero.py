@@ -52,7 +52,7 @@ def unpack(packed: torch.Tensor, into: torch.Tensor) -> None:
 
 
 class ShardTransport:
-    """Send the rows of a bucket (w, columns) to their ranks: by all-to-all, or with two ranks summed already."""
+    """Send each row of a bucket (w, columns) to its rank; two ranks' are summed."""
 
     def __init__(self, collectives: HorovodCollectives) -> None:
         self.collectives = collectives

@@ -1,4 +1,4 @@
-"""Sum gradients over ranks in buckets, by all-reduces that run while backward still computes.
+"""Sum gradients over ranks in buckets while backward still computes.
 
 The idea is that of Horovod's tensor fusion (https://arxiv.org/abs/1802.05799, section 4) and of DDP's reducer
 (https://arxiv.org/abs/2006.15704, section 3.2). It differs from DDP in that it *sums* (the loss is already divided by

@@ -1,4 +1,4 @@
-"""ZeRO 1, 2, 3 (https://arxiv.org/abs/1910.02054) on torch's fully_shard (FSDP2, https://arxiv.org/abs/2304.11277).
+"""Shard by ZeRO 1, 2, 3 (https://arxiv.org/abs/1910.02054) on torch's fully_shard.
 
 For Psi parameters, w ranks in a shard group, volume relative to the all-reduce's 2 (w-1)/w x bytes(Psi), per step of a
 passes (`accumulate`):
@@ -56,7 +56,7 @@ Waiting = Callable[[], AbstractContextManager[None]]
 
 
 class TimedAllGather:
-    """fully_shard's own all-gather, with its waiting measured: on Gloo it blocks until all ranks have come to it."""
+    """Measure the waiting in fully_shard's all-gather, which blocks on Gloo."""
 
     def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
@@ -101,7 +101,7 @@ class AllToAllReduceScatter:
 
 
 class SkippedBlocks:
-    """Make a rank whose rows skip a block gather and reduce it all the same, at its place among the others.
+    """Make a rank whose rows skip a block gather and reduce it all the same.
 
     TRICK: a skipped block is run as the identity on the input of the next one, so that forward and backward pass
     through fully_shard's hooks (tests/ranks/test_ring.py, test_odd.py).
@@ -142,7 +142,7 @@ class SkippedBlocks:
 
 
 class TorchZero(DataParallel):
-    """Shard parameters, gradients and optimizer state over the batch ranks, or groups of them."""
+    """Shard parameters, gradients and optimizer state over groups of batch ranks."""
 
     averages = True
     forward_is_collective = True

@@ -1,4 +1,4 @@
-"""Find the modules that form a unit: gathered together (ZeRO-3), recomputed together (activation checkpointing)."""
+"""Find the modules that are gathered (ZeRO-3) or recomputed as one unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context parallelism by all-to-all (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
+"""Cut sequences over ranks (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
 
 Each of c ranks holds T/c tokens of every row; around attention the tokens are exchanged for heads, so each rank attends
 over the whole sequence with H/c heads. Bytes sent per rank, block and pass: (c-1)/c^2 x bytes of q, k, v and the output
@@ -17,7 +17,7 @@ from training.models.sharding_plan import ShardingPlan
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all over dim 0 of (c, ...). It is its own transpose, so backward is the same call."""
+    """All-to-all over dim 0 of (c, ...), its own transpose: backward is the same call."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -51,7 +51,7 @@ def tokens_for_heads(x_BThD: torch.Tensor, group: dist.ProcessGroup) -> torch.Te
 
 
 class AllToAllCore(nn.Module):
-    """Wrap an attention core that needs whole sequences: q, k, v and the output are (B, T/c, heads, D)."""
+    """Wrap an attention core: q, k, v and the output become (B, T/c, heads, D)."""
 
     def __init__(self, core: nn.Module, group: dist.ProcessGroup) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Exchange tensors between the stages of a pipeline: tagged, in the background, shapes announced once per boundary."""
+"""Exchange tensors between pipeline stages: tagged, in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: cut a model into stages, and run a schedule's table over this rank's stages.
+"""Cut a model into pipeline stages, and run a schedule over this rank's stages.
 
 A pipeline cuts the model's layers into p x v stages of about equal cost; stage s is on rank s mod p. Bytes sent per
 rank and micro-batch: one activation forward and one gradient back per stage boundary. Memory: this rank's stages, and
@@ -32,7 +32,7 @@ AHEAD = 2  # actions whose messages are received while this one computes
 
 
 class PipelineStage(nn.Module):
-    """Consecutive layers under their own names, so that parameter names stay the plain model's."""
+    """Run consecutive layers, under the plain model's parameter names."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def add_submodule(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def layer_names(model: nn.Module) -> list[str]:
-    """The layers of the model's plan. ValueError for a model without a plan, or with parameters outside of them."""
+    """The layers of the model's plan; ValueError if parameters are outside of them."""
     plan = required_plan(model, "pp")
     if not plan.layers:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Place a model on the axes that are not batch axes: its tensor cut, its context exchange, this rank's stages."""
+"""Place a model on the axes that are not batch axes: tp, cp and pp."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CUT_DIM = {"column": 0, "row": 1}  # of a Linear's weight
 
 
 class ModelPlacement:
-    """Place the whole model on every rank: data parallelism only. MeshPlacement does the same on axes of size 1."""
+    """Place the whole model on every rank: data parallelism only."""
 
     def __init__(self, context: RankContext) -> None:
         self.context, self.config = context, context.config

@@ -1,4 +1,4 @@
-"""Make pipeline schedules as tables of ints, and simulate them: pure functions, no tensors.
+"""Make pipeline schedules as tables of ints, and simulate them.
 
 gpipe        all forwards, then all backwards (https://arxiv.org/abs/1811.06965); with several stages per rank this is
              the breadth-first order of https://arxiv.org/abs/2211.05953
