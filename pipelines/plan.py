@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from conf.capabilities import strategy_notes
+from conf.errors import first_line
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import open_storage
@@ -17,7 +18,6 @@ from pipelines import etl_job
 from training.data.batch import SAMPLE
 from training.data.columns import is_fixed
 from training.models.dropout import draws_masks
-from training.models.initial import first_line
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.mesh import resolve_mesh
@@ -124,7 +124,9 @@ def one_row(
     try:
         return build_task(config.model.task, columns.features, columns.label, config.model.inputs).inputs(rows)
     except Exception as error:  # a user's task may need values
-        return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {first_line(error)}")
+        return Untraceable(
+            f"model.task = {config.model.task!r} cannot make inputs of shapes: {type(error).__name__}: {first_line(error)}"
+        )
 
 
 def sequence_length(config: RunConfig) -> int:
@@ -149,7 +151,8 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
     try:
         plan = cost_plan(config, manifest)
     except Exception as error:
-        log.warning("no plan can be made to compare with what was measured: %s", first_line(error))
+        name = type(error).__name__
+        log.warning("no plan can be made to compare with what was measured: %s: %s", name, first_line(error))
         return [{"quantity": q, "unit": "", "predicted": None, "measured": value} for q, value in measured.items()]
     if plan.untraced:
         log.warning("%s: %s", UNPLANNED, plan.untraced)

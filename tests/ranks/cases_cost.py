@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from problem import make_strategy, rank_part
 from torch import nn
 
 from conf.schema import OptimConfig
+from tests.ranks.problem import make_strategy, rank_part
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.models.task import Task

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from problem import make_strategy
 
 from conf.schema import OptimConfig
 from conf.storage import open_storage
+from tests.ranks.problem import make_strategy
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.peers import torch_peers
 from training.models.gpt import GPT, LanguageModelTask

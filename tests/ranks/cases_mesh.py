@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from problem import make_strategy, train
 from torch.nn import functional
 
+from tests.ranks.problem import make_strategy, train
 from training.data.batch import Batch
 from training.models.gpt import GPT, Block, LanguageModelTask
 from training.models.initial import record_model

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from problem import Net, SquaredError, table_batch, train
 from torch.utils._pytree import tree_map_only
 
 from conf.rank_info import RankInfo
 from conf.schema_parallel import ParallelConfig
+from tests.ranks.problem import Net, SquaredError, table_batch, train
 from training.parallel import build_strategy
 from training.parallel.step import MeshStrategy
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases_mesh import small_gpt, token_batch
-from problem import SquaredError, make_strategy, rank_part, table_batch, train
 from torch import nn
 
 from conf.schema import OptimConfig
+from tests.ranks.cases_mesh import small_gpt, token_batch
+from tests.ranks.problem import SquaredError, make_strategy, rank_part, table_batch, train
 from training.models.gpt import GPT, LanguageModelTask
 from training.models.gpt import PLAN as GPT_PLAN
 from training.models.sharding_plan import ShardingPlan

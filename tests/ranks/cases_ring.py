@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from problem import Net, SquaredError, make_strategy, rank_part, table_batch, train
 from torch import nn
+
+from tests.ranks.problem import Net, SquaredError, make_strategy, rank_part, table_batch, train
 
 
 def one_process() -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cases_mesh import small_gpt, token_batch
-from cases_tower import tower
-from problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch
 from torch import nn
 
 from conf.schema import OptimConfig
+from tests.ranks.cases_mesh import small_gpt, token_batch
+from tests.ranks.cases_tower import tower
+from tests.ranks.problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch
 from training.models.gpt import LanguageModelTask
 from training.optim import build_optimizer
 from training.parallel.gradients import REACH_STEPS

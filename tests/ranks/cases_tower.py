@@ -9,8 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from problem import SquaredError, make_strategy, table_batch, train
 from torch import nn
+
+from tests.ranks.problem import SquaredError, make_strategy, table_batch, train
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "strategies.md"
 

@@ -3,18 +3,14 @@ blocks, and a 0-dim parameter that cannot be cut."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from cases_ring import one_process
-from cases_tower import many as tower
-from problem import table_batch, worst_difference
+from tests.ranks.cases_ring import one_process
+from tests.ranks.cases_tower import many as tower
+from tests.ranks.problem import table_batch, worst_difference
 
 pytestmark = pytest.mark.ranks
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.tasks import Task, build_task, load_reference, model_class
+from training.tasks import Task, build_task, load_setting, model_class
 
 
 class OwnTask(Task):
@@ -63,9 +63,9 @@ def test_a_task_that_is_no_task_and_a_missing_label_are_refused() -> None:
 
 def test_a_reference_that_cannot_be_imported_names_its_key() -> None:
     with pytest.raises(ValueError, match=r"model\.task = 'no_such:X': module 'no_such' cannot be imported"):
-        load_reference("no_such:X", "model.task")
+        load_setting("no_such:X", "model.task")
     with pytest.raises(ValueError, match=r"module 'math' has no 'x'"):
-        load_reference("math:x", "model.task")
+        load_setting("math:x", "model.task")
     with pytest.raises(ValueError, match=r"not a class derived from torch\.nn\.Module"):
         model_class("builtins:dict")
     assert model_class("torch.nn:Linear") is nn.Linear

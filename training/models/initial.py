@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from conf.errors import first_line
 from training.models.torch_private import (
     TorchDispatchMode,
     call_name,
@@ -431,7 +432,7 @@ def record_model(build: Callable[[], nn.Module], seed: int) -> InitialModel:
     except (Unrecordable, ValueError):
         raise
     except Exception as error:  # missing values raise many exception types
-        raise Unrecordable(first_line(error)) from error
+        raise Unrecordable(f"{type(error).__name__}: {first_line(error)}") from error
     aliases = further_names(module)
     values = {name: value_of(name, tensor, recorder, seed) for name, tensor in named_tensors(module).items()}
     without_memory(module)
@@ -501,8 +502,3 @@ def replace_tensors(module: nn.Module, make: Callable[[torch.Tensor], torch.Tens
 def tensor_digest(tensor: torch.Tensor) -> str:
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
     return hashlib.sha256(repr((tensor.shape, tensor.dtype)).encode() + bytes(data)).hexdigest()
-
-
-def first_line(error: BaseException) -> str:
-    """The error's class and the first line of its message: torch's go on with C++ stacks."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from training.models.initial import first_line
+from conf.errors import first_line
 from training.models.torch_private import flash_attention_on_meta, storage_key
 
 
@@ -112,6 +112,6 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str],
         except Exception as error:  # a user's forward may fail in any way
             raise Untraceable(
                 f"{type(model).__name__}'s forward cannot be run on the meta device, which has shapes and no values: "
-                f"{first_line(error)}"
+                f"{type(error).__name__}: {first_line(error)}"
             ) from error
     return trace

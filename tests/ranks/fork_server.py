@@ -19,9 +19,9 @@ import time
 import traceback
 from pathlib import Path
 
-from conf.references import load_reference
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent.parent)]
+from conf.references import load_reference
 
 
 def free_port() -> int:
@@ -43,7 +43,7 @@ def horovod_environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 def run_rank(rank: int, world: int, function: str, payload: dict, out: Path) -> int:
-    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the zygote
+    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the fork_server
     import torch
 
     try:
