@@ -124,9 +124,8 @@ def one_row(
     try:
         return build_task(config.model.task, columns.features, columns.label, config.model.inputs).inputs(rows)
     except Exception as error:  # a user's task may need values
-        return Untraceable(
-            f"model.task = {config.model.task!r} cannot make inputs of shapes: {type(error).__name__}: {first_line(error)}"
-        )
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")
 
 
 def sequence_length(config: RunConfig) -> int:

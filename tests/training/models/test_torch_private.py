@@ -130,3 +130,4 @@ def test_an_unfinished_collective_is_seen_through(two_ranks) -> None:
 
     result = functional.all_reduce(torch.ones(2), "sum", two_ranks.get_group())
     assert type(private.waited_tensor(result)) is torch.Tensor
+    assert functional.wait_tensor(result).shape == (2,)
