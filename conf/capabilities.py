@@ -1,5 +1,7 @@
-"""What goes with what, as data: each rule is a name, when it bites, and why. Read by the configuration's checker before
-Spark starts a task, by the strategies when they are built, and by the tests, which try every refused combination.
+"""List which settings of the parallel block go together: each rule is a name, when it applies, and why.
+
+Read by the configuration's checker before Spark starts a task, by the strategies when they are built, and by the tests,
+which try every refused combination.
 """
 
 from __future__ import annotations
@@ -22,13 +24,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rule:
-    """`bites`: whether the combination is refused, or where not `refused` has no effect, which is logged; `why` is
-    formatted with the parallel block's and mesh's values."""
+    """Refuse a combination, or log that a setting has no effect."""
 
     name: str
-    bites: Callable[[Facts], bool]
-    why: str
-    refused: bool = True
+    applies: Callable[[Facts], bool]
+    why: str  # formatted with the parallel block's and mesh's values
+    refused: bool = True  # else it can run, and `why` is logged
 
 
 def _sharded(facts: Facts) -> bool:
@@ -69,7 +70,7 @@ HOROVOD_LIMITS: tuple[Rule, ...] = (
 def _refused_on_horovod(limit: Rule) -> Rule:
     return Rule(
         limit.name,
-        lambda f: f.parallel["engine"] == "horovod" and limit.bites(f),
+        lambda f: f.parallel["engine"] == "horovod" and limit.applies(f),
         f"parallel.engine=horovod with {limit.why}; use parallel.engine=torch",
     )
 
@@ -168,7 +169,7 @@ def horovod_limits(parallel: Mapping[str, Any], mesh: Mapping[str, int]) -> list
 
 
 def _lines(rules: Iterable[Rule], facts: Facts) -> list[str]:
-    return [rule.why.format(**{**facts.parallel, **facts.mesh}) for rule in rules if rule.bites(facts)]
+    return [rule.why.format(**{**facts.parallel, **facts.mesh}) for rule in rules if rule.applies(facts)]
 
 
 def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accumulate: int) -> str | None:
