@@ -30,14 +30,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from conf.load import load_config
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.rank_info import RankInfo
+from conf.schema import OptimConfig
 from conf.schema_data import DataConfig
+from conf.schema_parallel import ParallelConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.reader import ParquetReader
 from training.data.request import DataRank, ReadRequest
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, RankInfo, build_strategy
+from training.parallel import build_strategy
 
 # Dense bf16, by NVIDIA's data sheets; the first key found in the device's name counts. V100 has no bf16.
 PEAK_TFLOPS = {
@@ -58,8 +61,8 @@ def ten_steps(device: torch.device, dtype: torch.dtype) -> tuple[list[float], di
     """Losses and final parameters of a small GPT."""
     torch.manual_seed(0)
     model = GPT(vocab=128, width=64, layers=3, heads=4, kv_heads=2).to(dtype)
-    strategy = build_strategy(ParallelSettings(accumulate=2), RankInfo(), device, clip_norm=0.5)
-    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named))
+    strategy = build_strategy(ParallelConfig(accumulate=2), RankInfo(), device, clip_norm=0.5)
+    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named, OptimConfig()))
     losses = []
     for step in range(10):
         tokens = torch.randint(0, 128, (8, 33), generator=torch.Generator().manual_seed(step))
@@ -123,8 +126,10 @@ def train_recipe(recipe: str, steps: int, batch: int, device: torch.device, fold
     manifest = write_tokens(folder, rows=batch * (steps + 12), vocab=sizes["vocab"])
     request = ReadRequest(open_storage(str(folder)), manifest, "train", None, batch)
     reader = ParquetReader(request, DataRank(device=device), DataConfig(lanes=8, threads=4))
-    strategy = build_strategy(ParallelSettings(precision="bf16"), RankInfo(), device, clip_norm=1.0)
-    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named, weight_decay=0.1), compiled=True)
+    strategy = build_strategy(ParallelConfig(precision="bf16"), RankInfo(), device, clip_norm=1.0)
+    strategy.prepare(
+        model, LanguageModelTask(), lambda named: build_optimizer(named, OptimConfig(weight_decay=0.1)), compiled=True
+    )
     seconds, stalls, losses = [], [], []
     batches = iter(reader.batches(0))
     torch.cuda.reset_peak_memory_stats()

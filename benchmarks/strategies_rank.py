@@ -19,13 +19,16 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.strategies_bare import BARE, Step
+from conf.rank_info import RankInfo
+from conf.schema import OptimConfig
+from conf.schema_parallel import ParallelConfig
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, RankInfo, build_strategy
+from training.parallel import build_strategy
 from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.data_parallel.horovod_ring import start_horovod
-from training.planner import make_plan
+from training.planner import Workload, make_plan
 
 ROWS_PER_RANK, TOKENS, WARM_UP = 8, 64, 3
 BLOCK_S, FEWEST_PAIRS, MOST_PAIRS = 0.4, 6, 60
@@ -106,11 +109,9 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds
     rows = ROWS_PER_RANK * world
     tokens = torch.randint(0, SIZE["vocab"], (rows, TOKENS + 1))
     whole = Batch({"tokens": tokens}, rows, rows, rows)
-    strategy = build_strategy(ParallelSettings(**settings), RankInfo(rank, world, 0, 1), CPU, clip_norm=1.0)
-    plan = make_plan(
-        model(), strategy.settings, strategy.mesh, strategy.engine, inputs=(tokens[:1, :-1],), global_batch=rows
-    )
-    strategy.prepare(model(), task, lambda named: build_optimizer(named))
+    strategy = build_strategy(ParallelConfig(**settings), RankInfo(rank, world, 0, 1), CPU, clip_norm=1.0)
+    plan = make_plan(Workload(model(), strategy.config, strategy.mesh, strategy.engine, (tokens[:1, :-1],), rows))
+    strategy.prepare(model(), task, lambda named: build_optimizer(named, OptimConfig()))
     part = slice_batch(whole, *part_bounds(rows, strategy.data_size)[strategy.data_rank])
 
     def ours() -> torch.Tensor:
@@ -142,17 +143,17 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds
         ),
         "bubble": [measured.get("bubble_share"), plan.bubble],
     }
-    if strategy.data_size > 1 and not strategy.settings.zero:
+    if strategy.data_size > 1 and not strategy.config.zero:
         result |= hidden_share(part, task, [each["ours"][0] for each in blocks])
-    strategy.axis.close(failed=True)
+    strategy.data_parallel.close(failed=True)
     gc.unfreeze()
     return result
 
 
 def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, Any]:
     """Share of communication behind compute: (alone compute + alone reduction - step) / alone reduction."""
-    alone = build_strategy(ParallelSettings(dp=1), RankInfo(), CPU, clip_norm=1.0)
-    alone.prepare(model(), task, lambda named: build_optimizer(named))
+    alone = build_strategy(ParallelConfig(dp=1), RankInfo(), CPU, clip_norm=1.0)
+    alone.prepare(model(), task, lambda named: build_optimizer(named, OptimConfig()))
 
     def compute() -> None:
         alone.forward_backward(part)

@@ -1,10 +1,12 @@
-"""What goes with what, as data: each rule is a name, when it bites, and why. Read by the configuration's checker before
-Spark starts a task, by the strategies when they are built, and by the tests, which try every refused combination.
+"""List which settings of the parallel block go together: each rule is a name, when it applies, and why.
+
+Read by the configuration's checker before Spark starts a task, by the strategies when they are built, and by the tests,
+which try every refused combination.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,27 +15,64 @@ SPLIT_BACKWARD = ("zero-bubble",)
 
 @dataclass(frozen=True)
 class Facts:
-    """The parallel block, the resolved mesh (dp, cp, pp, tp), what carries the gradients, and the device type."""
+    """The parallel block, the resolved mesh (dp, cp, pp, tp), and the device type."""
 
     parallel: Mapping[str, Any]
     mesh: Mapping[str, int]
-    engine: str  # none, horovod, torch
     device: str  # cpu, cuda
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`bites`: whether the combination is refused, or where not `refused` has no effect, which is logged; `why` is
-    formatted with the parallel block's and mesh's values."""
+    """Refuse a combination, or log that a setting has no effect."""
 
     name: str
-    bites: Callable[[Facts], bool]
-    why: str
-    refused: bool = True
+    applies: Callable[[Facts], bool]
+    why: str  # formatted with the parallel block's and mesh's values
+    refused: bool = True  # else it can run, and `why` is logged
 
 
 def _sharded(facts: Facts) -> bool:
     return int(facts.parallel["zero"]) > 0
+
+
+# What Horovod's collectives cannot carry, in one place: with parallel.engine=horovod each limit is a refusal (RULES),
+# with engine=auto it is the reason why torch.distributed carries the gradients (training/parallel/compose.py).
+HOROVOD_LIMITS: tuple[Rule, ...] = (
+    Rule(
+        "horovod-pipeline",
+        lambda f: f.mesh["pp"] > 1,
+        "pp({pp}): Horovod has no send and receive between ranks",
+    ),
+    Rule(
+        "horovod-groups",
+        lambda f: f.mesh["tp"] * f.mesh["cp"] > 1,
+        "tp({tp}) * cp({cp}): tensor and context parallelism run on torch's process groups",
+    ),
+    Rule(
+        "horovod-zero",
+        lambda f: f.parallel["zero"] > 1,
+        "parallel.zero={zero}: Horovod's collectives carry zero 0 and 1 here",
+    ),
+    Rule(
+        "horovod-hybrid",
+        lambda f: f.parallel["shard"] not in (0, f.mesh["dp"]),
+        "parallel.shard={shard}: ZeRO-1 on Horovod shards over all ranks (shard=0)",
+    ),
+    Rule(
+        "horovod-offload",
+        lambda f: f.parallel["offload"] and _sharded(f),
+        "parallel.offload=true: only the shards of torch's fully_shard can be offloaded",
+    ),
+)
+
+
+def _refused_on_horovod(limit: Rule) -> Rule:
+    return Rule(
+        limit.name,
+        lambda f: f.parallel["engine"] == "horovod" and limit.applies(f),
+        f"parallel.engine=horovod with {limit.why}; use parallel.engine=torch",
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -43,33 +82,12 @@ RULES: tuple[Rule, ...] = (
         "parallel.zero=3 with parallel.schedule={schedule!r}: a backward split in two frees gathered weights before "
         "their half is done and trains silently wrong (near pytorch#164756); use zero 1 or 2, or 1f1b or interleaved",
     ),
-    Rule(
-        "pipeline-needs-send",
-        lambda f: f.parallel["engine"] == "horovod" and f.mesh["pp"] > 1,
-        "parallel.engine=horovod with pp({pp}): Horovod has no send and receive; use parallel.engine=torch",
-    ),
-    Rule(
-        "horovod-groups",
-        lambda f: f.parallel["engine"] == "horovod" and f.mesh["tp"] * f.mesh["cp"] > 1,
-        "parallel.engine=horovod with tp({tp}) * cp({cp}): tensor and context parallelism run on torch's process "
-        "groups; use parallel.engine=torch",
-    ),
-    Rule(
-        "horovod-zero",
-        lambda f: f.parallel["engine"] == "horovod" and f.parallel["zero"] > 1,
-        "parallel.engine=horovod with parallel.zero={zero}: Horovod's collectives carry zero 0 and 1 here; use "
-        "parallel.engine=torch",
-    ),
-    Rule(
-        "horovod-hybrid",
-        lambda f: f.engine == "horovod" and f.parallel["shard"] not in (0, f.mesh["dp"]),
-        "parallel.shard={shard} with Horovod: ZeRO-1 on Horovod shards over all ranks; use shard=0 or engine=torch",
-    ),
+    *map(_refused_on_horovod, HOROVOD_LIMITS),
     Rule(
         "offload-needs-zero",
-        lambda f: f.parallel["offload"] and (not _sharded(f) or f.engine == "horovod"),
-        "parallel.offload=true with parallel.zero={zero} on this engine: what is offloaded is the shards of "
-        "fully_shard; use zero 1, 2 or 3 with parallel.engine=torch",
+        lambda f: f.parallel["offload"] and not _sharded(f),
+        "parallel.offload=true with parallel.zero=0: what is offloaded is the shards of fully_shard; use zero 1, 2 or "
+        "3 with parallel.engine=torch",
     ),
     Rule(
         "zero-needs-data",  # not refused: recovery may go on with one data rank of several
@@ -135,21 +153,23 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def strategy_problems(
-    parallel: Mapping[str, Any], mesh: Mapping[str, int], engine: str, device: str = "cpu"
-) -> list[str]:
+def strategy_problems(parallel: Mapping[str, Any], mesh: Mapping[str, int], device: str = "cpu") -> list[str]:
     """One line per rule that refuses the combination; empty when it can run."""
-    return _lines(Facts(parallel, mesh, engine, device), refused=True)
+    return _lines((rule for rule in RULES if rule.refused), Facts(parallel, mesh, device))
 
 
-def strategy_notes(parallel: Mapping[str, Any], mesh: Mapping[str, int], engine: str, device: str = "cpu") -> list[str]:
+def strategy_notes(parallel: Mapping[str, Any], mesh: Mapping[str, int], device: str = "cpu") -> list[str]:
     """One line per setting that has no effect in a combination that can run."""
-    return _lines(Facts(parallel, mesh, engine, device), refused=False)
+    return _lines((rule for rule in RULES if not rule.refused), Facts(parallel, mesh, device))
 
 
-def _lines(facts: Facts, refused: bool) -> list[str]:
-    values = {**facts.parallel, **facts.mesh}
-    return [rule.why.format(**values) for rule in RULES if rule.refused == refused and rule.bites(facts)]
+def horovod_limits(parallel: Mapping[str, Any], mesh: Mapping[str, int]) -> list[str]:
+    """One line per part of the combination that Horovod's collectives cannot carry, whatever the engine."""
+    return _lines(HOROVOD_LIMITS, Facts(parallel, mesh, "cpu"))
+
+
+def _lines(rules: Iterable[Rule], facts: Facts) -> list[str]:
+    return [rule.why.format(**{**facts.parallel, **facts.mesh}) for rule in rules if rule.applies(facts)]
 
 
 def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accumulate: int) -> str | None:

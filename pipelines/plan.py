@@ -1,4 +1,4 @@
-"""What a parallel block means for a model, before anything starts: refusals, and the table of `sparkring plan show`."""
+"""Check a recipe's parallel block before anything starts, and predict its cost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from conf.capabilities import strategy_notes
+from conf.errors import first_line
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import open_storage
@@ -19,9 +20,8 @@ from training.data.columns import is_fixed
 from training.models.dropout import draws_masks
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
-from training.parallel.settings import ParallelSettings
-from training.parallel.world import Mesh, resolve_mesh
-from training.planner import Plan, Untraceable, first_line, format_rows, make_plan, rows_of
+from training.parallel.mesh import resolve_mesh
+from training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from training.tasks import TABLE_TASKS, build_task, model_class
 from training.worker import build_model, pick_columns
 
@@ -30,18 +30,18 @@ UNPLANNED = "activations, and what is sent for them, are not planned"
 
 
 def layout_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Why the parallel block cannot run, one line each, key first. `manifest` adds what depends on the model."""
+    """Problems of the parallel block, key first. `manifest` adds those of the model."""
     try:
         model = meta_model(config, manifest) if manifest is not None or knows_its_size(config) else None
     except ValueError as error:  # names model.factory or model.args, and what is wrong with them
         return [str(error)]
-    settings = ParallelSettings(**config.parallel.model_dump())
-    problems = layout_problems(settings, config.launch.world, config.train.global_batch, device_of(config), model)
+    world, global_batch = config.launch.world, config.train.global_batch
+    problems = layout_problems(config.parallel, world, global_batch, device_of(config), model)
     return [*problems, *input_problems(config)]
 
 
 def input_problems(config: RunConfig) -> list[str]:
-    """A pipeline's first stage takes one tensor; a task of one's own may make one of many columns."""
+    """Refuse several inputs of a pipeline, whose first stage takes one tensor."""
     columns = config.model.inputs or []
     if config.parallel.pp == 1 or len(columns) < 2 or config.model.task not in TABLE_TASKS:
         return []
@@ -52,14 +52,13 @@ def input_problems(config: RunConfig) -> list[str]:
 
 
 def knows_its_size(config: RunConfig) -> bool:
-    """Whether the model can be built without a dataset: a language model whose vocabulary the recipe gives."""
+    """Whether the recipe has the vocabulary, so that the model needs no dataset."""
     return "vocab" in config.model.args
 
 
 def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module:
-    """The recipe's model without memory for its parameters, where it can be made so: not where it reads values of
-    tensors as it is made (`linspace(0, rate, depth).tolist()`). Then, or where it is wrong, it is made as the ranks do.
-    """
+    """The recipe's model without memory for its parameters, if its constructor does not read values of tensors
+    (`linspace(0, rate, depth).tolist()`). Else, or if the constructor fails, it is made with memory."""
 
     def build() -> nn.Module:
         if manifest is not None:
@@ -70,43 +69,43 @@ def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module
     try:
         with torch.device("meta"):
             return build()
-    except Exception:  # what is said of values that are not there is of many types
+    except Exception:  # missing values raise many exception types
         return build()
-
-
-def mesh_of(config: RunConfig) -> tuple[ParallelSettings, Mesh, str]:
-    """The parallel block, its mesh on launch.world ranks, and the engine of its data ranks."""
-    settings = ParallelSettings(**config.parallel.model_dump())
-    mesh = resolve_mesh(config.launch.world, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
-    return settings, mesh, choose_engine(settings, mesh)
 
 
 def device_of(config: RunConfig) -> str:
     return "cuda" if config.train.device == "cuda" else "cpu"
 
 
-def plan_of(config: RunConfig, manifest: DatasetManifest | None) -> Plan:
-    """The plan of the recipe's block for its model. ManifestError where its size comes from a missing dataset."""
+def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
+    """Predict the step's cost. ManifestError if the model needs a missing dataset."""
     if manifest is None and not knows_its_size(config):
         raise ManifestError("the model's size comes from the dataset, which is not built; run `sparkring etl` first")
-    settings, mesh, engine = mesh_of(config)
+    mesh = resolve_mesh(config.parallel, config.launch.world)
     model = meta_model(config, manifest)
-    return make_plan(
-        model,
-        settings,
-        mesh,
-        engine,
+    workload = Workload(
+        model=model,
+        config=config.parallel,
+        mesh=mesh,
+        engine=choose_engine(config.parallel, mesh),
         inputs=one_row(config, manifest, draws_masks(model)),
         global_batch=config.train.global_batch,
         optimizer=config.optim.name,
         element_bytes=8 if config.train.dtype == "float64" else 4,
     )
+    return make_plan(workload)
 
 
 def one_row(
     config: RunConfig, manifest: DatasetManifest | None, samples: bool = False
 ) -> tuple[Any, ...] | Untraceable:
-    """The model's positional inputs for one row, on the meta device; or why no row can be made up."""
+    """One row of model inputs on the meta device, or why they cannot be made.
+
+    Args:
+        config: the run.
+        manifest: None: a language model's length comes from `etl.text`.
+        samples: the model needs the rows' numbers too.
+    """
     if config.model.task == "language_model":
         length = manifest.column("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
         return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
@@ -118,14 +117,15 @@ def one_row(
             continue
         column = manifest.column(name)
         if not is_fixed(column):
-            return Untraceable(f"column {name!r} is {column.layout}: only its values say how large a row is")
+            return Untraceable(f"column {name!r} is {column.layout}: only its values determine how large a row is")
         rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")
         if column.mask is not None:
             rows[column.mask] = torch.ones(1, dtype=torch.bool, device="meta")
     try:
         return build_task(config.model.task, columns.features, columns.label, config.model.inputs).inputs(rows)
-    except Exception as error:  # a task of the user's own may want values too
-        return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {first_line(error)}")
+    except Exception as error:  # a user's task may need values
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")
 
 
 def sequence_length(config: RunConfig) -> int:
@@ -135,12 +135,11 @@ def sequence_length(config: RunConfig) -> int:
 
 
 def show_plan(config: RunConfig) -> str:
-    """The table as text, what it cannot say, and settings that have no effect."""
-    plan = plan_of(config, known_manifest(config))
-    settings, mesh, engine = mesh_of(config)
-    notes = strategy_notes(asdict(settings), asdict(mesh), engine, device_of(config))
+    """The table as text, what is not planned and why, and settings that have no effect."""
+    plan = cost_plan(config, known_manifest(config))
+    notes = strategy_notes(config.parallel.model_dump(), asdict(plan.mesh), device_of(config))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
-    return "\n\n".join([format_rows(rows_of(plan)), *untraced, *notes])
+    return "\n\n".join([format_rows(table_rows(plan)), *untraced, *notes])
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:
@@ -149,27 +148,28 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
     Never raises: the model is trained by now, and no table is worth losing it for.
     """
     try:
-        plan = plan_of(config, manifest)
+        plan = cost_plan(config, manifest)
     except Exception as error:
-        log.warning("no plan can be made to compare with what was measured: %s", first_line(error))
+        name = type(error).__name__
+        log.warning("no plan can be made to compare with what was measured: %s: %s", name, first_line(error))
         return [{"quantity": q, "unit": "", "predicted": None, "measured": value} for q, value in measured.items()]
     if plan.untraced:
         log.warning("%s: %s", UNPLANNED, plan.untraced)
-    return rows_of(plan, measured)
+    return table_rows(plan, measured)
 
 
 def planned_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """What MLflow is told of the table: `plan/<quantity>`, and what was measured beside it."""
-    told: dict[str, float] = {}
+    """Measured rows as MLflow metrics, `plan/<quantity>_measured` and as predicted."""
+    metrics: dict[str, float] = {}
     for row in (row for row in rows if row["measured"] is not None):
-        told[f"plan/{row['quantity']}_measured"] = float(row["measured"])
+        metrics[f"plan/{row['quantity']}_measured"] = float(row["measured"])
         if row["predicted"] is not None:
-            told[f"plan/{row['quantity']}"] = float(row["predicted"])
-    return told
+            metrics[f"plan/{row['quantity']}"] = float(row["predicted"])
+    return metrics
 
 
 def known_manifest(config: RunConfig) -> DatasetManifest | None:
-    """The dataset's manifest where it can be had without building anything."""
+    """The dataset's manifest if it exists without building anything."""
     if config.dataset is not None:
         folder = open_storage(config.dataset)
         return read_manifest(folder) if folder.exists("_manifest.json") else None

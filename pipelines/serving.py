@@ -30,7 +30,7 @@ from conf.stored import StoredError, parse
 from etl.features import apply_numpy
 from etl.tokenizer import Codec
 from pipelines.tracking.ops import NamedType
-from training.models.gpt import generate
+from training.models.gpt import Sampling, generate
 from training.models.initial import InitialModel
 from training.tasks import build_task
 from training.weights import FILE, read_weights
@@ -158,7 +158,7 @@ class Writer:
         prompt = [self.codec.end_id, *encoded[:-1].tolist()]  # as a document begins: after the end of another
         count, temperature = _given(row, "tokens", 100), _given(row, "temperature", 0.8)
         return self.codec.decode(
-            generate(self.model, prompt, int(count), context=self.context, temperature=float(temperature))
+            generate(self.model, prompt, int(count), self.context, Sampling(temperature=float(temperature)))
         )
 
 

@@ -20,7 +20,8 @@ from conf.schema_checkpoint import CheckpointConfig
 from conf.stored import Count
 from training.data.batch import Batch, Reader
 from training.loop_timing import ControlPoller, LoopTiming
-from training.parallel.base import Strategy, Task
+from training.models.task import Task
+from training.parallel.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def evaluate_split(
 ) -> dict[str, float]:
     """Compute loss and metrics over a whole split, the same on every rank. Collective.
 
-    They are sums over rows and ranks, divided by real rows; or by what the task says is `counted` of each row.
+    They are sums over rows and ranks, divided by real rows; or by the task's `counted_share` of each row.
 
     Args:
         strategy: holds the model.
@@ -255,7 +256,6 @@ def evaluate_split(
         on_progress: gets the number of each batch, so that a long split is not taken for a hang.
     """
     names = ("loss", *task.metric_names())
-    counted = getattr(task, "counted", None)
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)  # each metric's, and the divisor
     for number, batch in enumerate(reader.batches()):
         on_progress(number)
@@ -268,7 +268,8 @@ def evaluate_split(
         weight = batch.row_weights(outputs.device).double()
         values = {"loss": task.loss(outputs, batch.columns)} | task.metric_sums(outputs, batch.columns)
         sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
-        sums[-1] += (weight if counted is None else counted(batch.columns).to(weight) * weight).sum().cpu()
+        share = task.counted_share(batch.columns)
+        sums[-1] += (weight if share is None else share.to(weight) * weight).sum().cpu()
     sums = strategy.sum_over_data(sums)
     total = float(sums[-1])
     return {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from training.data.batch import ONCE, Batch, Reader
-from training.parallel.base import Strategy
+from training.parallel.strategy import Strategy
 
 POLL_S = 1.0
 

@@ -1,4 +1,4 @@
-"""Optimizers, parameter groups, and learning rates as pure functions of the step.
+"""Build optimizers, and compute learning rates as pure functions of the step.
 
 Layer-wise rates take the norm of the whole parameter: on DTensors torch sums the squares over the shards.
 """
@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.parallel.data_parallel.reduce import local_tensor
+from conf.schema import OptimConfig
+from training.parallel.dtensor import local_tensor
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -22,7 +23,7 @@ Named = Iterable[tuple[str, nn.Parameter]]
 def parameter_groups(named: Named, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices and embeddings decay; vectors and scalars (biases, norms) do not, and are not layer-adapted.
 
-    Whole and sharded parameters are in groups of their own: torch's foreach kernels take no mixture.
+    Whole and sharded parameters are in separate groups: torch's foreach kernels take no mixture.
     """
     sorted_out: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for _, parameter in named:
@@ -33,27 +34,16 @@ def parameter_groups(named: Named, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def build_optimizer(
-    named: Named,
-    name: str = "adamw",
-    *,
-    lr: float = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    momentum: float = 0.9,
-    weight_decay: float = 0.01,
-) -> torch.optim.Optimizer:
+def build_optimizer(named: Named, optim: OptimConfig) -> torch.optim.Optimizer:
     """adamw (fused kernels), sgd (momentum), lars or lamb over `parameter_groups`."""
-    groups = parameter_groups(named, weight_decay)
-    if name == "adamw":
-        return AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=momentum)
-    if name == "lamb":
-        return Lamb(groups, lr=lr, betas=betas, eps=eps)
-    if name == "lars":
-        return Lars(groups, lr=lr, momentum=momentum)
-    raise ValueError(f"optim.name = {name!r}: must be one of adamw, sgd, lamb, lars")
+    groups = parameter_groups(named, optim.weight_decay)
+    if optim.name == "adamw":
+        return AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    if optim.name == "sgd":
+        return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum)
+    if optim.name == "lamb":
+        return Lamb(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps)
+    return Lars(groups, lr=optim.lr, momentum=optim.momentum)
 
 
 def whole_norm(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,9 +59,12 @@ def _ratio(weight_norm: torch.Tensor, update_norm: torch.Tensor) -> torch.Tensor
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's. The update is by element, so a DTensor's shard is stepped as the plain tensor it is: on a small model
-    DTensor's own dispatch would cost more than the arithmetic. The state stays DTensors, for checkpoints."""
+    """Step this rank's shards as plain tensors by torch's AdamW; state is DTensors.
 
+    The update is by element, and on a small model DTensor's own dispatch would cost more than the arithmetic.
+    """
+
+    # TRICK: overrides a private method of torch (tests/training/models/test_torch_private.py)
     def _init_group(self, group: dict[str, Any], *lists: Any) -> bool:
         has_complex: bool = super()._init_group(group, *lists)
         for tensors in lists:
@@ -80,7 +73,7 @@ class AdamW(torch.optim.AdamW):
 
 
 class LayerWise(torch.optim.Optimizer, ABC):
-    """Steps parameter by parameter; `_update` is the rule."""
+    """Step parameter by parameter with the rule `_update`."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -91,7 +84,7 @@ class LayerWise(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _update(self, parameter: torch.Tensor, grad: torch.Tensor, group: dict[str, Any]) -> None:
-        """Change `parameter` in place by its whole or this rank's shard of the gradient."""
+        """Change `parameter` in place; it and `grad` are whole, or this rank's shards."""
 
 
 class Lars(LayerWise):
@@ -138,35 +131,24 @@ class Lamb(LayerWise):
         parameter.sub_(update * (group["lr"] * trust))
 
 
-def learning_rate(
-    step: int,
-    *,
-    peak: float,
-    total_steps: int,
-    warmup_steps: int = 0,
-    schedule: str = "cosine",
-    final_share: float = 0.0,
-) -> float:
-    """Rate of 0-based `step`: linear warm-up to `peak`, then constant, linear or cosine down to peak x final_share.
+def learning_rate(optim: OptimConfig, step: int, total_steps: int, peak: float) -> float:
+    """Rate of 0-based `step`: linear warm-up to `peak`, then constant, linear or cosine to peak x final_lr_share.
 
     The last step of the run has the final rate; beyond it the rate stays there.
     """
+    warmup_steps, final_share = optim.warmup_steps, optim.final_lr_share
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    if schedule == "constant":
+    if optim.schedule == "constant":
         return peak
     done = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
-    if schedule == "linear":
+    if optim.schedule == "linear":
         return peak * (1.0 - (1.0 - final_share) * done)
-    if schedule == "cosine":
-        return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * done)))
-    raise ValueError(f"optim.schedule = {schedule!r}: must be one of constant, linear, cosine")
+    return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * done)))
 
 
-def scaled_lr(lr: float, rule: str, global_batch: int, reference_batch: int) -> float:
-    """Linear (Goyal 2017, https://arxiv.org/abs/1706.02677) or square-root (Krizhevsky 2014, arXiv 1404.5997) rule."""
-    ratio = global_batch / reference_batch
-    factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
-    if rule not in factors:
-        raise ValueError(f"optim.scale_lr = {rule!r}: must be one of {', '.join(factors)}")
-    return lr * factors[rule]
+def scaled_lr(optim: OptimConfig, global_batch: int) -> float:
+    """Scale lr with the batch: linear (Goyal 2017, https://arxiv.org/abs/1706.02677) or by its square root (Krizhevsky
+    2014, arXiv 1404.5997)."""
+    ratio = global_batch / optim.reference_batch
+    return optim.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optim.scale_lr]

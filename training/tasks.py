@@ -1,4 +1,4 @@
-"""What is asked of a model: its inputs, its per-row loss, its metrics. One class per kind of task, all stateless."""
+"""Build tasks: one class per kind of table task, and the user's own classes by reference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch.nn import functional
 
 from conf.references import NoSuchName, load_reference, module_of
 from training.data.batch import Columns
-from training.parallel.base import Task
+from training.models.gpt import LanguageModelTask
+from training.models.task import Task
 
 Tensor = torch.Tensor
 
 
-class _TableTask:
+class _TableTask(Task):
     """Inputs: the named columns as positional tensors, or one dict of all feature columns."""
 
     def __init__(self, features: list[str], label: str, inputs: list[str] | None = None):
@@ -26,8 +27,12 @@ class _TableTask:
             return tuple(columns[name] for name in self.columns)
         return ({name: columns[name] for name in self.features},)
 
+    def labels(self, columns: Columns) -> Tensor:
+        found: Tensor = columns[self.label]
+        return found
+
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """What the held-out report is drawn from: probability of the positive class, class shares, or the value."""
+        """Probability of the positive class (B,), of each class (B, classes), or the value (B,)."""
         return outputs
 
 
@@ -78,8 +83,11 @@ class RegressionTask(_TableTask):
         return {"abs_error": (outputs - columns[self.label]).abs().double()}
 
 
-TASK_METHODS = ("inputs", "loss", "metric_names", "metric_sums")
-TABLE_TASKS: dict[str, Any] = {"binary": BinaryTask, "multiclass": MulticlassTask, "regression": RegressionTask}
+TABLE_TASKS: dict[str, type[_TableTask]] = {
+    "binary": BinaryTask,
+    "multiclass": MulticlassTask,
+    "regression": RegressionTask,
+}
 
 
 def load_setting(reference: str, key: str) -> Any:
@@ -96,7 +104,7 @@ def load_setting(reference: str, key: str) -> Any:
 
 
 def model_class(reference: str) -> type[nn.Module]:
-    """The torch module that `model.factory` names. ValueError for anything else: it would be called."""
+    """The torch module that `model.factory` names; ValueError for anything else."""
     found = load_setting(reference, "model.factory")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"model.factory = {reference!r}: is {found!r}, not a class derived from torch.nn.Module")
@@ -104,18 +112,22 @@ def model_class(reference: str) -> type[nn.Module]:
 
 
 def build_task(kind: str, features: list[str], label: str | None, inputs: list[str] | None, pad_id: int = -100) -> Task:
-    """A task by name or by the user's `module:Class`, which is constructed as (features, label, inputs).
+    """Make a task by name or by `module:Class`, called as (features, label, inputs).
 
-    `pad_id`: token that is never a target of a language model.
+    Args:
+        kind: `binary`, `multiclass`, `regression`, `language_model`, or a reference to a class derived from Task.
+        features: columns the model sees.
+        label: the label's column; ValueError if a table task has none.
+        inputs: columns passed to the model one by one; None: one dict of all features.
+        pad_id: token that is never a target of a language model.
     """
     if kind == "language_model":
-        from training.models.gpt import LanguageModelTask
-
         return LanguageModelTask(pad_id)
-    cls = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_setting(kind, "model.task")
-    if not (isinstance(cls, type) and all(hasattr(cls, name) for name in TASK_METHODS)):
-        raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class with the methods {', '.join(TASK_METHODS)}")
+    cls: Any = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_setting(kind, "model.task")
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class derived from training.tasks.Task")
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
-    task: Task = cls(features, label, inputs)
+    make_task: Any = cls
+    task: Task = make_task(features, label, inputs)
     return task

@@ -14,14 +14,14 @@ import torch
 from conf.storage import Storage
 from conf.stored import StoredError
 from training.checkpoint.format import DTYPES, Chunk, layout, raw_bytes
-from training.parallel.state import Described
+from training.parallel.state import TensorInfo
 
 FILE = "weights.safetensors"
 LONGEST_HEADER = 100 * 2**20  # safetensors' own bound
 
 
 def write_weights(
-    folder: Storage, described: Iterable[Described], values: Iterable[torch.Tensor], tied: Mapping[str, str]
+    folder: Storage, described: Iterable[TensorInfo], values: Iterable[torch.Tensor], tied: Mapping[str, str]
 ) -> None:
     """Write `weights.safetensors` into `folder`, taking one value at a time.
 

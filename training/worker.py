@@ -39,11 +39,11 @@ from training.data.resume import explain_difference
 from training.launch.host.rank import WorkerContext
 from training.loop import Callbacks, LoopRecord, TrainerState, evaluate_split, fit, total_steps
 from training.models.dropout import draws_masks
-from training.models.initial import InitialModel, Unrecordable, record_model, whole_model
+from training.models.initial import InitialModel, Unrecordable, eager_model, record_model
+from training.models.task import Task
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
-from training.parallel.base import OptimizerFactory, Strategy, Task
-from training.parallel.settings import ParallelSettings
+from training.parallel.strategy import OptimizerFactory, Strategy
 from training.result import RankResult
 from training.tasks import build_task, model_class
 from training.weights import write_weights
@@ -111,7 +111,7 @@ def train(ctx: WorkerContext) -> RankResult:
     made = start_model(config, manifest)
     ctx.heartbeat(0, "ring")
     strategy = build_strategy(
-        ParallelSettings(**config.parallel.model_dump()),
+        config.parallel,
         ctx.rank_info,
         device,
         config.optim.clip_norm,
@@ -146,7 +146,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> RankResult:
     # now, not when training is done: filters may leave nothing of it
     test = parts.open_reader(config.train.test_split, training=False) if config.train.test_split is not None else None
     steps = total_steps(config.train, reader.steps_per_epoch)
-    sample = next(iter(valid.batches(0)), None) if strategy.wants_sample else None
+    sample = next(iter(valid.batches(0)), None) if strategy.needs_sample else None
     ctx.heartbeat(0, "prepare")
     strategy.prepare(model, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
     checkpoints = open_checkpoints(parts)
@@ -303,7 +303,7 @@ def score_test_split(parts: Parts, test: Reader | None, result: RankResult) -> R
     ctx, strategy, task = parts.ctx, parts.strategy, parts.task
     if test is None:
         return result
-    predictions = Predictions(task) if hasattr(task, "probabilities") and strategy.speaks_for_data_rank else None
+    predictions = Predictions(task) if strategy.is_data_leader else None
     metrics = evaluate_split(
         strategy,
         test,
@@ -450,36 +450,20 @@ def agreed_model(
         ctx.heartbeat(0, f"build the model, turn {turn}")
         if turn == ctx.local_rank:
             seed_everything(config.train.seed)
-            model = whole_model(build_model(config, manifest), reasons[0], keep=ctx.rank == 0)
+            model = eager_model(build_model(config, manifest), reasons[0], keep=ctx.rank == 0)
         everyone.gather(b"done")
     assert isinstance(model, InitialModel)
     return model
 
 
 def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:
-    return lambda named: build_optimizer(
-        named,
-        optim.name,
-        lr=optim.lr,
-        betas=optim.betas,
-        eps=optim.eps,
-        momentum=optim.momentum,
-        weight_decay=optim.weight_decay,
-    )
+    return lambda named: build_optimizer(named, optim)
 
 
 def learning_rate_schedule(config: RunConfig, steps: int) -> Callable[[int], float]:
-    """Step -> learning rate; optim.scale_lr is applied to the peak."""
-    optim = config.optim
-    peak = scaled_lr(optim.lr, optim.scale_lr, config.train.global_batch, optim.reference_batch)
-    return lambda step: learning_rate(
-        step,
-        peak=peak,
-        total_steps=steps,
-        warmup_steps=optim.warmup_steps,
-        schedule=optim.schedule,
-        final_share=optim.final_lr_share,
-    )
+    """Step -> learning rate, with the batch-size rule applied to the peak."""
+    peak = scaled_lr(config.optim, config.train.global_batch)
+    return lambda step: learning_rate(config.optim, step, steps, peak)
 
 
 def peers(world: int, timeout_s: float) -> Peers:
@@ -502,7 +486,7 @@ def data_gather(strategy: Strategy, world: int, timeout_s: float) -> AllGather:
 def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
     """The log of the rows this data rank consumes; None unless `data.audit` is set."""
     strategy = parts.strategy
-    if not parts.config.data.audit or not strategy.speaks_for_data_rank:
+    if not parts.config.data.audit or not strategy.is_data_leader:
         return None
     header = AuditHeader(
         format=FORMAT,
@@ -518,17 +502,20 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
 class Predictions:
     """Collects this rank's scores of a split: `id` (row number in the split), `prediction`, `label`."""
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task: Task) -> None:
         self.task = task
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def add(self, batch: Batch, outputs: Any) -> None:
-        """Keep the scores of a batch's real rows; outputs (B,) or (B, classes)."""
+        """Keep the scores of a batch's real rows, where the task has any; outputs (B,) or (B, classes)."""
+        probabilities = self.task.probabilities(outputs)
+        labels = self.task.labels(batch.columns)
+        if probabilities is None or labels is None:
+            return
         real = batch.row_weights().cpu() > 0  # ids are the host's, outputs and weights the device's
         assert batch.ids is not None, "evaluation readers carry ids"
-        scores = self.task.probabilities(outputs).cpu()[real].numpy()
-        labels = batch.columns[self.task.label].cpu()[real].numpy()
-        self.parts.append((batch.ids[real].numpy(), scores, labels))
+        scores = probabilities.cpu()[real].numpy()
+        self.parts.append((batch.ids[real].numpy(), scores, labels.cpu()[real].numpy()))
 
     def write(self, run: Storage, name: str) -> str | None:
         """Write one Parquet file below the run folder; its path, None where this rank scored nothing."""

@@ -121,7 +121,7 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from training.parallel.compose import start_process_group
+    from training.parallel.process_groups import start_process_group
     from training.worker import pick_device
 
     device = pick_device("auto", ctx.local_rank)

@@ -38,7 +38,7 @@ from training.checkpoint.format import CheckpointError
 from training.data.audit.log import read_records
 from training.launch.channel.frames import ProtocolError, decode, encode
 from training.loop import LoopRecord, TrainerState
-from training.parallel.state import Described
+from training.parallel.state import TensorInfo
 from training.result import SUMMARY, FailedAttempt, read_result
 from training.weights import FILE as WEIGHTS_FILE
 from training.weights import read_weights, write_weights
@@ -210,7 +210,7 @@ def _checkpoint(folder: Path) -> dict[str, Kind]:
 def _model(folder: Path) -> dict[str, Kind]:
     exported = open_storage(str(folder))
     tensors = {"w": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}
-    described = [Described(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+    described = [TensorInfo(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
     write_weights(exported, described, tensors.values(), {"v": "w"})
 
     def check_weights(data: bytes) -> None:

@@ -10,10 +10,13 @@ from types import ModuleType
 import pytest
 import torch
 
+from conf.rank_info import RankInfo
+from conf.schema import OptimConfig
+from conf.schema_parallel import ParallelConfig
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, RankInfo, build_strategy
+from training.parallel import build_strategy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,8 +41,8 @@ def run(precision: str, compiled: bool, steps: int = 30, poison: int | None = No
     torch.manual_seed(0)
     model = GPT(vocab=64, width=64, layers=2, heads=4)
     device = torch.device("cuda")
-    strategy = build_strategy(ParallelSettings(precision=precision), RankInfo(), device, clip_norm=1.0)  # type: ignore[arg-type]
-    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named), compiled=compiled)
+    strategy = build_strategy(ParallelConfig(precision=precision), RankInfo(), device, clip_norm=1.0)  # type: ignore[arg-type]
+    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named, OptimConfig()), compiled=compiled)
     tokens = torch.randint(0, 64, (16, 33), device=device)
     losses, skipped = [], []
     for step in range(steps):

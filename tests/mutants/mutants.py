@@ -21,9 +21,10 @@ class Mutant:
 
 
 PARALLEL = "training/parallel"
-BATCHING, CORE, NORM, LAYOUT = (f"{PARALLEL}/{name}.py" for name in ("batching", "core", "norm", "layout"))
+BATCHING, STEP, GRADIENTS = (f"{PARALLEL}/{name}.py" for name in ("batching", "step", "gradients"))
 REDUCE, ZERO, HVD_ZERO = (f"{PARALLEL}/data_parallel/{name}.py" for name in ("reduce", "zero", "horovod_zero"))
-CONTEXT, TENSOR, SCHEDULES = (f"{PARALLEL}/model_parallel/{name}.py" for name in ("context", "tensor", "schedules"))
+MODEL_PARALLEL = f"{PARALLEL}/model_parallel"
+CONTEXT, PLACEMENT, SCHEDULES = (f"{MODEL_PARALLEL}/{name}.py" for name in ("context", "placement", "schedules"))
 OPTIM, LOSS = "training/optim.py", "training/loss.py"
 ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "training/data/pool.py"
 AUDIT_LOG = "training/data/audit/log.py"
@@ -41,7 +42,7 @@ T_READER, T_ELASTIC = "tests/training/data/test_reader.py", "tests/training/laun
 T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/checkpoint/test_policy.py"
 T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "tests/training/checkpoint/test_damage.py"
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/test_loss.py"
-T_SCHEDULES, T_NORM = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_norm.py"
+T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_gradients.py"
 T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 
@@ -57,21 +58,21 @@ MUTANTS = (
     Mutant(BATCHING, "global_rows=batch.global_rows,", "global_rows=stop - start,", MESH),
     Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", "tests/training/parallel/test_batching.py"),
     Mutant(BATCHING, "torch.zeros(missing)]", "torch.ones(missing)]", MESH),
-    Mutant(CORE, "combined = self.axis.size if self.axis.averages else 1", "combined = 1", RING),
-    Mutant(CORE, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
-    Mutant(CORE, "clip_factor(norm, self.clip_norm) / self.scaler.scale", "clip_factor(norm, self.clip_norm)", ROUNDED),
-    Mutant(CORE, "norm = self._norm() / self.scaler.scale", "norm = self._norm()", ROUNDED),
-    Mutant(CORE, 'group["lr"] = lr', 'group["lr"] = group["lr"]', RING),
-    Mutant(CORE, "        self.optimizer.step()\n", "", RING),
-    Mutant(CORE, "        self.optimizer.zero_grad(set_to_none=True)\n", "", MESH),
-    Mutant(CORE, "if self.batches != REACH_STEPS:", "if True:", "tests/ranks/test_state.py"),
-    Mutant(NORM, "* (count / holders)", "/ holders", MESH),
-    Mutant(NORM, "min(1.0, limit / (norm + 1e-6))", "limit / (norm + 1e-6)", T_NORM),
-    Mutant(NORM, "if factor != 1.0 and gradients:", "if factor > 1.0 and gradients:", T_NORM),
-    Mutant(LAYOUT, "self.uncounted.update(mine)", "pass", MESH),
-    Mutant(LAYOUT, "dist.all_reduce(mine, group=group)", "pass", MESH),
+    Mutant(STEP, "self.data_parallel.size if self.data_parallel.averages else 1", "1", RING),
+    Mutant(STEP, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
+    Mutant(STEP, "clip_factor(norm, self.clip_norm) / self.scaler.scale", "clip_factor(norm, self.clip_norm)", ROUNDED),
+    Mutant(STEP, "norm = self._norm() / self.scaler.scale", "norm = self._norm()", ROUNDED),
+    Mutant(STEP, 'group["lr"] = lr', 'group["lr"] = group["lr"]', RING),
+    Mutant(STEP, "        prepared.optimizer.step()\n", "", RING),
+    Mutant(STEP, "        self.prepared.optimizer.zero_grad(set_to_none=True)\n", "", MESH),
+    Mutant(GRADIENTS, "if self.batches != REACH_STEPS:", "if True:", "tests/ranks/test_state.py"),
+    Mutant(GRADIENTS, "* (count / holders)", "/ holders", MESH),
+    Mutant(GRADIENTS, "min(1.0, limit / (norm + 1e-6))", "limit / (norm + 1e-6)", T_GRADIENTS),
+    Mutant(GRADIENTS, "if factor != 1.0 and gradients:", "if factor > 1.0 and gradients:", T_GRADIENTS),
+    Mutant(PLACEMENT, "self.uncounted.update(mine)", "pass", MESH),
+    Mutant(PLACEMENT, "dist.all_reduce(mine, group=group)", "pass", MESH),
     Mutant(CONTEXT, "return _all_to_all(grads[0], ctx.group), None", "return grads[0].contiguous(), None", MESH),
-    Mutant(HVD_ZERO, "torch._foreach_copy_(self.sent, self.weights)", "pass", RING),
+    Mutant(HVD_ZERO, "foreach_copy_(self.sent, self.weights)", "pass", RING),
     Mutant(HVD_ZERO, "None if whole in unreached else gradient", "gradient", RING),
     Mutant(OPTIM, "weight_decay if matrix else 0.0", "weight_decay", T_OPTIM),
     Mutant(OPTIM, "(step + 1) / warmup_steps", "step / warmup_steps", T_OPTIM),

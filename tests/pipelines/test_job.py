@@ -16,6 +16,7 @@ from pipelines.etl_step import Dataset
 from pipelines.exit_codes import Exit
 from pipelines.job import check_against, metric_problems_of, note_end, run_job
 from pipelines.runs import Runs
+from training.tasks import Task
 
 SPLITS = ("train", "valid", "test")
 COLUMNS = (
@@ -25,7 +26,7 @@ COLUMNS = (
 )
 
 
-class OwnTask:
+class OwnTask(Task):
     """A user's task: made of a dataset's columns, so its metrics are known once there is one."""
 
     def __init__(self, features: list[str], label: str, inputs: list[str] | None):

@@ -14,8 +14,8 @@ from conf.load import load_config
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError
 from conf.schema import RunConfig
 from pipelines.cli import main
-from pipelines.plan import layout_problems_of, meta_model, plan_and_measured, plan_of, planned_metrics, show_plan
-from training.planner import format_rows, rows_of
+from pipelines.plan import cost_plan, layout_problems_of, meta_model, plan_and_measured, planned_metrics, show_plan
+from training.planner import format_rows, table_rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -46,7 +46,7 @@ def test_the_plan_of_a_named_recipe() -> None:
 def test_after_training_the_table_shows_both() -> None:
     config = load_config("gpt-124m", ["launch.world=4", "train.global_batch=64", "train.device=cpu"]).config
     measured = {"weights_bytes": 5e8, "sent_bytes dp x cp": 123456789.0, "bubble_share": 0.25}
-    rows = table(format_rows(rows_of(plan_of(config, None), measured)))
+    rows = table(format_rows(table_rows(cost_plan(config, None), measured)))
     assert rows["weights_bytes"][-1] == "500,000,000"
     assert rows["sent_bytes dp x cp"][-1] == "123,456,789"
     assert rows["bubble_share"][-2:] == ["0", "0.2500"]
@@ -168,7 +168,7 @@ def test_after_training_no_failure_of_the_plan_is_the_jobs(
     def fail(*_: object) -> None:
         raise RuntimeError("no such thing\n  in many lines")
 
-    monkeypatch.setattr("pipelines.plan.plan_of", fail)
+    monkeypatch.setattr("pipelines.plan.cost_plan", fail)
     rows = plan_and_measured(load_config("gpt-124m").config, dataset_of(ODD[0][0]), {"weights_bytes": 16.0})
     assert table(format_rows(rows))["weights_bytes"] == ["16"]
     assert caplog.records[0].message.endswith("measured: RuntimeError: no such thing")

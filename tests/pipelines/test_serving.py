@@ -21,7 +21,7 @@ from conf.stored import StoredError
 from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
 from pipelines.tracking.ops import ModelInfo
 from pipelines.tracking.tracker import Tracker
-from training.parallel.state import Described
+from training.parallel.state import TensorInfo
 from training.weights import write_weights
 from training.worker import build_model
 
@@ -58,7 +58,7 @@ def manifest() -> DatasetManifest:
 def export(folder: Path, model: torch.nn.Module) -> Storage:
     """The weights as training writes them."""
     state, storage = model.state_dict(), open_storage(str(folder))
-    write_weights(storage, [Described(n, t.dtype, tuple(t.shape)) for n, t in state.items()], state.values(), {})
+    write_weights(storage, [TensorInfo(n, t.dtype, tuple(t.shape)) for n, t in state.items()], state.values(), {})
     return storage
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from problem import make_strategy, rank_part
 from torch import nn
 
+from conf.schema import OptimConfig
+from tests.ranks.problem import make_strategy, rank_part
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
+from training.models.task import Task
 from training.optim import build_optimizer
-from training.planner import make_plan
+from training.planner import Workload, make_plan
 
 STEPS = 3
 
@@ -33,7 +35,7 @@ class Wide(nn.Module):
         return x
 
 
-class MeanSquare:
+class MeanSquare(Task):
     def inputs(self, columns: dict[str, Any]) -> tuple[Any, ...]:
         return (columns["x"],)
 
@@ -77,10 +79,8 @@ def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(0)
         model, task, batch, inputs = wide_problem() if kind == "wide" else gpt_problem(kind == "gpt")
         strategy = make_strategy(rank, world, settings)
-        plan = make_plan(
-            model, strategy.settings, strategy.mesh, strategy.engine, inputs=inputs, global_batch=batch.rows
-        )
-        strategy.prepare(model, task, lambda named: build_optimizer(named))
+        plan = make_plan(Workload(model, strategy.config, strategy.mesh, strategy.engine, inputs, batch.rows))
+        strategy.prepare(model, task, lambda named: build_optimizer(named, OptimConfig()))
         part = rank_part(batch, strategy)
         for step in range(1 + STEPS):
             if step == 1:
@@ -94,6 +94,6 @@ def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             "measured": strategy.measure(),
             "stage": asdict(plan.stages[strategy.mesh.coordinates(rank).pp]),
         }
-        strategy.axis.close(failed=True)
+        strategy.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from problem import make_strategy
 
+from conf.schema import OptimConfig
 from conf.storage import open_storage
+from tests.ranks.problem import make_strategy
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.peers import torch_peers
 from training.models.gpt import GPT, LanguageModelTask
 from training.models.initial import record_model
 from training.optim import build_optimizer
-from training.parallel.core import MeshStrategy
+from training.parallel.step import MeshStrategy
 from training.weights import write_weights
 
 LARGE = {"vocab": 1000, "width": 768, "layers": 2, "heads": 8, "tied": False}
@@ -46,7 +47,7 @@ def growth(act: Callable[..., Any], *given: Any) -> int:
 
 def prepared(strategy: MeshStrategy, shape: dict[str, Any], whole: bool) -> None:
     model = GPT(**shape) if whole else record_model(lambda: GPT(**shape), 0)
-    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named))
+    strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named, OptimConfig()))
 
 
 def exported(strategy: MeshStrategy, folder: Path) -> None:
@@ -81,6 +82,6 @@ def peaks(rank: int, world: int, payload: dict[str, Any]) -> dict[str, dict[str,
                 found[name]["export"] = growth(exported, strategy, folder / "model")
             if name == "zero3":
                 found[name]["load"] = saved_and_loaded(strategy, folder)
-            strategy.axis.close(failed=True)
+            strategy.data_parallel.close(failed=True)
     torch.distributed.destroy_process_group()
     return found

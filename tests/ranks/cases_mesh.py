@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from problem import make_strategy, train
 from torch.nn import functional
 
+from tests.ranks.problem import make_strategy, train
 from training.data.batch import Batch
 from training.models.gpt import GPT, Block, LanguageModelTask
 from training.models.initial import record_model
-from training.parallel.materialize import materialize
+from training.parallel.initialize import initialize_parameters
 
 VOCAB, ROWS, TOKENS = 40, 16, 16
 
@@ -80,7 +80,7 @@ def run_case(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
     batches = [token_batch(step, (ROWS, 13)[step % 2]) for step in range(problem["steps"])]
     asked = {key: problem[key] for key in ("optimizer", "spoil", "lr")}
     result = train(strategy, model, LanguageModelTask(), batches, before_step=before_step, **asked)
-    strategy.axis.close(failed=True)  # keeps the process groups for the next case
+    strategy.data_parallel.close(failed=True)  # keeps the process groups for the next case
     return result
 
 
@@ -91,7 +91,7 @@ def bare(case: dict[str, Any], skipped: set[int] = frozenset()) -> dict[str, Any
     form = (problem["tied"], problem["kv_heads"], problem["shared"])
     initial = record_model(lambda: small_gpt(*form).double(), seed=3)
     model = initial.module
-    materialize(model, initial, torch.device("cpu"), offload=False, world=1)
+    initialize_parameters(model, initial, torch.device("cpu"), offload=False, world=1)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = [
         {"params": [p for p in trained.values() if (p.ndim >= 2) == matrix], "weight_decay": 0.1 * matrix}

@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from problem import Net, SquaredError, table_batch, train
 from torch.utils._pytree import tree_map_only
 
-from training.parallel import ParallelSettings, RankInfo, build_strategy
-from training.parallel.core import MeshStrategy
+from conf.rank_info import RankInfo
+from conf.schema_parallel import ParallelConfig
+from tests.ranks.problem import Net, SquaredError, table_batch, train
+from training.parallel import build_strategy
+from training.parallel.step import MeshStrategy
 
 
 def strategy_on_gpu(rank: int, world: int, settings: dict[str, Any]) -> MeshStrategy:
     torch.cuda.set_device(rank)
     return build_strategy(
-        ParallelSettings(**settings), RankInfo(rank, world, rank, world), torch.device("cuda", rank), clip_norm=0.5
+        ParallelConfig(**settings), RankInfo(rank, world, rank, world), torch.device("cuda", rank), clip_norm=0.5
     )
 
 
@@ -31,7 +33,7 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         strategy = strategy_on_gpu(rank, world, {"accumulate": 2, "bucket_bytes": 3000, **case})
         found = train(strategy, Net().double(), SquaredError(), batches, lr=1e-2)
         results[name] = tree_map_only(torch.Tensor, lambda t: t.cpu(), found)
-        strategy.axis.close(failed=True)  # keeps the process groups for the next case
+        strategy.data_parallel.close(failed=True)  # keeps the process groups for the next case
     strategy.close()
     return results
 

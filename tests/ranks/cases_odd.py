@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases_mesh import small_gpt, token_batch
-from problem import SquaredError, make_strategy, rank_part, table_batch, train
 from torch import nn
 
+from conf.schema import OptimConfig
+from tests.ranks.cases_mesh import small_gpt, token_batch
+from tests.ranks.problem import SquaredError, make_strategy, rank_part, table_batch, train
 from training.models.gpt import GPT, LanguageModelTask
 from training.models.gpt import PLAN as GPT_PLAN
-from training.models.plan import ShardingPlan
+from training.models.sharding_plan import ShardingPlan
 from training.optim import build_optimizer
 from training.parallel.batching import slice_batch
 
@@ -99,7 +100,7 @@ def run_odd(rank: int, world: int, case: dict[str, Any]) -> dict[str, Any]:
     result = train(strategy, odd(), SquaredError(), batches, uneven=uneven, lr=1e-2)
     none = strategy.evaluate(slice_batch(batches[0], 0, 0))
     result["no_rows"] = None if none is None else tuple(none.shape)
-    strategy.axis.close(failed=True)
+    strategy.data_parallel.close(failed=True)
     return result
 
 
@@ -149,7 +150,9 @@ def compared(rank: int, world: int, payload: dict[str, Any]) -> dict[str, str]:
         strategy = make_strategy(rank, world, {"engine": "torch", **settings})
         sample = rank_part(token_batch(0), strategy)
         try:
-            strategy.prepare(models[model](), LanguageModelTask(), lambda named: build_optimizer(named), sample)
+            strategy.prepare(
+                models[model](), LanguageModelTask(), lambda named: build_optimizer(named, OptimConfig()), sample
+            )
             said[name] = "accepted"
         except ValueError as error:
             said[name] = str(error)

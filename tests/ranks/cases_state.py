@@ -8,21 +8,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cases_mesh import small_gpt, token_batch
-from cases_tower import tower
-from problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch
 from torch import nn
 
+from conf.schema import OptimConfig
+from tests.ranks.cases_mesh import small_gpt, token_batch
+from tests.ranks.cases_tower import tower
+from tests.ranks.problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch
 from training.models.gpt import LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel.core import REACH_STEPS, MeshStrategy
+from training.parallel.gradients import REACH_STEPS
+from training.parallel.step import MeshStrategy
 
 HALF = 4
 
 
 def prepared(rank: int, world: int, settings: dict[str, Any]) -> MeshStrategy:
     strategy = make_strategy(rank, world, settings)
-    strategy.prepare(small_gpt().double(), LanguageModelTask(), lambda named: build_optimizer(named, weight_decay=0.1))
+    strategy.prepare(
+        small_gpt().double(), LanguageModelTask(), lambda named: build_optimizer(named, OptimConfig(weight_decay=0.1))
+    )
     return strategy
 
 
@@ -42,7 +46,7 @@ def save_half(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         strategy = prepared(rank, world, settings)
         run_steps(strategy, range(HALF))
         dcp.save(strategy.state_dict(), checkpoint_id=f"{payload['tmp']}/{name}")
-        strategy.axis.close(failed=True)
+        strategy.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return {}
 
@@ -57,7 +61,7 @@ def load_half(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             dcp.load(state, checkpoint_id=f"{payload['tmp']}/{saved}")
             strategy.load_state_dict(state)
             losses[f"{saved} -> {name}"] = run_steps(strategy, range(HALF, 2 * HALF))
-            strategy.axis.close(failed=True)
+            strategy.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return losses
 
@@ -78,7 +82,7 @@ def not_a_number(rank: int, world: int, payload: dict[str, Any]) -> dict[str, An
             after = full_state(strategy)
             infos[-1]["moved"] = not before or any(not torch.equal(before[k], after[k]) for k in before)
         results[name] = infos
-        strategy.axis.close(failed=True)
+        strategy.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results
 
@@ -98,14 +102,14 @@ def unreached(rank: int, world: int, payload: dict[str, Any]) -> dict[str, str]:
         cut = settings.get("pp", 1) * settings.get("tp", 1) > 1
         try:
             model = tower(idle=True) if cut else Idle().double()
-            strategy.prepare(model, SquaredError(), lambda named: build_optimizer(named))
+            strategy.prepare(model, SquaredError(), lambda named: build_optimizer(named, OptimConfig()))
             for step in range(REACH_STEPS):
                 strategy.forward_backward(rank_part(table_batch(step, 24), strategy))
                 strategy.step(1e-3)
             messages[name] = "accepted"
         except ValueError as error:
             messages[name] = str(error)
-        strategy.axis.close(failed=True)
+        strategy.data_parallel.close(failed=True)
     dist.barrier()  # an early exit would end the other's ring before it has looked
     return messages
 
@@ -119,7 +123,7 @@ def evaluated(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         first = strategy.evaluate(rows)
         run_steps(strategy, range(1))
         found[name] = (first, strategy.evaluate(rows), strategy.is_output_rank)
-        strategy.axis.close(failed=True)
+        strategy.data_parallel.close(failed=True)
     if world > 1:
         dist.destroy_process_group()
     return found

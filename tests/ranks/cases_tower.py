@@ -9,8 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from problem import SquaredError, make_strategy, table_batch, train
 from torch import nn
+
+from tests.ranks.problem import SquaredError, make_strategy, table_batch, train
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "strategies.md"
 
@@ -46,5 +47,5 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         strategy = make_strategy(rank, world, {"accumulate": 2, **case})
         batches = [table_batch(step, 24) for step in range(10)]
         results[name] = train(strategy, tower(), SquaredError(), batches, lr=1e-2)
-        strategy.axis.close(failed=True)  # keeps the process groups for the next case
+        strategy.data_parallel.close(failed=True)  # keeps the process groups for the next case
     return results

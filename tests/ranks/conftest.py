@@ -1,4 +1,4 @@
-"""`launch`: run one function of a module beside the tests in several processes and get every rank's result."""
+"""`launch`: run a function of a module beside the tests in several processes, and return every rank's result."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Launch = Callable[..., list[Any]]
 
 
 class RanksFailed(AssertionError):
-    """Carries what every rank said."""
+    """Has the log of the launch and every rank's error."""
 
 
-class Zygote:
+class RankForkServer:
     """A process that has torch imported and forks the ranks of launches; `prefix` goes before its command."""
 
     def __init__(self, prefix: tuple[str, ...] = ()) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        command = [*prefix, sys.executable, str(HERE / "zygote.py")]
+        command = [*prefix, sys.executable, str(HERE / "fork_server.py")]
         self.process = subprocess.Popen(
             command, bufsize=0, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -54,14 +54,14 @@ class Zygote:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    process = Zygote()
+def fork_server() -> Iterator[RankForkServer]:
+    process = RankForkServer()
     yield process
     process.close()
 
 
 @pytest.fixture
-def launch(tmp_path: Path, zygote: Zygote) -> Launch:
+def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
     """A launch with Horovod where it is not installed skips the test and says so."""
     runs = iter(range(1000))
 
@@ -77,18 +77,18 @@ def launch(tmp_path: Path, zygote: Zygote) -> Launch:
             pytest.skip(f"{why}: nothing was checked on Horovod")
         out = tmp_path / f"run{next(runs)}"
         out.mkdir()
-        request = {"world": world, "function": function, "engine": engine, "out": str(out)}
+        request = {"world": world, "function": f"tests.ranks.{function}", "engine": engine, "out": str(out)}
         request["payload"] = {"tmp": str(tmp_path), **(payload or {})}
         if prefix:
-            alone = Zygote(prefix)
+            alone = RankForkServer(prefix)
             code = alone.run(request, timeout_s)
             alone.close()
         else:
-            code = zygote.run(request, timeout_s)
+            code = fork_server.run(request, timeout_s)
         if code != 0:
-            said = "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(out.glob("*.error")))
+            errors = "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(out.glob("*.error")))
             ending = f"no end after {timeout_s} s" if code is None else f"exit code {code}"
-            raise RanksFailed(f"{ending}\n{(out / 'log').read_text()[-3000:]}\n{said}")
+            raise RanksFailed(f"{ending}\n{(out / 'log').read_text()[-3000:]}\n{errors}")
         return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
     return run

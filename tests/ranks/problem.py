@@ -11,13 +11,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from conf.rank_info import RankInfo
+from conf.schema import OptimConfig
+from conf.schema_parallel import ParallelConfig
 from training.data.batch import Batch
+from training.models.task import Task
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, RankInfo, build_strategy
+from training.parallel import build_strategy
 from training.parallel.batching import part_bounds, slice_batch
-from training.parallel.core import MeshStrategy
-from training.parallel.data_parallel.reduce import local_tensor
-from training.parallel.state import Described, model_tensors, plain_name
+from training.parallel.dtensor import local_tensor
+from training.parallel.state import TensorInfo, model_tensors, plain_name
+from training.parallel.step import MeshStrategy
 
 CPU = torch.device("cpu")
 
@@ -50,18 +54,12 @@ class Net(nn.Module):
         return self.head(x).squeeze(-1)
 
 
-class SquaredError:
+class SquaredError(Task):
     def inputs(self, columns: dict[str, Any]) -> tuple[Any, ...]:
         return (columns["x"],)
 
     def loss(self, outputs: torch.Tensor, columns: dict[str, Any]) -> torch.Tensor:
         return (outputs - columns["y"].to(outputs.dtype)).square()
-
-    def metric_names(self) -> tuple[str, ...]:
-        return ()
-
-    def metric_sums(self, outputs: torch.Tensor, columns: dict[str, Any]) -> dict[str, torch.Tensor]:
-        return {}
 
 
 def table_batch(step: int, rows: int, dtype: torch.dtype = torch.float64) -> Batch:
@@ -88,7 +86,7 @@ def make_strategy(
 ) -> MeshStrategy:
     """`local_size`: as if every so many ranks were on one host."""
     local = local_size or world
-    return build_strategy(ParallelSettings(**settings), RankInfo(rank, world, rank % local, local), CPU, clip_norm=clip)
+    return build_strategy(ParallelConfig(**settings), RankInfo(rank, world, rank % local, local), CPU, clip_norm=clip)
 
 
 class Recorder:
@@ -99,14 +97,14 @@ class Recorder:
         self.gradients: dict[str, torch.Tensor] | None = None
 
     def make(self, name: str, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        optimizer = build_optimizer(named, name, weight_decay=0.1)
+        optimizer = build_optimizer(named, OptimConfig(name=name, weight_decay=0.1))
         optimizer.register_step_pre_hook(lambda *_: self.before_step())
         return optimizer
 
     def before_step(self) -> None:
         if self.gradients is not None:
             return
-        reached = [(name, p.grad) for name, p in self.strategy.named if p.grad is not None]
+        reached = [(name, p.grad) for name, p in self.strategy.prepared.named if p.grad is not None]
         if self.spoil and self.strategy.rank == self.strategy.mesh.world - 1:
             values = local_tensor(reached[-1][1]).view(-1)
             values[values.abs().argmax()] *= 1 + self.spoil
@@ -161,13 +159,13 @@ def train(
         "infos": infos,
         "reads": reads,
         "gradients": recorder.gradients,
-        "state": {n: whole_tensor(t) for n, t in model_tensors(strategy.module, strategy.aliases).items()},
+        "state": {n: whole_tensor(t) for n, t in model_tensors(strategy.prepared.module, strategy.aliases).items()},
         "exported": full_state(strategy),
         "engine": strategy.engine,
     }
 
 
-def on_first_rank(described: list[Described], values: Iterator[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+def on_first_rank(described: list[TensorInfo], values: Iterator[torch.Tensor | None]) -> dict[str, torch.Tensor]:
     """Whole tensors by name; none on the other ranks."""
     return {each.name: value.clone() for each, value in zip(described, values, strict=True) if value is not None}
 
@@ -175,7 +173,7 @@ def on_first_rank(described: list[Described], values: Iterator[torch.Tensor | No
 def full_state(strategy: MeshStrategy) -> dict[str, torch.Tensor]:
     """The whole model under all of its names, on rank 0."""
     whole = on_first_rank(*strategy.stream_model())
-    return {key: whole[strategy.aliases.get(key, key)] for key in strategy.plain_keys if whole}
+    return {key: whole[strategy.aliases.get(key, key)] for key in strategy.prepared.plain_keys if whole}
 
 
 def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from cases_memory import LARGE
-
+from tests.ranks.cases_memory import LARGE
 from training.models.gpt import GPT
 from training.models.initial import record_model
 

@@ -3,18 +3,14 @@ step's gradients compared parameter by parameter. A gradient spoiled by 1e-9 is 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from cases_mesh import ORACLE, bare, one_process
-from layouts import BY_LAUNCH, HOROVOD, PIPE, TWO
-from problem import worst_difference
+from tests.ranks.cases_mesh import ORACLE, bare, one_process
+from tests.ranks.layouts import BY_LAUNCH, HOROVOD, PIPE, TWO
+from tests.ranks.problem import worst_difference
 
 pytestmark = pytest.mark.ranks
 TOLERANCE = 1e-12

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from cases_ring import one_process
-from problem import worst_difference
+from tests.ranks.cases_ring import one_process
+from tests.ranks.problem import worst_difference
 
 pytestmark = [
     pytest.mark.ranks,

@@ -3,17 +3,13 @@ reach, passes over no rows. Models that would be cut into other models are refus
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from cases_odd import one_process
-from layouts import INTERLEAVED, PIPE, ZERO_BUBBLE
-from problem import worst_difference
+from tests.ranks.cases_odd import one_process
+from tests.ranks.layouts import INTERLEAVED, PIPE, ZERO_BUBBLE
+from tests.ranks.problem import worst_difference
 
 pytestmark = pytest.mark.ranks
 TORCH = {"engine": "torch"}

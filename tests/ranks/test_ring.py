@@ -3,18 +3,14 @@ blocks, and a 0-dim parameter that cannot be cut."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from cases_ring import one_process
-from cases_tower import many as tower
-from problem import table_batch, worst_difference
+from tests.ranks.cases_ring import one_process
+from tests.ranks.cases_tower import many as tower
+from tests.ranks.problem import table_batch, worst_difference
 
 pytestmark = pytest.mark.ranks
 
@@ -29,7 +25,7 @@ LAUNCHES: dict[str, tuple[int, str, dict[str, tuple[str, dict[str, Any]]]]] = { 
     for world in (2, 3)
 }
 LAUNCHES["torch 3"][2].update(
-    {f"zero {level}": ("Zero", {**TORCH, "zero": level, "uneven": True}) for level in (1, 2, 3)}
+    {f"zero {level}": ("TorchZero", {**TORCH, "zero": level, "uneven": True}) for level in (1, 2, 3)}
 )
 LAUNCHES["horovod 3"][2]["zero 1"] = ("HorovodZero1", {**HOROVOD, "zero": 1, "uneven": True})
 LAUNCHES["hosts"] = (  # ranks that share hosts sum in two levels, where every host has as many

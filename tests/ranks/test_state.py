@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from cases_state import HALF, evaluated, prepared, run_steps
+from tests.ranks.cases_state import HALF, evaluated, prepared, run_steps
 
 pytestmark = pytest.mark.ranks
 PIPE = {"engine": "torch", "pp": 2, "micro_batches": 2}

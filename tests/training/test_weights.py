@@ -8,7 +8,7 @@ import torch
 
 from conf.storage import open_storage
 from conf.stored import StoredError
-from training.parallel.state import Described
+from training.parallel.state import TensorInfo
 from training.weights import FILE, read_weights, write_weights
 
 STATE = {
@@ -21,7 +21,7 @@ STATE = {
 
 
 def written(folder: Path) -> Path:
-    described = [Described(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in STATE.items()]
+    described = [TensorInfo(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in STATE.items()]
     write_weights(open_storage(str(folder)), described, iter(STATE.values()), {"head": "embed"})
     return folder / FILE
 

@@ -1,9 +1,9 @@
-"""Dropout whose mask belongs to the row, not to the rank: the same on any world and under any micro-batching.
+"""Dropout by row: any world and micro-batching drop the same units.
 
-`nn.Dropout` draws from a generator that every rank has for itself, so another number of ranks drops other units. Here a
-row's mask is a hash of (the layer's seed, the row's number in the run), counter-based as in Salmon et al. 2011
-(https://doi.org/10.1145/2063384.2063405); differs in that two multiplications of 32 bits per element are enough to drop
-units at random, and no more is asked of them.
+`nn.Dropout` draws from each rank's own generator, so another number of ranks drops other units. Here a row's mask is a
+hash of (the layer's seed, the row's number in the run), counter-based as in Salmon et al. 2011
+(https://doi.org/10.1145/2063384.2063405); differs in using two multiplications of 32 bits per element, which is random
+enough to drop units.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Dropout(nn.Module):
-    """Zeros each element of a row with probability `p` while training, and scales the rest by 1 / (1 - p).
+    """Zero elements with probability `p` in training, scale others by 1 / (1 - p).
 
     Takes x (B, ...) whose dimensions after the first are whole on every rank: not for activations that tensor or
     context parallelism cuts. Its seed is drawn where weights are, from torch's generator when it is made.
@@ -45,7 +45,7 @@ class Dropout(nn.Module):
 
 
 def draws_masks(model: nn.Module) -> bool:
-    """Whether the model must be given the column `SAMPLE`."""
+    """Whether the model needs the column `SAMPLE`."""
     return any(isinstance(module, Dropout) and module.p > 0 for module in model.modules())
 
 

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: rotary positions (https://arxiv.org/abs/2104.09864), RMSNorm (1910.07467), SwiGLU
+"""Decoder-only transformer: rotary positions (https://arxiv.org/abs/2104.09864), RMSNorm (1910.07467), SwiGLU
 (2002.05202), grouped-query attention (2305.13245) as an option, head tied to the embedding (1608.05859) or not.
 
 It knows nothing of parallelism; `PLAN` beside it says how it may be cut.
@@ -8,6 +8,7 @@ Shapes: B rows, T tokens, V vocabulary, M model width, H query heads, K key/valu
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from torch.nn import functional
 from conf.manifest import DatasetManifest
 from training.data.batch import Columns
 from training.loss import token_cross_entropy
-from training.models.plan import ShardingPlan
+from training.models.sharding_plan import ShardingPlan
+from training.models.task import Task
 
 Tensor = torch.Tensor
 
 PLAN = ShardingPlan(
-    chain=("embed", "blocks.*", "norm", "head"),
+    layers=("embed", "blocks.*", "norm", "head"),
     tensor={
         "embed": "vocab",
         "blocks.*.attn": "enter",
@@ -55,7 +57,7 @@ def rotate(x_BTHD: Tensor, theta: float) -> Tensor:
 
 
 class CausalCore(nn.Module):
-    """Attention proper, on whole sequences and any subset of heads: (B, T, H, D), (B, T, K, D) x 2 -> (B, T, H, D)."""
+    """Attention over whole sequences: (B, T, H, D), (B, T, K, D) x 2 -> (B, T, H, D)."""
 
     def __init__(self, theta: float) -> None:
         super().__init__()
@@ -97,10 +99,10 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int, theta: float) -> None:
+    def __init__(self, width: int, attn: Attention, mlp: SwiGLU) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.RMSNorm(width, eps=1e-6), Attention(width, heads, kv_heads, theta)
-        self.norm2, self.mlp = nn.RMSNorm(width, eps=1e-6), SwiGLU(width, hidden)
+        self.norm1, self.attn = nn.RMSNorm(width, eps=1e-6), attn
+        self.norm2, self.mlp = nn.RMSNorm(width, eps=1e-6), mlp
 
     def forward(self, x_BTM: Tensor) -> Tensor:
         x_BTM = x_BTM + self.attn(self.norm1(x_BTM))
@@ -108,7 +110,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """tokens (B, T) int64 -> logits (B, T, V). `hidden` None: 8/3 of the width, up to a multiple of 64."""
+    """tokens (B, T) int64 -> logits (B, T, V)."""
 
     def __init__(
         self,
@@ -121,6 +123,18 @@ class GPT(nn.Module):
         tied: bool = True,
         theta: float = 10_000.0,
     ) -> None:
+        """The recipe's `model.args`.
+
+        Args:
+            vocab: V, tokens of the vocabulary.
+            width: M, numbers per token between blocks.
+            layers: blocks.
+            heads: H, attention heads; M / H must be even.
+            kv_heads: K, heads of keys and values, a divisor of H; None: H.
+            hidden: F, width of the MLP; None: 8/3 of M, rounded up to a multiple of 64.
+            tied: whether the head shares the embedding's weight.
+            theta: base of the rotary frequencies.
+        """
         super().__init__()
         kv_heads = kv_heads or heads
         if width % heads or (width // heads) % 2 or heads % kv_heads:
@@ -131,7 +145,9 @@ class GPT(nn.Module):
         hidden = hidden or -(-8 * width // 3 // 64) * 64
         self.layers = layers
         self.embed = nn.Embedding(vocab, width)
-        self.blocks = nn.ModuleList(Block(width, heads, kv_heads, hidden, theta) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, Attention(width, heads, kv_heads, theta), SwiGLU(width, hidden)) for _ in range(layers)
+        )
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, vocab, bias=False)
         if tied:
@@ -140,7 +156,7 @@ class GPT(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> GPT:
-        """The vocabulary is the dataset's tokenizer's: `cardinality` of the column `tokens`."""
+        """Take the vocabulary from the dataset: `cardinality` of the column `tokens`."""
         cardinality = manifest.column("tokens").cardinality
         if "vocab" not in args and not cardinality:
             raise ValueError("model.args.vocab: the dataset's column 'tokens' has no cardinality; give the vocabulary")
@@ -164,11 +180,11 @@ class GPT(nn.Module):
         return logits
 
 
-class LanguageModelTask:
-    """Column `tokens` (B, T + 1): each token from those before it. In nats and bits per token.
+class LanguageModelTask(Task):
+    """Predict each token of the column `tokens` (B, T + 1); nats and bits per token.
 
-    `pad_id` is never a target. A row gives the sum over its real targets, divided by T whatever their number, so that
-    every token weighs the same in a step; `counted` is the share of T that is real, by which evaluation divides.
+    `pad_id` is never a target. A row's loss is the sum over its real targets, divided by T whatever their number, so
+    that every token weighs the same in a step; `counted_share` is the share of T that is real.
     """
 
     def __init__(self, pad_id: int = -100) -> None:
@@ -184,7 +200,7 @@ class LanguageModelTask:
     def metric_names(self) -> tuple[str, ...]:
         return ("token_accuracy", "bits_per_token")
 
-    def counted(self, columns: Columns) -> Tensor:
+    def counted_share(self, columns: Columns) -> Tensor:
         return (columns["tokens"][:, 1:] != self.pad_id).double().mean(dim=1)
 
     def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
@@ -194,7 +210,7 @@ class LanguageModelTask:
         return {"token_accuracy": right.double().mean(dim=1), "bits_per_token": bits}
 
     def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:
-        """Tokens of one of `parts` equal stretches of every row, and the first of the next as its last target."""
+        """One of `parts` equal stretches of every row, and the next token as a target."""
         tokens = columns["tokens"]
         length = tokens.shape[1] - 1
         if length % parts:
@@ -208,29 +224,40 @@ def perplexity(loss_nats: float) -> float:
     return math.exp(loss_nats)
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn from logits; temperature 0 takes the most likely one."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    seed: int = 0
+
+
 @torch.no_grad()
 def generate(
-    model: nn.Module,
-    prompt: list[int],
-    count: int,
-    *,
-    context: int,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    seed: int = 0,
+    model: nn.Module, prompt: list[int], count: int, context: int, sampling: Sampling | None = None
 ) -> list[int]:
-    """`count` further tokens after `prompt` (at least one), seeing the last `context` ones; temperature 0 is greedy."""
+    """Generate tokens after a prompt.
+
+    Args:
+        model: tokens (1, T) -> logits (1, T, V).
+        prompt: at least one token.
+        count: tokens to generate.
+        context: the model sees at most so many tokens, the last ones.
+        sampling: None: its defaults.
+    """
+    sampling = sampling or Sampling()
     if not prompt:
         raise ValueError("generate needs a prompt of at least one token")
     device = next(model.parameters()).device
-    source = torch.Generator(device="cpu").manual_seed(seed)
+    source = torch.Generator(device="cpu").manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(count):
         logits_V = model(torch.tensor([tokens[-context:]], device=device))[0, -1].float().cpu()
-        if temperature == 0:
+        if sampling.temperature == 0:
             tokens.append(int(logits_V.argmax()))
             continue
-        best, ids = logits_V.topk(min(top_k, len(logits_V)))
-        chosen = torch.multinomial(torch.softmax(best / temperature, dim=0), 1, generator=source)
+        best, ids = logits_V.topk(min(sampling.top_k, len(logits_V)))
+        chosen = torch.multinomial(torch.softmax(best / sampling.temperature, dim=0), 1, generator=source)
         tokens.append(int(ids[chosen]))
     return tokens[len(prompt) :]

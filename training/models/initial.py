@@ -1,18 +1,18 @@
-"""What a model starts from, without the model: its constructor runs on tensors that have shapes and no memory, and what
-it does to them is recorded. Any piece of any weight can then be made on its own, the same on every rank and layout.
+"""Record a model's constructor, and make any piece of an initial value from it.
 
-Every random call of the record draws from a generator of its own, seeded by (seed, name of the parameter, number of the
-call, block of rows), so a rank that holds a few rows of a matrix draws these rows only. After torchdistx's deferred
-initialization (https://pytorch.org/torchdistx/latest/deferred_init.html); differs in its seeds and in drawing by rows.
+The constructor runs on tensors that have shapes and no memory. A rank then makes its own part of each weight, the
+same values on every rank and layout. Every random call of the record draws from a generator of its own, seeded by
+(seed, name of the parameter, number of the call, block of rows), so a rank that holds a few rows of a matrix draws
+these rows only. After torchdistx's deferred initialization
+(https://pytorch.org/torchdistx/latest/deferred_init.html); differs in its seeds and in drawing by rows.
 
-A constructor that asks for values of such tensors, keeps them elsewhere than in parameters and buffers, or uses a
-generator of its own cannot be recorded (`Unrecordable` says why). It is then run as it stands, and rank 0's values are
-sent to the others (training/parallel/materialize.py). Private parts of torch used here were checked against 2.13.
+A constructor that reads values of such tensors, keeps them elsewhere than in parameters and buffers, or uses its own
+generator cannot be recorded (`Unrecordable` has the reason). It is then run on real tensors, and rank 0's values are
+sent to the others (training/parallel/initialize.py).
 """
 
 from __future__ import annotations
 
-import copyreg
 import gc
 import hashlib
 import heapq
@@ -24,11 +24,23 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+
+from conf.errors import first_line
+from training.models.torch_private import (
+    TorchDispatchMode,
+    call_name,
+    make_wrapper_tensor,
+    plain_tensor_functions,
+    replaced_trunc_normal,
+    storage_key,
+    swap_tensor,
+    tree_flatten,
+    tree_map,
+    written_arguments,
+)
 
 META, CPU = torch.device("meta"), torch.device("cpu")
-BLOCK = 2**20  # elements that are drawn at once, of a value that is made by rows
+BLOCK = 2**20  # elements drawn at once, of a value that can be made by rows
 MADE_BY_SIZE = {"empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "normal"}
 RANDOM_BY_ROWS = {
     *("normal_", "uniform_", "trunc_normal_", "bernoulli_", "exponential_", "log_normal_", "cauchy_", "geometric_"),
@@ -42,11 +54,11 @@ BY_ROWS = {
 
 
 class Unrecordable(Exception):
-    """The constructor cannot be recorded; says why."""
+    """The constructor cannot be recorded; the message is the reason."""
 
 
-class Value(Protocol):
-    """What one parameter or buffer starts from."""
+class InitialValue(Protocol):
+    """The initial value of one parameter or buffer."""
 
     @property
     def size(self) -> tuple[int, ...]: ...
@@ -56,30 +68,29 @@ class Value(Protocol):
 
     @property
     def digest(self) -> str:
-        """Equal on two ranks that make the same value."""
+        """A hash that is equal on two ranks that make the same value."""
         ...
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first row, rows on the CPU) that together hold rows start to stop of dim 0; of a 0-dim value all of it."""
+        """Yield (first row, rows on the CPU) that together cover rows start to stop of dim 0; a 0-dim value whole."""
         ...
 
 
 @dataclass(frozen=True)
 class InitialModel:
-    """`module` is on the meta device; `values` by the first name of each parameter and buffer, `aliases` from further
-    names to the first. `whole`: rank 0 alone has the values, for this reason."""
+    """A model without memory, and the initial values of its parameters and buffers."""
 
-    module: nn.Module
-    values: Mapping[str, Value]
-    aliases: Mapping[str, str]
-    whole: str = ""
+    module: nn.Module  # on the meta device
+    values: Mapping[str, InitialValue]  # by the first name of each parameter and buffer
+    aliases: Mapping[str, str]  # further names of shared ones -> the first
+    not_recorded: str = ""  # why the constructor was not recorded: rank 0 alone has the values
 
 
 @dataclass(frozen=True)
-class WholeValue:
-    """A value that was made as it is; None on the ranks that get it from rank 0."""
+class EagerValue:
+    """A value that exists already."""
 
-    tensor: torch.Tensor | None
+    tensor: torch.Tensor | None  # None on the ranks that receive it from rank 0
     size: tuple[int, ...]
     dtype: torch.dtype
     digest: str
@@ -90,8 +101,8 @@ class WholeValue:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """A recorded tensor: which storage, and which part of it. Two of them that are equal are the same elements."""
+class StorageView:
+    """A recorded tensor as part of a storage; equal views are the same elements."""
 
     storage: int
     dtype: torch.dtype
@@ -105,36 +116,41 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A tensor the constructor had from elsewhere: a list, numpy, a file."""
+class ConstantTensor:
+    """A tensor with values that the constructor made from a list, numpy or a file."""
 
     tensor: torch.Tensor
 
 
 @dataclass
-class Call:
-    """One call of torch. Storages by number: those it reads the elements of, those it writes, those it gives."""
+class RecordedCall:
+    """One recorded call of torch. Storages are given by number."""
 
     name: str
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outs: list[Any]
-    reads: set[int]
+    reads: set[int]  # storages whose elements it reads
     writes: set[int]
-    overwrites: bool  # all it writes, whatever was there
+    overwrites: bool  # writes every element of its storages without reading them
     random: bool
-    key: str = ""  # of what it draws
+    key: str = ""  # what its seed is made of, for a random call
 
     def touches(self) -> set[int]:
-        return self.writes | {out.storage for out in self.outs if isinstance(out, Spot)}
+        return self.writes | {out.storage for out in self.outs if isinstance(out, StorageView)}
 
-    def by_rows(self, size: tuple[int, ...]) -> bool:
-        """Whether it can be made of a tensor of this size a few rows at a time."""
-        tensors = [x for x in tree_flatten((self.args, self.kwargs, self.outs))[0] if isinstance(x, Spot | Constant)]
+    def can_run_by_rows(self, size: tuple[int, ...]) -> bool:
+        """Whether it can run on a few rows of a tensor of this size at a time."""
+        tensors = [
+            x
+            for x in tree_flatten((self.args, self.kwargs, self.outs))[0]
+            if isinstance(x, StorageView | ConstantTensor)
+        ]
         pointwise = torch.Tag.pointwise in getattr(self.func, "tags", ())
         return (self.name in BY_ROWS or (pointwise and not self.random)) and all(
-            isinstance(x, Spot) and x.size == size and x.offset == 0 and x.stride == contiguous(size) for x in tensors
+            isinstance(x, StorageView) and x.size == size and x.offset == 0 and x.stride == contiguous(size)
+            for x in tensors
         )
 
 
@@ -143,9 +159,9 @@ def covers(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
-def without_values(x: Any) -> Any:
-    """An argument as the meta device takes it."""
-    if isinstance(x, Sketch):
+def on_meta_device(x: Any) -> Any:
+    """An argument of a call, moved to the meta device."""
+    if isinstance(x, DeferredTensor):
         return x.meta
     return torch.empty_like(x, device=META) if isinstance(x, torch.Tensor) else x
 
@@ -155,27 +171,27 @@ def contiguous(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(size[dim + 1 :]) for dim in range(len(size)))
 
 
-class Sketch(torch.Tensor):
-    """A tensor that has a shape and no memory, and says that it is on the CPU: much code, torch's own `nn.init` too,
-    skips tensors on the meta device."""
+class DeferredTensor(torch.Tensor):
+    """A tensor with a shape and no memory, which reports the CPU as its device.
+
+    On the meta device much code, torch's own `nn.init` too, would skip it.
+    """
 
     meta: torch.Tensor
 
     @staticmethod
-    def __new__(cls, meta: torch.Tensor) -> Sketch:
-        wrapper: Sketch = torch.Tensor._make_wrapper_subclass(
-            cls, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(), dtype=meta.dtype, device=CPU
-        )
+    def __new__(cls, meta: torch.Tensor) -> DeferredTensor:
+        wrapper: DeferredTensor = make_wrapper_tensor(cls, meta, CPU)
         wrapper.meta = meta
         return wrapper
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS_MEMORY:
-            raise Unrecordable(f"it asks for values: Tensor.{func.__name__}")
-        with torch._C.DisableTorchFunctionSubclass():
+            raise Unrecordable(f"it reads values: Tensor.{func.__name__}")
+        with plain_tensor_functions():
             if func == SET_DATA:
-                if not isinstance(args[1], Sketch):
+                if not isinstance(args[1], DeferredTensor):
                     raise Unrecordable("it sets the data of a parameter to a tensor that was made elsewhere")
                 args[0].meta = args[1].meta
             return func(*args, **(kwargs or {}))
@@ -201,86 +217,108 @@ READS_MEMORY = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__,
 READS_MEMORY |= {torch.Tensor.untyped_storage, torch.Tensor.storage}
 
 
-class Recorder(TorchDispatchMode):
-    """Within, tensors made by size are sketches and calls on them are noted; other tensors are made as ever."""
+class InitRecorder(TorchDispatchMode):
+    """Make tensors made by size DeferredTensors, and record the calls on them.
+
+    Other tensors are made as usual.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.touching: dict[int, list[int]] = {}  # storage -> calls that make, view or write it
         self.numbers: dict[int, int] = {}
-        self.kept: list[Any] = []  # storages, so that no address is used twice
-        self.constants: set[int] = set()  # storages, by address, of tensors made elsewhere that were used
+        self.storages: list[Any] = []  # held, so that no key is used twice
+        self.constants: set[int] = set()  # storage keys of tensors with values that were used
 
-    def spot(self, meta: torch.Tensor) -> Spot:
-        storage = meta.untyped_storage()
-        number = self.numbers.setdefault(storage._cdata, len(self.kept))
-        if number == len(self.kept):
-            self.kept.append(storage)
-        return Spot(number, meta.dtype, tuple(meta.shape), meta.stride(), int(meta.storage_offset()))
+    def view(self, meta: torch.Tensor) -> StorageView:
+        number = self.numbers.setdefault(storage_key(meta), len(self.storages))
+        if number == len(self.storages):
+            self.storages.append(meta.untyped_storage())
+        return StorageView(number, meta.dtype, tuple(meta.shape), meta.stride(), int(meta.storage_offset()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        kwargs, name = kwargs or {}, call_name(func)
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-        sketches = {id(x.meta): x for x in tensors if isinstance(x, Sketch)}
-        written = [
-            args[i] if i < len(args) else kwargs.get(argument.name)
-            for i, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
+        deferred = {id(x.meta): x for x in tensors if isinstance(x, DeferredTensor)}
+        written = written_arguments(func, args, kwargs)
+        outside = [
+            x for x in tree_flatten(written)[0] if isinstance(x, torch.Tensor) and not isinstance(x, DeferredTensor)
         ]
-        outside = [x for x in tree_flatten(written)[0] if isinstance(x, torch.Tensor) and not isinstance(x, Sketch)]
-        if outside and (sketches or any(x.untyped_storage()._cdata in self.constants for x in outside)):
+        if outside and (deferred or any(storage_key(x) in self.constants for x in outside)):
             raise Unrecordable(f"{name} changes a tensor that was made elsewhere")
-        sizes = [x for x in args if isinstance(x, list)]  # of no dimensions: a seed or a rate, which may be asked for
+        sizes = [x for x in args if isinstance(x, list)]  # an empty one makes a seed or a rate, which may be read
         made_by_size = name in MADE_BY_SIZE and all(size and 0 not in size for size in sizes)
-        if not sketches and (tensors or not made_by_size):
+        if not deferred and (tensors or not made_by_size):
             return func(*args, **kwargs)
         if kwargs.get("generator") is not None:
-            raise Unrecordable(f"{name} draws from a generator of its own")
+            raise Unrecordable(f"{name} draws from its own generator")
         on_meta = {**kwargs, "device": META, "pin_memory": False} if "device" in kwargs else kwargs
         if "device" in kwargs and "pin_memory" not in kwargs:
             del on_meta["pin_memory"]
-        out = func(*tree_map(without_values, args), **tree_map(without_values, on_meta))
-        if any((x.shape, x.stride()) != (x.meta.shape, x.meta.stride()) for x in sketches.values()):
+        out = func(*tree_map(on_meta_device, args), **tree_map(on_meta_device, on_meta))
+        if any((x.shape, x.stride()) != (x.meta.shape, x.meta.stride()) for x in deferred.values()):
             raise Unrecordable(f"{name} changes the shape of a tensor in place")
-        self.note(name, func, args, kwargs, out, written)
+        self.record(func, args, kwargs, out, written)
 
-        def sketched(x: Any) -> Any:  # in place: the same tensor
-            return x if not isinstance(x, torch.Tensor) else sketches[id(x)] if id(x) in sketches else Sketch(x)
+        def wrapped(x: Any) -> Any:  # what a call in place returns is the same tensor
+            return x if not isinstance(x, torch.Tensor) else deferred[id(x)] if id(x) in deferred else DeferredTensor(x)
 
-        return tree_map(sketched, out)
+        return tree_map(wrapped, out)
 
-    def note(self, name: str, func: Any, args: Any, kwargs: Any, out: Any, written: Any) -> None:
+    def record(self, func: Any, args: Any, kwargs: Any, out: Any, written: Any, name: str = "") -> None:
+        """Append a call.
+
+        Args:
+            func, args, kwargs: the call.
+            out: what it returned, on the meta device.
+            written: the arguments it writes to.
+            name: of a `func` that is no operator.
+        """
+        name = name or call_name(func)
+
         def located(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
                 return x
-            if isinstance(x, Sketch) or x.is_meta:
-                return self.spot(x.meta if isinstance(x, Sketch) else x)
-            self.constants.add(x.untyped_storage()._cdata)
-            return Constant(x.detach())
+            if isinstance(x, DeferredTensor) or x.is_meta:
+                return self.view(x.meta if isinstance(x, DeferredTensor) else x)
+            self.constants.add(storage_key(x))
+            return ConstantTensor(x.detach())
 
         given = tree_map(located, (tuple(args), dict(kwargs)))
         outs = [located(t) for t in tree_flatten(out)[0]]
-        reads = {x.storage for x in tree_flatten(given)[0] if isinstance(x, Spot)}
-        writes = {x.storage for x in tree_flatten(tree_map(located, written))[0] if isinstance(x, Spot)}
-        if not writes:  # what gives a view reads no element of it
-            reads -= {x.storage for x in outs if isinstance(x, Spot)}
+        reads = {x.storage for x in tree_flatten(given)[0] if isinstance(x, StorageView)}
+        writes = {x.storage for x in tree_flatten(tree_map(located, written))[0] if isinstance(x, StorageView)}
+        if not writes:  # making a view reads no element
+            reads -= {x.storage for x in outs if isinstance(x, StorageView)}
         tags = getattr(func, "tags", (torch.Tag.nondeterministic_seeded,))
         random = torch.Tag.nondeterministic_seeded in tags
         overwrites = bool(writes) and (random or name in ("zero_", "fill_", "copy_")) and covers(written[0].meta)
         if overwrites:  # `x.copy_(x)` aside
-            reads = {x.storage for x in tree_flatten((given[0][1:], given[1]))[0] if isinstance(x, Spot)}
-        call = Call(name, func, given[0], given[1], outs, reads, writes, overwrites, random)
+            reads = {x.storage for x in tree_flatten((given[0][1:], given[1]))[0] if isinstance(x, StorageView)}
+        call = RecordedCall(name, func, given[0], given[1], outs, reads, writes, overwrites, random)
         for storage in call.touches():
             self.touching.setdefault(storage, []).append(len(self.calls))
         self.calls.append(call)
 
-    def program(self, spot: Spot) -> list[Call]:
-        """The calls that make the tensor's value, in order, without writes that a later one overwrites."""
-        if spot.storage not in self.touching:
-            raise Unrecordable("a parameter or buffer was made in a way that is not seen")
-        wanted = {spot.storage: True}  # storage -> its elements, or only that it is there
-        todo = [-i for i in self.touching.get(spot.storage, ())]
+    def trunc_normal(self, original: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """A `trunc_normal_` that is recorded as one call: torch's draws again until all values are within bounds, which
+        reads them."""
+
+        def trunc_normal_(tensor: torch.Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> torch.Tensor:
+            if generator is not None:
+                raise Unrecordable("trunc_normal_ draws from its own generator")
+            self.record(original, (tensor, *args), kwargs, tensor, [tensor], "trunc_normal_")
+            return tensor
+
+        return trunc_normal_
+
+    def program(self, view: StorageView) -> list[RecordedCall]:
+        """The calls that make the tensor's value, in order, without writes that a later call overwrites."""
+        if view.storage not in self.touching:
+            raise Unrecordable("a parameter or buffer was made in a way that cannot be recorded")
+        wanted = {view.storage: True}  # storage -> whether its elements matter, or only that it exists
+        todo = [-i for i in self.touching.get(view.storage, ())]
         heapq.heapify(todo)
         found: list[int] = []
         while todo:
@@ -302,24 +340,24 @@ class Recorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """The value at `spot` after `program`."""
+    """The value at `view` after the calls of `program`."""
 
-    spot: Spot
-    program: list[Call]
+    view: StorageView
+    program: list[RecordedCall]
     seed: int
 
     @property
     def size(self) -> tuple[int, ...]:
-        return self.spot.size
+        return self.view.size
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.spot.dtype
+        return self.view.dtype
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """By rows where every call can be made so, with blocks at the same rows whoever asks; else the whole value."""
-        size = self.spot.size
-        if not size or not all(call.by_rows(size) for call in self.program):
+        """Blocks of rows where every call can run by rows, at the same rows for every `start`; else the whole value."""
+        size = self.view.size
+        if not size or not all(call.can_run_by_rows(size) for call in self.program):
             yield 0, self._run(0, None)
             return
         rows = max(1, BLOCK // max(1, math.prod(size[1:])))
@@ -328,13 +366,13 @@ class RecordedValue:
             yield first, self._run(block, min(rows, size[0] - first))
 
     def _run(self, block: int, rows: int | None) -> torch.Tensor:
-        size = self.spot.size
+        size = self.view.size
         made: dict[Any, torch.Tensor] = {}
 
         def given(x: Any) -> Any:
-            if isinstance(x, Spot):
+            if isinstance(x, StorageView):
                 return made[x]
-            if isinstance(x, Constant):
+            if isinstance(x, ConstantTensor):
                 return x.tensor.clone()
             if isinstance(x, torch.device):
                 return CPU
@@ -343,7 +381,9 @@ class RecordedValue:
             return x
 
         def leaf(x: Any) -> bool:
-            return isinstance(x, Spot | Constant | torch.Size) or (isinstance(x, list | tuple) and tuple(x) == size)
+            return isinstance(x, StorageView | ConstantTensor | torch.Size) or (
+                isinstance(x, list | tuple) and tuple(x) == size
+            )
 
         for call in self.program:
             args, kwargs = tree_map(given, (call.args, call.kwargs), is_leaf=leaf)
@@ -351,19 +391,19 @@ class RecordedValue:
                 torch.random.default_generator.manual_seed(draw_seed(self.seed, call.key, block))
             out = call.func(*args, **kwargs)
             made.update(zip(call.outs, tree_flatten(out)[0], strict=True))
-        return made[self.spot]
+        return made[self.view]
 
     @property
     def digest(self) -> str:
-        hasher = hashlib.sha256(repr(self.spot.part).encode())
+        hasher = hashlib.sha256(repr(self.view.part).encode())
         for call in self.program:
             hasher.update(f"{call.name} {call.key}".encode())
             for x in tree_flatten((call.args, call.kwargs))[0]:
-                if isinstance(x, Constant):
+                if isinstance(x, ConstantTensor):
                     x = x.tensor.contiguous()
                     hasher.update(x.reshape(-1).view(torch.uint8).numpy().data if x.numel() else b"")
                 else:
-                    hasher.update(repr(x.part if isinstance(x, Spot) else x).encode())
+                    hasher.update(repr(x.part if isinstance(x, StorageView) else x).encode())
         return hasher.hexdigest()
 
 
@@ -373,8 +413,8 @@ def draw_seed(seed: int, key: str, block: int) -> int:
 
 
 @contextmanager
-def own_random_state() -> Iterator[None]:
-    """What is drawn within changes no generator outside."""
+def preserved_random_state() -> Iterator[None]:
+    """Without gradients; torch's CPU random state is restored at the end."""
     state = torch.get_rng_state()
     try:
         with torch.no_grad():
@@ -384,43 +424,43 @@ def own_random_state() -> Iterator[None]:
 
 
 def record_model(build: Callable[[], nn.Module], seed: int) -> InitialModel:
-    """Run `build` without memory for its tensors; Unrecordable where that cannot be. Its ValueErrors are its own."""
-    recorder = Recorder()
+    """Run `build` without memory for tensors. Unrecordable; its ValueErrors pass."""
+    recorder = InitRecorder()
     try:
-        with recorder, whole_calls(recorder):
+        with recorder, replaced_trunc_normal(recorder.trunc_normal):
             module = build()
     except (Unrecordable, ValueError):
         raise
-    except Exception as error:  # what is said of values that are not there is of many types
-        raise Unrecordable(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error
+    except Exception as error:  # missing values raise many exception types
+        raise Unrecordable(f"{type(error).__name__}: {first_line(error)}") from error
     aliases = further_names(module)
     values = {name: value_of(name, tensor, recorder, seed) for name, tensor in named_tensors(module).items()}
     without_memory(module)
     gc.collect()
-    if left := [tuple(each.meta.shape) for each in gc.get_objects() if type(each) is Sketch]:
+    if left := [tuple(each.meta.shape) for each in gc.get_objects() if type(each) is DeferredTensor]:
         raise Unrecordable(
             f"the model keeps tensors of shapes {left[:5]} that are neither parameters nor buffers; "
-            "register_buffer(..., persistent=False) is made for them"
+            "use register_buffer(..., persistent=False) for them"
         )
     return InitialModel(module, values, aliases)
 
 
-def value_of(name: str, tensor: torch.Tensor, recorder: Recorder, seed: int) -> Value:
-    if not isinstance(tensor, Sketch):
-        return WholeValue(tensor.detach(), tuple(tensor.shape), tensor.dtype, tensor_digest(tensor))
-    spot = recorder.spot(tensor.meta)
-    if (tuple(tensor.shape), tensor.stride(), tensor.dtype) != (spot.size, spot.stride, spot.dtype):
-        raise Unrecordable(f"{name} was changed in a way that is not seen")
-    program = recorder.program(spot)
+def value_of(name: str, tensor: torch.Tensor, recorder: InitRecorder, seed: int) -> InitialValue:
+    if not isinstance(tensor, DeferredTensor):
+        return EagerValue(tensor.detach(), tuple(tensor.shape), tensor.dtype, tensor_digest(tensor))
+    view = recorder.view(tensor.meta)
+    if (tuple(tensor.shape), tensor.stride(), tensor.dtype) != (view.size, view.stride, view.dtype):
+        raise Unrecordable(f"{name} was changed in a way that cannot be recorded")
+    program = recorder.program(view)
     for number, call in enumerate(call for call in program if call.random):
-        call.key = call.key or f"{name} {number}"  # what two parameters are both made of has the first one's name
-    return RecordedValue(spot, program, seed)
+        call.key = call.key or f"{name} {number}"  # a call that makes two parameters has the first one's name
+    return RecordedValue(view, program, seed)
 
 
-def whole_model(module: nn.Module, why: str, keep: bool = True) -> InitialModel:
-    """A model that was made as it is; its memory is `values`' alone, where `keep` is set."""
+def eager_model(module: nn.Module, why: str, keep: bool = True) -> InitialModel:
+    """Take a model's memory: it goes to `values` if `keep` is set, else it is freed."""
     values = {
-        name: WholeValue(tensor.detach() if keep else None, tuple(tensor.shape), tensor.dtype, "")
+        name: EagerValue(tensor.detach() if keep else None, tuple(tensor.shape), tensor.dtype, "")
         for name, tensor in named_tensors(module).items()
     }
     aliases = further_names(module)
@@ -429,7 +469,7 @@ def whole_model(module: nn.Module, why: str, keep: bool = True) -> InitialModel:
 
 
 def further_names(module: nn.Module) -> dict[str, str]:
-    """Every further name of a shared parameter or buffer -> its first name."""
+    """Further names of shared parameters and buffers -> their first names."""
     first = {id(tensor): name for name, tensor in named_tensors(module).items()}
     every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
@@ -442,48 +482,23 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def without_memory(module: nn.Module) -> None:
     """Move parameters and buffers to the meta device."""
-    replace_tensors(module, lambda t: torch.empty_like(t.meta if isinstance(t, Sketch) else t, device=META))
+    replace_tensors(module, lambda t: torch.empty_like(t.meta if isinstance(t, DeferredTensor) else t, device=META))
 
 
 def replace_tensors(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Make every parameter and buffer what `make` gives for it. They stay the same objects, so shared ones stay shared
-    and lists of them true; frozen ones stay frozen, and attributes that were set on one stay."""
+    """Turn every parameter and buffer t into make(t).
+
+    They stay the same objects, so shared ones stay shared and lists of them valid. Frozen ones stay frozen, and
+    attributes set on one stay.
+    """
     for tensor in named_tensors(module).values():
         new = make(tensor)
         if isinstance(tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-        # torch.utils.swap_tensors does the same, but refuses tensors with weak references, which an LSTM has
         tensor.__dict__.pop("meta", None)
-        tensor.__dict__.pop("_is_param", None)
-        tensor.__dict__.update(new.__dict__)
-        tensor.__class__ = type(new)
-        for slot in copyreg._slotnames(type(new)):  # type: ignore[attr-defined]
-            setattr(tensor, slot, getattr(new, slot))
-        torch._C._swap_tensor_impl(tensor, new)
+        swap_tensor(tensor, new)
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
     return hashlib.sha256(repr((tensor.shape, tensor.dtype)).encode() + bytes(data)).hexdigest()
-
-
-@contextmanager
-def whole_calls(recorder: Recorder) -> Iterator[None]:
-    """trunc_normal_ draws again until all is within its bounds, which asks for values: it is recorded as one call. The
-    private function is torch 2.13's; where there is none, a constructor that calls it cannot be recorded."""
-    original = getattr(nn.init, "_no_grad_trunc_normal_", None)
-    if original is None:
-        yield
-        return
-
-    def trunc_normal_(tensor: torch.Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> torch.Tensor:
-        if generator is not None:
-            raise Unrecordable("trunc_normal_ draws from a generator of its own")
-        recorder.note("trunc_normal_", original, (tensor, *args), kwargs, tensor, [tensor])
-        return tensor
-
-    nn.init._no_grad_trunc_normal_ = trunc_normal_
-    try:
-        yield
-    finally:
-        nn.init._no_grad_trunc_normal_ = original

@@ -1,4 +1,4 @@
-"""Wide and deep for tables: a sum of one-column functions, plus embeddings and an MLP that learn what it misses.
+"""Wide and deep for tables: one-column functions, plus embeddings and an MLP.
 
 Shapes: B rows, N numeric columns, D of them also seen by the MLP, K bumps of a column's function, H hidden width.
 The sum of the two outputs follows Cheng et al. 2016 (arXiv:1606.07792); differs in that both parts share one optimizer
@@ -28,7 +28,7 @@ def embedding_width(cardinality: int, most: int = 32) -> int:
 
 
 def module_name(column: str) -> str:
-    """Where a column's table is kept: torch refuses dots there, and names ModuleDict itself has (`keys`, `type`)."""
+    """Key of a column's table: torch refuses dots and ModuleDict's own names."""
     return "column_" + column.replace("%", "%25").replace(".", "%2E")
 
 
@@ -46,7 +46,7 @@ class ResidualBlock(nn.Module):
 
 
 class ColumnCurves(nn.Module):
-    """Sum over columns of w x + sum_k v_k tanh(a_k x + b_k). (B, N) -> (B, outputs); only the lines start off zero."""
+    """Sum over columns of w x + sum_k v_k tanh(a_k x + b_k), (B, N) -> (B, outputs)."""
 
     def __init__(self, columns: int, bumps: int, outputs: int) -> None:
         super().__init__()
@@ -62,11 +62,7 @@ class ColumnCurves(nn.Module):
 
 
 class Tabular(nn.Module):
-    """coded: column -> number of codes; numeric: columns that are numbers. forward: columns -> (B,) or (B, outputs).
-
-    `additive_only`: numeric columns kept from the MLP, which could otherwise memorise rows by them (readings that name
-    an hour, for one).
-    """
+    """columns, each (B,) -> (B,) for one output, else (B, outputs)."""
 
     def __init__(
         self,
@@ -79,6 +75,19 @@ class Tabular(nn.Module):
         bumps: int = 16,
         additive_only: Sequence[str] = (),
     ) -> None:
+        """The recipe's `model.args`, except for the first two.
+
+        Args:
+            coded: column -> number of codes, from the manifest.
+            numeric: columns that are numbers, from the manifest.
+            width: H of the MLP.
+            blocks: residual blocks of the MLP.
+            dropout: probability in the MLP's blocks.
+            outputs: numbers per row.
+            bumps: K, tanh steps per numeric column.
+            additive_only: numeric columns that the MLP does not see; by readings that identify an hour, for example, it
+                could memorize rows.
+        """
         super().__init__()
         if not coded and not numeric:
             raise ValueError(
@@ -111,8 +120,10 @@ class Tabular(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> Tabular:
-        """Columns with a cardinality are coded, every other scalar feature is a number; so is the mask of one that may
-        be null, whose nulls would else be zeros like others."""
+        """Columns with a cardinality are coded, every other scalar feature is a number.
+
+        So is the mask of a column that may be null: without it, nulls would look like zeros.
+        """
         features = [c for c in manifest.columns if c.role == "feature"]
         if odd := [c.name for c in features if c.layout != "scalar"]:
             raise ValueError(

@@ -1,8 +1,6 @@
-"""Strategies: how one step is spread over ranks. `build_strategy` is the door; compose.py has the wrapping order."""
+"""Spread one step over ranks. Enter by `build_strategy` (compose.py)."""
 
-from conf.rank_info import RankInfo
-from training.parallel.base import OptimizerFactory, StepInfo, Strategy, Task
 from training.parallel.compose import build_strategy
-from training.parallel.settings import ParallelSettings
+from training.parallel.strategy import OptimizerFactory, StepInfo, Strategy
 
-__all__ = ["OptimizerFactory", "ParallelSettings", "RankInfo", "StepInfo", "Strategy", "Task", "build_strategy"]
+__all__ = ["OptimizerFactory", "StepInfo", "Strategy", "build_strategy"]

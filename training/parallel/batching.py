@@ -1,4 +1,4 @@
-"""Cutting a rank's batch into parts, and the one weighting of losses every strategy uses."""
+"""Cut, pad and move a rank's batch, and weight its losses, for every strategy."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
 
 
 def pad_rows(batch: Batch, rows: int) -> Batch:
-    """The last row again with weight 0 up to `rows`, zeros where there is none: pipelines exchange tensors of one fixed
-    shape. Not zeros in general: a real row's value is one that the model and its loss can take."""
+    """Repeat the last row with weight 0 up to `rows` rows: pipelines exchange tensors of one fixed shape.
+
+    A real row's values are valid inputs of the model and its loss, zeros may not be; an empty batch is padded with
+    zeros all the same.
+    """
     missing = rows - batch.rows
     if missing < 0:
         raise ValueError(f"a batch of {batch.rows} rows cannot be padded to {rows}")

@@ -1,71 +1,72 @@
-"""Everything that can be known to be wrong with a layout before any process starts, all at once."""
+"""Find everything that is wrong with a layout before any process starts, all at once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from torch import nn
 
 from conf.capabilities import batch_problem, strategy_problems
-from training.models.plan import plan_of
+from conf.schema_parallel import ParallelConfig
+from training.models.sharding_plan import required_plan
 from training.parallel.compose import choose_engine
-from training.parallel.layout import check_widths
-from training.parallel.model_parallel.pipeline import chain_names, cut_chain, estimated_costs
+from training.parallel.mesh import Mesh, resolve_mesh
+from training.parallel.model_parallel.pipeline import estimated_costs, layer_names, partition
+from training.parallel.model_parallel.placement import check_widths
 from training.parallel.model_parallel.schedules import schedule_problem
-from training.parallel.settings import ParallelSettings
-from training.parallel.world import Mesh, resolve_mesh
 
 
 def layout_problems(
-    settings: ParallelSettings,
+    config: ParallelConfig,
     world: int,
     global_batch: int,
     device_type: str = "cpu",
     model: nn.Module | None = None,
 ) -> list[str]:
-    """One line per problem, key first; empty when `build_strategy` and `prepare` will accept it. Needs no processes.
+    """Problems, key first; none if `build_strategy` and `prepare` will accept it.
 
-    `model` (on any device, meta too) adds what depends on it: heads, stages, sharding plan.
+    Args:
+        config: the recipe's `parallel` block.
+        world: ranks.
+        global_batch: rows per step.
+        device_type: `cpu` or `cuda`.
+        model: on any device, meta too; adds what depends on it: heads, stages, sharding plan.
     """
     try:
-        mesh = resolve_mesh(world, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
+        mesh = resolve_mesh(config, world)
     except ValueError as error:
         return [str(error)]
-    problems = []
-    engine = "torch"
-    try:
-        engine = choose_engine(settings, mesh)
-    except ValueError as error:
-        problems.append(str(error))
-    ruled = strategy_problems(asdict(settings), asdict(mesh), engine, device_type)
-    problems = ruled or problems  # where both refuse, the table says it better
+    problems = strategy_problems(config.model_dump(), asdict(mesh), device_type)
+    if not problems:
+        problems = _refusal(lambda: choose_engine(config, mesh))
+    found = []
     if mesh.pp > 1:
-        micro = settings.micro_batches * settings.accumulate
-        problems += _known(schedule_problem(settings.schedule, mesh.pp, micro, settings.stages_per_rank))
-    problems += _known(batch_problem(global_batch, mesh.dp, mesh.pp, settings.micro_batches, settings.accumulate))
-    return problems + (_model_problems(model, settings, mesh) if model is not None else [])
+        micro = config.micro_batches * config.accumulate
+        found.append(schedule_problem(config.schedule, mesh.pp, micro, config.stages_per_rank))
+    found.append(batch_problem(global_batch, mesh.dp, mesh.pp, config.micro_batches, config.accumulate))
+    problems += [problem for problem in found if problem]
+    return problems + (_model_problems(model, config, mesh) if model is not None else [])
 
 
-def _known(problem: str | None) -> list[str]:
-    return [problem] if problem else []
-
-
-def _model_problems(model: nn.Module, settings: ParallelSettings, mesh: Mesh) -> list[str]:
-    plan = plan_of(model)
-    problems = []
+def _refusal(check: Callable[[], object]) -> list[str]:
+    """The message of the ValueError that `check` raises, if any."""
     try:
-        check_widths(model, plan, mesh)
+        check()
     except ValueError as error:
-        problems.append(str(error))
+        return [str(error)]
+    return []
+
+
+def _model_problems(model: nn.Module, config: ParallelConfig, mesh: Mesh) -> list[str]:
+    def partitioned() -> None:
+        names = layer_names(model)
+        partition(names, estimated_costs(model, names), mesh.pp * config.stages_per_rank)
+
+    problems = _refusal(lambda: check_widths(model, mesh))
     if mesh.pp > 1:
-        try:
-            names = chain_names(model, plan)
-            cut_chain(names, estimated_costs(model, names), mesh.pp * settings.stages_per_rank)
-        except ValueError as error:
-            problems.append(str(error))
-    if mesh.tp * mesh.cp > 1 and plan is None:
-        problems.append(
-            f"parallel.tp or cp > 1: {type(model).__name__} has no sharding plan; define PLAN = ShardingPlan(...) "
-            f"beside the class (training/models/plan.py says how)"
-        )
+        problems += _refusal(partitioned)
+    for axis, size in (("tp", mesh.tp), ("cp", mesh.cp)):
+        if size > 1:
+            problems += _refusal(lambda axis=axis: required_plan(model, axis))  # type: ignore[misc]
     return problems

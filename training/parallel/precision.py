@@ -1,4 +1,4 @@
-"""Mixed precision: where autocast is on, and fp16's loss scale (https://arxiv.org/abs/1710.03740, section 3.2)."""
+"""Autocast, and scale fp16's loss (https://arxiv.org/abs/1710.03740, section 3.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """fp32 means the model's own dtype, whatever that is; weights and optimizer stay in it under bf16 and fp16 too."""
+    """Autocast for bf16 and fp16, nothing for fp32, which means the model's own dtype.
+
+    Weights and optimizer stay in the model's own dtype under all three.
+    """
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[precision])
@@ -20,7 +23,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 @dataclass
 class LossScale:
-    """Halved by a skipped step, doubled after `patience` good ones; the same on every rank, as skipping is."""
+    """Halve the scale at a skipped step, double it after `patience` good ones."""
 
     scale: float = 2.0**16
     patience: int = 2000
@@ -37,7 +40,7 @@ class LossScale:
             self.scale = min(self.scale * 2, 2.0**24)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """For checkpoints; a scale of 0 where it is fixed, so that a run can go on under another precision."""
+        """For checkpoints; a fixed scale is saved as 0, so that a run can go on under another precision."""
         scale = torch.tensor(0.0 if self.fixed else self.scale, dtype=torch.float64)
         return {"scale": scale, "good_steps": torch.tensor(self.good_steps)}
 

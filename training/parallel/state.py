@@ -1,4 +1,4 @@
-"""Names and tensors of model and optimizer for checkpoints, the same under every layout.
+"""Name and collect the tensors of model and optimizer for checkpoints.
 
 Keys are the plain module's parameter names; values are plain tensors or DTensors, which torch.distributed.checkpoint
 saves by shard and loads into any other sharding. A tied weight has one key: the first of its names.
@@ -14,26 +14,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from training.parallel.data_parallel.reduce import local_tensor
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-
-WRAPPERS = ("module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+from training.models.torch_private import CHECKPOINT_PREFIX, COMPILE_PREFIX
+from training.parallel.dtensor import Box, local_box, local_tensor
 
 
 def plain_name(name: str) -> str:
     """`module.blocks.0._checkpoint_wrapped_module.w` -> `blocks.0.w`."""
-    if name.startswith("module."):
-        name = name.removeprefix("module.")
-    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+    return name.removeprefix("module.").replace(CHECKPOINT_PREFIX, "").replace(COMPILE_PREFIX, "")
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    kept = set(model.state_dict(keep_vars=True))
-    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in kept}
+    persistent = set(model.state_dict(keep_vars=True))
+    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in persistent}
 
 
 def model_tensors(model: nn.Module, aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -46,16 +40,19 @@ def model_tensors(model: nn.Module, aliases: Mapping[str, str]) -> dict[str, tor
 
 
 def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give what was never stepped its state tensors by one step of learning rate 0 on zero gradients, counted as no
-    step: all of it in a fresh optimizer, else parameters that no gradient has reached so far."""
-    kept = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
-    new = [p for p in kept if not optimizer.state.get(p)]
+    """Create the optimizer state of parameters that were never stepped.
+
+    TRICK: one step of learning rate 0 on zero gradients makes them, and the step count is set back to 0
+    (tests/training/test_optim.py).
+    """
+    gradients = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
+    new = [p for p in gradients if not optimizer.state.get(p)]
     if not new:
         return
-    kept_settings = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    settings = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # SGD's decay goes into its momentum whatever the rate
-    for parameter in kept:
+    for parameter in gradients:
         parameter.grad = None
     for parameter in new:
         parameter.grad = torch.zeros_like(parameter)
@@ -65,16 +62,16 @@ def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
             state["step"].zero_()
         elif "step" in state:
             state["step"] = 0
-    for group, (rate, decay) in zip(optimizer.param_groups, kept_settings, strict=True):
+    for group, (rate, decay) in zip(optimizer.param_groups, settings, strict=True):
         group["lr"], group["weight_decay"] = rate, decay
-    for parameter, grad in kept.items():
+    for parameter, grad in gradients.items():
         parameter.grad = grad
 
 
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """`<parameter>.<key>` -> state tensor (moments as the parameter is sharded, the step count as it is)."""
+    """`<parameter>.<key>` -> state tensor: moments sharded as the parameter, the step count whole."""
     fill_optimizer_state(optimizer)
     found: dict[str, Any] = {}
     for name, parameter in named:
@@ -86,7 +83,7 @@ def optimizer_tensors(
 
 
 def load_tensors(into: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> None:
-    """Copy by name; KeyError names what is missing. Tensors that were loaded in place copy onto themselves."""
+    """Copy by name; KeyError names what is missing. Tensors that were loaded in place are left as they are."""
     missing = sorted(set(into) - set(saved))
     if missing:
         raise KeyError(f"the checkpoint's {what} lacks {missing[:5]}{' and more' if len(missing) > 5 else ''}")
@@ -103,22 +100,13 @@ def _copy(target: torch.Tensor, source: Any) -> None:
     elif isinstance(source, DTensor):
         target.to_local().copy_(source.to_local())
     else:
-        from torch.distributed.tensor import distribute_tensor
-
         whole = distribute_tensor(source.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(whole.to_local())
 
 
-def local_box(tensor: torch.Tensor) -> Box:
-    """Sizes and offsets of this rank's piece in the whole tensor."""
-    if not isinstance(tensor, DTensor):
-        return tuple(tensor.shape), (0,) * tensor.ndim
-    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-
-
 @dataclass(frozen=True)
-class Described:
-    """A tensor of the whole model: all there is to know of it but its values."""
+class TensorInfo:
+    """Name, dtype and shape of a tensor of the whole model."""
 
     name: str
     dtype: torch.dtype
@@ -127,67 +115,79 @@ class Described:
 
 def stream_tensors(
     tensors: Mapping[str, torch.Tensor], order: Sequence[str], rank: int, world: int
-) -> tuple[list[Described], Iterator[torch.Tensor | None]]:
-    """What all ranks together hold, by name, and its values one tensor at a time: whole, on rank 0's CPU; None on the
-    other ranks, which send their pieces. Collective: every rank exhausts the iterator. A value may be the tensor's own
-    memory, to be read before the next one is asked for.
+) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
+    """List the tensors that all ranks hold, and stream them to rank 0, one by one.
 
-    `order`: names that come first, in this order.
+    Values are on rank 0's CPU; the other ranks send their pieces and get None. Collective: every rank exhausts the
+    iterator. A value may share the tensor's own memory: it must be read before the next one is taken.
+
+    Args:
+        tensors: what this rank holds, by name.
+        order: names that come first, in this order.
+        rank, world: of this process.
     """
     mine = {name: (t.dtype, tuple(t.shape), local_box(t)) for name, t in tensors.items()}
     found: list[dict[str, Any]] = [mine] * world
     if world > 1:
         dist.gather_object(mine, found if rank == 0 else None, dst=0)
-    held: dict[str, dict[Box, int]] = {}  # name -> box -> the first rank that holds it
-    about: dict[str, Described] = {}
+    holders: dict[str, dict[Box, int]] = {}  # name -> box -> the first rank that holds it
+    infos: dict[str, TensorInfo] = {}
     for holder, part in enumerate(found):
         for name, (dtype, shape, box) in part.items():
-            about.setdefault(name, Described(name, dtype, shape))
+            infos.setdefault(name, TensorInfo(name, dtype, shape))
             if math.prod(box[0]):
-                held.setdefault(name, {}).setdefault(box, holder)
-    names = [*(name for name in order if name in about), *(name for name in about if name not in set(order))]
-    plan: list[Any] = [[about[name] for name in names]]
-    asked: list[Any] = [set()]
+                holders.setdefault(name, {}).setdefault(box, holder)
+    names = [*(name for name in order if name in infos), *(name for name in infos if name not in set(order))]
+    listed: list[Any] = [[infos[name] for name in names]]
+    to_send: list[Any] = [set()]
     if world > 1:
         by_rank: list[set[str]] = [set() for _ in range(world)]
-        for name, boxes in held.items():
+        for name, boxes in holders.items():
             for holder in boxes.values():
                 by_rank[holder].add(name)
-        dist.broadcast_object_list(plan, src=0)
-        dist.scatter_object_list(asked, by_rank if rank == 0 else None, src=0)
-    return plan[0], _values(tensors, plan[0], held, asked[0], rank, world)
+        dist.broadcast_object_list(listed, src=0)
+        dist.scatter_object_list(to_send, by_rank if rank == 0 else None, src=0)
+    if rank == 0:
+        return listed[0], _gathered_values(tensors, listed[0], holders, world)
+    return listed[0], _sent_values(tensors, listed[0], to_send[0])
 
 
-def _values(
+def _sent_values(
+    tensors: Mapping[str, torch.Tensor], listed: list[TensorInfo], to_send: set[str]
+) -> Iterator[torch.Tensor | None]:
+    """Send this rank's pieces to rank 0, each when it is due; yields None for each tensor."""
+    turn = torch.zeros(1)
+    for info in listed:
+        dist.broadcast(turn, src=0)  # else a send would wait for as long as rank 0 takes for all tensors before
+        if info.name in to_send:
+            dist.send(as_bytes(local_tensor(tensors[info.name]).detach().cpu().contiguous()), dst=0)
+        yield None
+
+
+def _gathered_values(
     tensors: Mapping[str, torch.Tensor],
-    described: list[Described],
-    held: Mapping[str, Mapping[Box, int]],
-    asked: set[str],
-    rank: int,
+    listed: list[TensorInfo],
+    holders: Mapping[str, Mapping[Box, int]],
     world: int,
 ) -> Iterator[torch.Tensor | None]:
+    """Rank 0's side: assemble each tensor from its pieces."""
     turn = torch.zeros(1)
-    largest = max((math.prod(each.shape) * each.dtype.itemsize for each in described), default=0)
-    room, spare = torch.empty(2, largest if rank == 0 else 0, dtype=torch.uint8)  # malloc keeps what is freed
-    for each in described:
-        if world > 1:  # so that no rank waits in a send for as long as rank 0 takes for all tensors before
+    largest = max((math.prod(info.shape) * info.dtype.itemsize for info in listed), default=0)
+    room, strided = torch.empty(2, largest, dtype=torch.uint8)  # reused: malloc would keep what is freed
+    for info in listed:
+        if world > 1:
             dist.broadcast(turn, src=0)
-        if rank != 0:
-            if each.name in asked:
-                dist.send(as_bytes(local_tensor(tensors[each.name]).detach().cpu().contiguous()), dst=0)
-            yield None
-            continue
-        boxes = held.get(each.name, {})
+        boxes = holders.get(info.name, {})
         if list(boxes.values()) == [0]:
-            yield local_tensor(tensors[each.name]).detach().cpu().contiguous()
+            yield local_tensor(tensors[info.name]).detach().cpu().contiguous()
             continue
-        whole = shaped(room, each.shape, each.dtype)
+        whole = shaped(room, info.shape, info.dtype)
         for (sizes, offsets), holder in boxes.items():
             piece = whole[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
             if holder == 0:
-                piece.copy_(local_tensor(tensors[each.name]).detach())
+                piece.copy_(local_tensor(tensors[info.name]).detach())
                 continue
-            received = piece if piece.is_contiguous() else shaped(spare, sizes, each.dtype)
+            received = piece if piece.is_contiguous() else shaped(strided, sizes, info.dtype)
             dist.recv(as_bytes(received), src=holder)
             if received is not piece:
                 piece.copy_(received)
@@ -195,10 +195,10 @@ def _values(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor: what is sent has bits, whatever its dtype."""
+    """The memory of a contiguous tensor as (n,) uint8: Gloo does not send every dtype."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def shaped(memory: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor at the beginning of `memory`, (n,) uint8."""
+    """A tensor over the beginning of `memory`, (n,) uint8."""
     return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -247,7 +247,7 @@ def expected_value(name: str, i: int) -> Any:
     return special.get(name, value.encode() if isinstance(value, str) else value)
 
 
-def rows_of(value: Any) -> list[Any]:
+def table_rows(value: Any) -> list[Any]:
     """Plain Python rows of whatever a reader made of a column."""
     if isinstance(value, torch.Tensor):
         return list(value.tolist())
@@ -282,7 +282,7 @@ def test_every_kind_of_column_arrives_unchanged(
         ids = batch.columns["id"].tolist()
         for name, (column, _, _) in KINDS.items():
             value = batch.columns[name]
-            assert rows_of(value) == [expected_value(name, i) for i in ids], name
+            assert table_rows(value) == [expected_value(name, i) for i in ids], name
             if isinstance(value, torch.Tensor):
                 assert str(value.dtype) == f"torch.{column.dtype}" and value.shape == (batch.rows, *column.shape)
 

@@ -31,7 +31,7 @@ from training.launch.health import (
 from training.launch.job import JobSpec
 from training.launch.local import local_group, run_local
 from training.launch.messages import Event, Heartbeat, Stacks, Straggler
-from training.parallel.data_parallel.horovod_ring import HorovodLink
+from training.parallel.data_parallel.horovod_ring import HorovodCollectives
 from training.waiting import FRAME, waits_for_ranks
 
 WAITS = """Thread 0x00007f1 (most recent call first):
@@ -110,7 +110,7 @@ def test_a_marked_wait_is_seen_in_a_real_stack(tmp_path: Path) -> None:
     assert waits_in((tmp_path / "stack").read_text()) == "save_before_is_whole"
 
 
-@pytest.mark.parametrize("function", [Checkpointer.wait, HorovodLink.wait])
+@pytest.mark.parametrize("function", [Checkpointer.wait, HorovodCollectives.wait])
 def test_what_waits_for_ranks_is_marked(function: Any) -> None:
     assert function.__code__.co_name == FRAME
 
@@ -177,8 +177,9 @@ def slow_on_rank_1(ctx: Any) -> None:
     import torch
     from torch import nn
 
+    from conf.schema_parallel import ParallelConfig
     from training.data.batch import Batch
-    from training.parallel import ParallelSettings, build_strategy
+    from training.parallel import build_strategy
 
     class Sleepy(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -192,7 +193,7 @@ def slow_on_rank_1(ctx: Any) -> None:
         def loss(self, outputs: torch.Tensor, columns: dict[str, Any]) -> torch.Tensor:
             return outputs.square()
 
-    settings = ParallelSettings(engine=ctx.payload["engine"], zero=ctx.payload["zero"])
+    settings = ParallelConfig(engine=ctx.payload["engine"], zero=ctx.payload["zero"])
     strategy = build_strategy(settings, ctx.rank_info, torch.device("cpu"))
     model = Sleepy(nn.Linear(4, 8), nn.Linear(8, 1))
     strategy.prepare(model, Squares(), lambda named: torch.optim.SGD(dict(named).values()))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 from conf.load import load_config
 from training.data.batch import Batch
 from training.loop import evaluate_split
-from training.models.gpt import GPT, LanguageModelTask, generate, perplexity, rotate
+from training.models.gpt import GPT, LanguageModelTask, Sampling, generate, perplexity, rotate
 
 
 def tiny(**args: object) -> GPT:
@@ -105,9 +105,9 @@ def test_it_learns_and_generates_what_it_learned() -> None:
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < 0.1
-    assert generate(model, [0, 1, 2], 6, context=16, temperature=0) == [3, 4, 0, 1, 2, 3]
-    sample = generate(model, [0], 8, context=16, seed=5)
-    assert sample == generate(model, [0], 8, context=16, seed=5) and len(sample) == 8
+    assert generate(model, [0, 1, 2], 6, context=16, sampling=Sampling(temperature=0)) == [3, 4, 0, 1, 2, 3]
+    sample = generate(model, [0], 8, context=16, sampling=Sampling(seed=5))
+    assert sample == generate(model, [0], 8, context=16, sampling=Sampling(seed=5)) and len(sample) == 8
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

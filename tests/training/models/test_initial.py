@@ -13,15 +13,22 @@ from torch import nn
 
 from training.models import initial
 from training.models.gpt import GPT
-from training.models.initial import InitialModel, Unrecordable, Value, own_random_state, record_model, whole_model
+from training.models.initial import (
+    InitialModel,
+    InitialValue,
+    Unrecordable,
+    eager_model,
+    preserved_random_state,
+    record_model,
+)
 from training.models.tabular import Tabular
-from training.parallel.materialize import materialize
+from training.parallel.initialize import initialize_parameters
 
 CPU = torch.device("cpu")
 
 
-def whole(value: Value) -> torch.Tensor:
-    with own_random_state():
+def whole(value: InitialValue) -> torch.Tensor:
+    with preserved_random_state():
         pieces = [piece for _, piece in value.pieces(0, value.size[0] if value.size else 1)]
     return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
@@ -29,7 +36,7 @@ def whole(value: Value) -> torch.Tensor:
 def made(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """The model with its values, as one process makes it."""
     model = record_model(build, seed)
-    materialize(model.module, model, CPU, False, world=1)
+    initialize_parameters(model.module, model, CPU, False, world=1)
     return model.module
 
 
@@ -101,7 +108,7 @@ def test_any_rows_of_a_value_are_those_of_the_whole(monkeypatch: pytest.MonkeyPa
         for name, value in record_model(build, 3).values.items():
             expected = whole(value)
             for start in range(0, value.size[0] if value.size else 0, 7):
-                with own_random_state():
+                with preserved_random_state():
                     for first, piece in value.pieces(start, start + 1):
                         assert torch.equal(piece[start - first], expected[start]), name
 
@@ -127,7 +134,7 @@ def test_a_value_depends_on_seed_and_name_alone() -> None:
 
 def test_a_large_matrix_is_made_by_rows_and_of_its_last_writes_only() -> None:
     value = record_model(lambda: GPT(50_000, width=64, layers=1, heads=2), 0).values["embed.weight"]
-    with own_random_state():
+    with preserved_random_state():
         ((first, piece),) = value.pieces(20_000, 20_001)
         (_, before), (_, after) = value.pieces(0, 2 * len(piece))
     assert first <= 20_000 < first + len(piece) and piece.numel() <= initial.BLOCK
@@ -190,8 +197,8 @@ def test_what_cannot_be_made_again_is_refused_and_never_wrong(act: Callable[[Any
         record_model(Constructed, 0)
     plain = Constructed()
     expected = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
-    model = whole_model(plain, "refused")
-    materialize(plain, model, CPU, False, world=1)
+    model = eager_model(plain, "refused")
+    initialize_parameters(plain, model, CPU, False, world=1)
     assert all(torch.equal(plain.state_dict()[name], tensor) for name, tensor in expected.items())
 
 
@@ -216,4 +223,4 @@ def test_recording_leaves_no_memory_behind() -> None:
     model: InitialModel = record_model(lambda: GPT(128_256, width=8192, layers=4, heads=64), 0)
     assert all(tensor.is_meta for tensor in model.module.parameters())
     gc.collect()
-    assert not [each for each in gc.get_objects() if type(each) is initial.Sketch]
+    assert not [each for each in gc.get_objects() if type(each) is initial.DeferredTensor]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.parallel.measure import ActivationMeter, combined, held_bytes
+from training.parallel.measure import ActivationMeter, combined, memory_bytes
 
 
 def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:
@@ -36,7 +36,7 @@ def test_storages_are_counted_once() -> None:
     model(torch.ones(1, 4)).sum().backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer.step()
-    assert held_bytes(model, list(model.parameters()), optimizer) == {
+    assert memory_bytes(model, list(model.parameters()), optimizer) == {
         "weights_bytes": 64,
         "gradients_bytes": 64,
         "optimizer_bytes": 64,
@@ -46,13 +46,13 @@ def test_storages_are_counted_once() -> None:
 def test_what_forward_keeps_counts_once_until_backward_frees_it() -> None:
     meter, x = ActivationMeter(), torch.ones(8, 4)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 2))
-    with meter.watching(model, (x,)):
+    with meter.measuring(model, (x,)):
         first = model(x)
     kept = (
         4 * 8 * (16 + 16)
     )  # tanh's output, for itself and the layer after; the next layer's; no weights, not the batch
     assert (meter.alive, meter.peak) == (kept, kept)
-    with meter.watching(model, (x,)):
+    with meter.measuring(model, (x,)):
         second = model(x)
     assert meter.alive == 2 * kept
     first.sum().backward()

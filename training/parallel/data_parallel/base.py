@@ -1,4 +1,4 @@
-"""One way of combining gradients over the batch axes (dp x cp): what the strategies of this folder differ in."""
+"""Combine gradients over the batch axes (dp x cp): the interface."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from torch import nn
 
 from training.parallel.measure import storage_bytes
 
-MOMENTS = 128  # at which what is held whole is counted, at most, in the one step that is measured
+MOMENTS = 128  # most moments at which gathered tensors are counted, in the one step that is measured
 
 
-class DataAxis(ABC):
-    """Life: shard -> wrap -> (scope around each part's forward and backward, finish)* -> close."""
+class DataParallel(ABC):
+    """Life: shard -> wrap -> (pass_scope per part, finish_reduction)* -> close."""
 
-    engine: str
-    size: int  # ranks the gradient is combined over
-    step_bytes: float = 0.0  # sent per step by calls torch does not see
-    whole_bytes: int = 0  # of `whole_tensors`, at most, as far as they were watched
-    watched = False
-    waited_s: float = 0.0  # blocked on the other ranks, so far; on GPUs only what blocks the host
     averages: bool = False  # the reduction divides by `size`: losses are multiplied by it first
     forward_is_collective: bool = False  # every rank must run every pass, even on 0 rows
-    counts: bool = True  # what backward reaches now is reached: not in passes over 0 rows
+
+    def __init__(self, size: int, engine: str) -> None:
+        """`size`: ranks the gradient is combined over; `engine`: what carries the collectives."""
+        self.size, self.engine = size, engine
+        self.has_rows = True  # else a pass is over 0 rows, and its backward reaches no parameter
+        self.waited_s = 0.0  # blocked on the other ranks, so far; on GPUs only what blocks the host
+        self.step_bytes = 0.0  # sent per step by calls torch does not see
+        self.gathered_bytes = 0  # peak of `gathered_tensors`, as far as they were measured
+        self.is_measuring = False
 
     def shard(self, model: nn.Module, stages: list[nn.Module] | None) -> None:
-        """Cut the parameters of a model on the meta device, where this rank is to hold a part of them only.
+        """Cut the parameters of a model on the meta device if this rank is to hold a part of them only.
 
         `stages`: the modules a pipeline calls instead of `model`, which holds them all.
         """
@@ -37,53 +39,55 @@ class DataAxis(ABC):
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Make the gradients of a model that has its values be combined; returns what forward is called on."""
+        """Hook the gradients of a model that has its values; returns what forward is called on."""
 
-    def parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-        """What the optimizer is given: the model's trainable parameters, or the shards this rank owns."""
+    def owned_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        """Parameters for the optimizer: the model's trainable ones, or the shards this rank owns."""
         return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around what blocks until the other ranks have come as far."""
+        """Around a call that blocks until the other ranks have come to it; adds to `waited_s`."""
         began = time.monotonic()
         try:
             yield
         finally:
             self.waited_s += time.monotonic() - began
 
-    def whole_tensors(self) -> Iterable[torch.Tensor]:
+    def gathered_tensors(self) -> Iterable[torch.Tensor]:
         """Weights and gradients this rank holds now and would not hold if everything were sharded all the time."""
         return ()
 
-    def whole_parameters(self) -> Iterable[nn.Parameter]:
-        """Those backward gives gradients to, where they are not sharded."""
+    def gathered_parameters(self) -> Iterable[nn.Parameter]:
+        """Unsharded parameters that backward gives gradients to."""
         return ()
 
     @contextmanager
-    def watching_whole(self) -> Iterator[None]:
-        """Within, every new gradient is a moment at which to count: each moment that holds most has just got one. A
-        moment looks at every parameter, so of more than MOMENTS gradients evenly chosen ones count."""
-        parameters = list(self.whole_parameters())
+    def measuring_gathered(self) -> Iterator[None]:
+        """Within, count gathered bytes at every new gradient: they are most right after one.
+
+        A count looks at every parameter, so of more than MOMENTS gradients evenly chosen ones count.
+        """
+        parameters = list(self.gathered_parameters())
         counted = parameters[:: max(1, -(-len(parameters) // MOMENTS))]
-        hooks = [p.register_post_accumulate_grad_hook(lambda _: self.count_whole()) for p in counted]
-        self.watched = True
+        hooks = [p.register_post_accumulate_grad_hook(lambda _: self.count_gathered()) for p in counted]
+        self.is_measuring = True
         try:
             yield
         finally:
-            self.watched = False
+            self.is_measuring = False
             for hook in hooks:
                 hook.remove()
 
-    def count_whole(self) -> None:
-        if self.watched:
-            self.whole_bytes = max(self.whole_bytes, storage_bytes(self.whole_tensors()))
+    def count_gathered(self) -> None:
+        if self.is_measuring:
+            self.gathered_bytes = max(self.gathered_bytes, storage_bytes(self.gathered_tensors()))
 
-    def scope(self, last: bool) -> AbstractContextManager[object]:
+    def pass_scope(self, last: bool) -> AbstractContextManager[object]:
         """Around one part's forward and backward; `last` parts start the reduction."""
         return nullcontext()
 
-    def before_stage_backward(self, module: nn.Module, last: bool) -> None:
+    def before_stage_backward(self, stage: nn.Module, last: bool) -> None:
         """Before a pipeline stage's backward; `last`: its last in this step."""
         return None
 
@@ -91,16 +95,16 @@ class DataAxis(ABC):
         """After the last action of a pipeline's schedule."""
         return None
 
-    def finish(self) -> None:
-        """Afterwards every gradient is the sum (or mean, see `averages`) over the axis; None where no rank had one."""
+    def finish_reduction(self) -> None:
+        """Make every gradient the sum (or mean, see `averages`) over the ranks; None if no rank has one."""
         return None
 
-    def share_buffers(self, buffers: list[torch.Tensor]) -> None:
-        """`buffers` become those of the axis' first rank."""
+    def broadcast_buffers(self, buffers: list[torch.Tensor]) -> None:
+        """Overwrite `buffers` with those of the first rank."""
         return None
 
     def after_step(self) -> None:
-        """After the optimizer: gather parameters where the optimizer held only shards of them."""
+        """After the optimizer: gather parameters if the optimizer held only shards of them."""
         return None
 
     def after_evaluate(self) -> None:
@@ -110,13 +114,11 @@ class DataAxis(ABC):
         return None
 
 
-class NoAxis(DataAxis):
-    """One data rank: the oracle. 0 bytes; 16 bytes per parameter in fp32 with AdamW."""
-
-    size = 1
+class SingleProcess(DataParallel):
+    """One data rank, the oracle. Sends 0 bytes; 16 bytes per fp32 parameter, AdamW."""
 
     def __init__(self, engine: str = "none") -> None:
-        self.engine = engine
+        super().__init__(1, engine)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model

@@ -1,5 +1,5 @@
-"""Ring all-reduce by torch, as DistributedDataParallel does it (https://arxiv.org/abs/2006.15704), in the buckets of
-reduce.py; in two levels where ranks share hosts (Gloo; NCCL finds the hosts itself).
+"""Sum gradients by torch's all-reduce, as DistributedDataParallel does (https://arxiv.org/abs/2006.15704), in the
+buckets of reduce.py; in two levels where ranks share hosts (Gloo; NCCL finds the hosts itself).
 
 torch's own DDP is not used: it takes no parameters that are cut over pipeline or tensor axes, and a layer that a step
 does not reach is an error to it, or another all-reduce in every step (find_unused_parameters).
@@ -10,20 +10,21 @@ Memory per fp32 parameter with AdamW: 16 bytes (weight 4, gradient 4 in the buck
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.parallel.data_parallel.base import DataAxis
-from training.parallel.data_parallel.reduce import GradientReducer, Transport, local_tensor
+from conf.rank_info import RankInfo
+from training.parallel.data_parallel.reduce import BucketedDataParallel, Transport
+from training.parallel.dtensor import local_tensor
+from training.parallel.process_groups import RankContext, device_backend
 
 
 def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """They become those of the group's first rank."""
+    """Overwrite tensors with those of the group's first rank."""
     source = dist.get_global_rank(group, 0) if group is not None else 0
     with torch.no_grad():
         for tensor in tensors:
@@ -61,22 +62,23 @@ class HostTransport:
         self.inside, self.across, self.ranks = inside, across, inside.size()
 
     def start(self, name: str, buffer: torch.Tensor) -> Any:
-        padded = nn.functional.pad(buffer, (0, -len(buffer) % self.ranks))
+        padded = nn.functional.pad(buffer, (0, -len(buffer) % self.ranks))  # (l x n,), n elements per local rank
         received = torch.empty_like(padded)
         return buffer, received, padded, dist.all_to_all_single(received, padded, group=self.inside, async_op=True)
 
     def wait(self, handle: Any) -> None:
         buffer, received, padded, work = handle
         work.wait()
-        mine = received.view(self.ranks, -1).sum(dim=0)
+        mine = received.view(self.ranks, -1).sum(dim=0)  # (l, n) -> (n,)
         dist.all_reduce(mine, group=self.across)
         dist.all_gather_into_tensor(padded, mine, group=self.inside)
         buffer.copy_(padded[: len(buffer)])
 
 
-def host_groups(rank: int, world: int, local_rank: int, local_size: int) -> HostTransport | None:
-    """The two levels where every host has the same number of consecutive ranks, more than one, and there is more than
-    one host; else None. Collective."""
+def host_transport(info: RankInfo) -> HostTransport | None:
+    """A transport in two levels if every one of several hosts has the same number of consecutive ranks, more than one;
+    else None. Collective."""
+    rank, world, local_rank, local_size = info.rank, info.world_size, info.local_rank, info.local_size
     regular = local_size > 1 and world > local_size and world % local_size == 0 and rank % local_size == local_rank
     agreed = torch.tensor([int(regular), local_size if regular else 0, -local_size if regular else 0])
     dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
@@ -88,39 +90,19 @@ def host_groups(rank: int, world: int, local_rank: int, local_size: int) -> Host
     return HostTransport(inside[rank // local_size], across[local_rank])
 
 
-class TorchRing(DataAxis):
+class TorchRing(BucketedDataParallel):
     """Gradients are summed by torch's all-reduce."""
 
-    def __init__(
-        self,
-        size: int,
-        group: dist.ProcessGroup | None,
-        bucket_bytes: int,
-        overlap: bool,
-        engine: str,
-        transport: Transport | None = None,
-    ) -> None:
-        """`overlap` sends buckets while backward runs; not under a pipeline, where no hook knows the last backward."""
-        self.size, self.group, self.bucket_bytes, self.overlap = size, group, bucket_bytes, overlap
-        self.transport = transport or GroupTransport(group)
-        self.engine = engine
+    def __init__(self, context: RankContext, bucket_bytes: int, transport: Transport | None = None) -> None:
+        """`transport`: other than all-reduce over all batch ranks."""
+        self.group = context.batch_mesh().get_group()
+        super().__init__(
+            context.mesh.dp * context.mesh.cp,
+            f"torch-{device_backend(context.device)}",
+            transport or GroupTransport(self.group),
+            bucket_bytes,
+            overlap=context.mesh.pp == 1,
+        )
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        self.reducer = GradientReducer(trainable, self.transport, self.bucket_bytes)
-        return model
-
-    @contextmanager
-    def scope(self, last: bool) -> Iterator[None]:
-        if last and self.overlap:
-            self.reducer.arm()
-        yield
-
-    def finish(self) -> None:
-        self.reducer.finish()
-
-    def share_buffers(self, buffers: list[torch.Tensor]) -> None:
+    def broadcast_buffers(self, buffers: list[torch.Tensor]) -> None:
         broadcast_tensors(buffers, self.group)
-
-    def close(self, failed: bool) -> None:
-        self.reducer.close()

@@ -1,25 +1,22 @@
-"""Ring all-reduce by Horovod (https://arxiv.org/abs/1802.05799).
+"""Sum gradients by Horovod's ring all-reduce (https://arxiv.org/abs/1802.05799).
 
 Bytes sent per rank and step: 2 (w-1)/w x 4 bytes per fp32 parameter, once per step whatever the accumulation.
 Memory per fp32 parameter with AdamW: 16 bytes (weight 4, gradient 4, moments 8).
 
 Horovod's own DistributedOptimizer is not used: it averages over ranks where rows must be counted, and its
-`backward_passes_per_step` asks every rank for the same number of passes. The buckets here are summed by
+`backward_passes_per_step` requires the same number of passes on every rank. The buckets here are summed by
 `hvd.allreduce_async_`, in the background of backward. This is the only module that imports horovod.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-from training.parallel.data_parallel.base import DataAxis
-from training.parallel.data_parallel.reduce import GradientReducer
+from training.parallel.data_parallel.reduce import BucketedDataParallel
 from training.parallel.measure import ring_share
 from training.waiting import waits_for_ranks
 
@@ -27,7 +24,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5e-5, 5e-4  # Horovod itself looks for work onc
 
 
 def available() -> str | None:
-    """None when Horovod can be used, else the reason why not."""
+    """None if Horovod can be used, else the reason."""
     try:
         import horovod.torch  # noqa: F401
     except (ImportError, OSError) as error:
@@ -35,8 +32,11 @@ def available() -> str | None:
     return None
 
 
-class HorovodLink:
-    """Horovod's collectives over all ranks; a call's name pairs it with the other ranks'. Counts the bytes sent."""
+class HorovodCollectives:
+    """Start and await Horovod's collectives over all ranks, and count the bytes sent.
+
+    A call's name pairs it with the other ranks' calls.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -46,28 +46,28 @@ class HorovodLink:
         self.sent_bytes += share * tensor.numel() * tensor.element_size()
 
     def start(self, name: str, buffer: torch.Tensor) -> Any:
-        """A sum over the ranks, in place (reduce.Transport)."""
+        """Sum over the ranks, in place (reduce.Transport)."""
         import horovod.torch as hvd
 
         self._count(2 * ring_share(self.ranks), buffer)
         return hvd.allreduce_async_(buffer, name=name, op=hvd.Sum)
 
     def start_all_to_all(self, name: str, rows: torch.Tensor) -> Any:
-        """Row r of (w, n) goes to rank r; `wait` gives (w, n), row r from rank r."""
+        """Send row r of (w, n) to rank r; `wait` returns (w, n), row r from rank r."""
         import horovod.torch as hvd
 
         self._count(ring_share(self.ranks), rows)
         return hvd.alltoall_async(rows, name=name)
 
     def start_reduce_scatter(self, name: str, rows: torch.Tensor) -> Any:
-        """Row r of (w, n) goes to rank r; `wait` gives (1, n), the sum of what came and its own."""
+        """Send row r of (w, n) to rank r; `wait` returns (1, n), the sum over the ranks of this rank's row."""
         import horovod.torch as hvd
 
         self._count(ring_share(self.ranks), rows)
         return hvd.reducescatter_async(rows, name=name, op=hvd.Sum)
 
     def start_all_gather(self, name: str, flat: torch.Tensor) -> Any:
-        """(n,) on each rank; `wait` gives (w x n,)."""
+        """Send (n,) to all ranks; `wait` returns (w x n,)."""
         import horovod.torch as hvd
 
         self._count(self.ranks - 1, flat)
@@ -75,7 +75,7 @@ class HorovodLink:
 
     @waits_for_ranks
     def wait(self, handle: Any) -> torch.Tensor:
-        """`synchronize` alone would spin until then, and keep a core from the ranks and threads it waits for."""
+        """Poll, sleep, and return the result; `synchronize` alone would spin on a core that other ranks need."""
         import horovod.torch as hvd
 
         pause_s = FIRST_PAUSE_S
@@ -87,7 +87,7 @@ class HorovodLink:
 
 
 def start_horovod(rank: int, world_size: int) -> None:
-    """hvd.init() from the HOROVOD_* environment the launcher made; RuntimeError when it formed another ring."""
+    """hvd.init() from the launcher's HOROVOD_* environment; RuntimeError if it formed another ring."""
     import horovod.torch as hvd
 
     hvd.init()
@@ -99,50 +99,29 @@ def start_horovod(rank: int, world_size: int) -> None:
 
 
 def broadcast_named(tensors: Mapping[str, torch.Tensor]) -> None:
-    """They become those of rank 0."""
+    """Overwrite tensors with those of rank 0."""
     import horovod.torch as hvd
 
     hvd.broadcast_parameters(sorted((name, t.data) for name, t in tensors.items() if t.numel()), root_rank=0)
 
 
-class HorovodAxis(DataAxis):
-    """What the two have in common: a link, and a reducer for what is summed whole."""
-
-    engine = "horovod"
-    reducer: GradientReducer
+class HorovodRing(BucketedDataParallel):
+    """Whole gradients on every rank, summed by Horovod's all-reduce."""
 
     def __init__(self, size: int, bucket_bytes: int) -> None:
-        self.size, self.bucket_bytes = size, bucket_bytes
-        self.link = HorovodLink(size)
-
-    @contextmanager
-    def scope(self, last: bool) -> Iterator[None]:
-        if last:
-            self.reducer.arm()
-        yield
+        self.collectives = HorovodCollectives(size)
+        super().__init__(size, "horovod", self.collectives, bucket_bytes)
 
     def after_step(self) -> None:
-        self.step_bytes, self.link.sent_bytes = self.link.sent_bytes, 0.0
+        self.step_bytes, self.collectives.sent_bytes = self.collectives.sent_bytes, 0.0
 
-    def share_buffers(self, buffers: list[torch.Tensor]) -> None:
+    def broadcast_buffers(self, buffers: list[torch.Tensor]) -> None:
         if buffers:
             broadcast_named({f"buffer.{number}": buffer for number, buffer in enumerate(buffers)})
 
     def close(self, failed: bool) -> None:
-        self.reducer.close()
+        super().close(failed)
         if not failed:
             import horovod.torch as hvd
 
             hvd.shutdown()
-
-
-class HorovodRing(HorovodAxis):
-    """Every rank holds everything; gradients are summed."""
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        self.reducer = GradientReducer(trainable, self.link, self.bucket_bytes)
-        return model
-
-    def finish(self) -> None:
-        self.reducer.finish()

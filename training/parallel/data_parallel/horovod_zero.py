@@ -25,17 +25,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from training.parallel.data_parallel.horovod_ring import HorovodAxis, HorovodLink
+from training.models.torch_private import foreach_copy_
+from training.parallel.data_parallel.horovod_ring import HorovodCollectives, HorovodRing
 from training.parallel.data_parallel.reduce import Bucket, GradientReducer
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
-    """How DTensor cuts dim 0: every rank but the last ones gets this many."""
+    """Rows of dim 0 on every rank but the last ones, as DTensor cuts it."""
     return -(-rows // ranks)
 
 
 def pack(tensor: torch.Tensor, ranks: int) -> torch.Tensor:
-    """(rows, ...) -> (ranks, columns): row r holds rank r's shard, zeros where it has less."""
+    """(rows, ...) -> (ranks, columns): row r holds rank r's shard, padded with zeros."""
     missing = ranks * rows_per_rank(tensor.shape[0], ranks) - tensor.shape[0]
     flat = tensor.reshape(tensor.shape[0], -1)
     return (nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat).reshape(ranks, -1)
@@ -51,26 +52,26 @@ def unpack(packed: torch.Tensor, into: torch.Tensor) -> None:
 
 
 class ShardTransport:
-    """A bucket's rows to their ranks: all ranks' by all-to-all, for each to sum its own; with two ranks their sum."""
+    """Send each row of a bucket (w, columns) to its rank; two ranks' are summed."""
 
-    def __init__(self, link: HorovodLink) -> None:
-        self.link = link
+    def __init__(self, collectives: HorovodCollectives) -> None:
+        self.collectives = collectives
 
     def start(self, name: str, buffer: torch.Tensor) -> Any:
-        if self.link.ranks == 2:
-            return self.link.start_reduce_scatter(name, buffer)
-        return self.link.start_all_to_all(name, buffer)
+        if self.collectives.ranks == 2:
+            return self.collectives.start_reduce_scatter(name, buffer)
+        return self.collectives.start_all_to_all(name, buffer)
 
     def wait(self, handle: Any) -> torch.Tensor:
-        return self.link.wait(handle)
+        return self.collectives.wait(handle)
 
 
 class ShardReducer(GradientReducer):
-    """Buckets of (w, columns), row r rank r's shards, sent while backward runs."""
+    """Reduce buckets of (w, columns), whose row r has rank r's shards, while backward runs."""
 
-    def __init__(self, parameters: list[nn.Parameter], link: HorovodLink, bucket_bytes: int) -> None:
-        self.ranks = link.ranks
-        super().__init__(parameters, ShardTransport(link), bucket_bytes)
+    def __init__(self, parameters: list[nn.Parameter], collectives: HorovodCollectives, bucket_bytes: int) -> None:
+        self.ranks = collectives.ranks
+        super().__init__(parameters, ShardTransport(collectives), bucket_bytes)
 
     def _bucket(self, name: str, parameters: list[nn.Parameter]) -> Bucket:
         widths = [rows_per_rank(p.shape[0], self.ranks) * math.prod(p.shape[1:]) for p in parameters]
@@ -91,9 +92,12 @@ class ShardReducer(GradientReducer):
         return bucket.result.view(-1, bucket.buffer.shape[1])[:, -len(bucket.parameters) :].sum(dim=0)
 
 
-class Shards:
-    """What this rank owns of one bucket. `weights` and `sent` are the same elements: views into the whole weights, and
-    into this rank's row of the bucket; `gradients` are views into `summed`, as DTensors."""
+class OwnedShards:
+    """This rank's shards of one bucket's parameters.
+
+    `weights` and `sent` are the same elements: views into the whole weights, and into this rank's row of the bucket.
+    `gradients` are views into `summed`, as DTensors.
+    """
 
     def __init__(self, bucket: Bucket, mesh: DeviceMesh) -> None:
         rank, ranks = mesh.get_local_rank(), mesh.size()
@@ -116,7 +120,7 @@ class Shards:
         return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
 
     def reduce(self) -> None:
-        """Sum what came from the ranks; whole gradients are freed."""
+        """Sum the ranks' rows and free the whole gradients."""
         received = self.bucket.result.view(-1, self.bucket.buffer.shape[1])
         torch.sum(received[:, : len(self.row)], dim=0, out=self.summed)
         self.bucket.result = None
@@ -124,60 +128,55 @@ class Shards:
         for whole, parameter, gradient in zip(self.bucket.parameters, self.parameters, self.gradients, strict=True):
             whole.grad, parameter.grad = None, None if whole in unreached else gradient
 
-    def gather(self, link: HorovodLink) -> Any:
+    def gather(self, collectives: HorovodCollectives) -> Any:
         """Start sending this rank's weights to all."""
-        torch._foreach_copy_(self.sent, self.weights)
-        return link.start_all_gather(f"weights.{self.bucket.name}", self.row)
+        foreach_copy_(self.sent, self.weights)
+        return collectives.start_all_gather(f"weights.{self.bucket.name}", self.row)
 
     def fill(self, gathered: torch.Tensor) -> None:
-        """The whole weights, from every rank's shards."""
+        """Write the whole weights from `gathered`, (w x columns,), every rank's shards."""
         pieces = gathered.view(-1, len(self.row)).split(self.widths, dim=1)
         for whole, piece in zip(self.bucket.parameters, pieces, strict=True):
             unpack(piece, whole.detach())
 
 
-class HorovodZero1(HorovodAxis):
+class HorovodZero1(HorovodRing):
     """Every rank holds all weights and updates its shard of them."""
 
     def __init__(self, mesh: DeviceMesh, bucket_bytes: int) -> None:
         super().__init__(mesh.size(), bucket_bytes)
         self.mesh = mesh
+        self.shards: list[OwnedShards] = []
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        self.scalars = GradientReducer([p for p in trainable if p.ndim == 0], self.link, self.bucket_bytes)
-        self.reducer = ShardReducer([p for p in trainable if p.ndim > 0], self.link, self.bucket_bytes)
-        self.shards = [Shards(bucket, self.mesh) for bucket in self.reducer.buckets]
-        return model
+    def make_reducers(self, trainable: list[nn.Parameter]) -> list[GradientReducer]:
+        scalars = GradientReducer([p for p in trainable if p.ndim == 0], self.collectives, self.bucket_bytes)
+        sharded = ShardReducer([p for p in trainable if p.ndim > 0], self.collectives, self.bucket_bytes)
+        self.shards = [OwnedShards(bucket, self.mesh) for bucket in sharded.buckets]
+        return [scalars, sharded]
 
-    def parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    def owned_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         owned = {p: shard for s in self.shards for p, shard in zip(s.bucket.parameters, s.parameters, strict=True)}
         return [(name, owned.get(p, p)) for name, p in model.named_parameters() if p.requires_grad]
 
-    def whole_parameters(self) -> Iterable[nn.Parameter]:
+    def gathered_parameters(self) -> Iterable[nn.Parameter]:
         return [p for shards in self.shards for p in shards.bucket.parameters]
 
-    def whole_tensors(self) -> Iterable[torch.Tensor]:
-        """Gradients, the buckets they are sent from, and what came. The weights are whole all the time."""
-        found = [p.grad for p in self.whole_parameters()]
+    def gathered_tensors(self) -> Iterable[torch.Tensor]:
+        """Gradients, the buckets they are sent from, and what was received. The weights are whole all the time."""
+        found = [p.grad for p in self.gathered_parameters()]
         for shards in self.shards:
             found += [shards.bucket.buffer, shards.bucket.result]
         return [tensor for tensor in found if tensor is not None]
 
-    def finish(self) -> None:
-        self.scalars.finish()
-        self.reducer.finish()
-        self.count_whole()
+    def finish_reduction(self) -> None:
+        super().finish_reduction()
+        self.count_gathered()
         for shards in self.shards:
             shards.reduce()
 
     def after_step(self) -> None:
-        """Every rank's shards to all; also after a load, so that the whole weights are those of the shards."""
-        handles = [shards.gather(self.link) for shards in self.shards]
+        """Send every rank's shards to all; also after a load, so that the whole weights are those of the shards."""
+        handles = [shards.gather(self.collectives) for shards in self.shards]
         for shards, handle in zip(self.shards, handles, strict=True):
-            shards.fill(self.link.wait(handle))
+            shards.fill(self.collectives.wait(handle))
         super().after_step()
-
-    def close(self, failed: bool) -> None:
-        self.scalars.close()
-        super().close(failed)

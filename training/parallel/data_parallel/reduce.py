@@ -1,4 +1,4 @@
-"""Bucketed all-reduce of gradients that runs while backward still computes.
+"""Sum gradients over ranks in buckets while backward still computes.
 
 The idea is that of Horovod's tensor fusion (https://arxiv.org/abs/1802.05799, section 4) and of DDP's reducer
 (https://arxiv.org/abs/2006.15704, section 3.2). It differs from DDP in that it *sums* (the loss is already divided by
@@ -10,7 +10,8 @@ which have a gradient for it. Memory: one gradient-sized set of buckets, which t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,11 +19,16 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from training.parallel.data_parallel.base import DataParallel
+from training.parallel.dtensor import finalize_partial_grad, local_tensor
+
 
 class Transport(Protocol):
-    """Starts a sum over the ranks, in place; the order of calls is the same on every rank."""
+    """Sums a buffer over the ranks, in place; the order of calls is the same on every rank."""
 
-    def start(self, name: str, buffer: torch.Tensor) -> Any: ...
+    def start(self, name: str, buffer: torch.Tensor) -> Any:
+        """Start the sum of the flat `buffer`; returns a handle."""
+        ...
 
     def wait(self, handle: Any) -> object: ...
 
@@ -33,13 +39,13 @@ class Bucket:
 
     name: str
     parameters: list[nn.Parameter]
-    buffer: torch.Tensor
-    views: list[torch.Tensor]
-    reached: torch.Tensor  # the end of the buffer, (..., parameters): 1 where this rank has a gradient, then summed
-    filled: set[int] = field(default_factory=set)
+    buffer: torch.Tensor  # (elements + parameters,): the gradients, then `reached`
+    views: list[torch.Tensor]  # into the buffer, one per parameter, shaped as its gradient
+    reached: torch.Tensor  # view (..., parameters): 1 where this rank has a gradient, then summed over ranks
+    filled: set[int] = field(default_factory=set)  # indices of parameters
     missing: set[int] = field(default_factory=set)  # of the filled ones: no gradient on this rank
     handle: Any = None
-    result: Any = None  # what the transport's wait gave
+    result: Any = None  # of the transport's wait
     unreached: list[nn.Parameter] = field(default_factory=list)  # no gradient on any rank
 
 
@@ -56,26 +62,16 @@ def plan_buckets(sizes_bytes: Sequence[int], dtypes: Sequence[Any], limit_bytes:
     return buckets
 
 
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's piece of a DTensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def settle_partial(parameter: nn.Parameter) -> None:
-    """A DTensor gradient still to be summed over its tensor axis is brought to its parameter's placements, once."""
-    grad = parameter.grad
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
-        parameter.grad = grad.redistribute(placements=parameter.placements)
-
-
 def bucket_limit(total_bytes: int, limit_bytes: int) -> int:
-    """At most `limit_bytes`, and four buckets or more of at least 1 MB, so that a small model's reduction too has
-    something to hide behind."""
+    """The size of buckets: at most `limit_bytes`, and a quarter of the gradients if that is at least 1 MB.
+
+    So a small model has several buckets too, the first of which are sent behind backward.
+    """
     return min(limit_bytes, max(-(-total_bytes // 4), 2**20))
 
 
 class GradientReducer:
-    """Sums the gradients of `parameters` over the ranks of a transport."""
+    """Sum the gradients of `parameters` over the ranks of a transport."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], transport: Transport, bucket_bytes: int) -> None:
         self.transport = transport
@@ -98,7 +94,7 @@ class GradientReducer:
         views = [piece.view(t.shape) for piece, t in zip(pieces, locals_, strict=True)]
         return Bucket(name, parameters, buffer, views, reached)
 
-    def _hook(self, bucket: Bucket, index: int) -> Any:
+    def _hook(self, bucket: Bucket, index: int) -> Callable[[torch.Tensor], None]:
         def ready(_: torch.Tensor) -> None:
             if self.armed:
                 self._fill(bucket, index)
@@ -107,12 +103,12 @@ class GradientReducer:
         return ready
 
     def arm(self) -> None:
-        """Called before the last backward of a step: its gradients are final and may be sent."""
+        """Before the last backward of a step: its gradients are final and may be sent."""
         self.armed = True
 
     def _fill(self, bucket: Bucket, index: int) -> None:
         parameter, view = bucket.parameters[index], bucket.views[index]
-        settle_partial(parameter)
+        finalize_partial_grad(parameter)
         grad = parameter.grad
         if grad is None:
             view.zero_()
@@ -145,8 +141,11 @@ class GradientReducer:
         return bucket.reached
 
     def finish(self) -> None:
-        """Send what backward did not reach (as zeros), wait, and be ready for the next step. What it reached on no
-        rank has no gradient after, as in one process: an optimizer moves and decays what has zeros."""
+        """Send what backward did not reach (as zeros), wait, and reset for the next step.
+
+        A parameter that no rank reached has no gradient afterwards, as in one process: an optimizer would move and
+        decay one with a gradient of zeros.
+        """
         self.armed = False
         for bucket in self.buckets:
             for index in range(len(bucket.parameters)):
@@ -155,7 +154,7 @@ class GradientReducer:
         self._start_ready()
         for bucket in self.buckets:
             bucket.result = self.transport.wait(bucket.handle)
-            # what has a gradient here was reached; only for the rest must the host wait, on a GPU, and look
+            # a parameter with a gradient here was reached; only for the others must the host wait for a GPU's values
             lacking = sorted(bucket.missing)
             counts = self._reached_by(bucket)[lacking].tolist() if lacking else []
             bucket.unreached = [bucket.parameters[i] for i, count in zip(lacking, counts, strict=True) if not count]
@@ -167,3 +166,40 @@ class GradientReducer:
     def close(self) -> None:
         for hook in self.hooks:
             hook.remove()
+
+
+class BucketedDataParallel(DataParallel):
+    """Whole gradients on every rank, summed by a GradientReducer."""
+
+    def __init__(self, size: int, engine: str, transport: Transport, bucket_bytes: int, overlap: bool = True) -> None:
+        """Args:
+        size: ranks.
+        engine: what carries the collectives.
+        transport: sums one buffer.
+        bucket_bytes: largest bucket.
+        overlap: send buckets while backward runs; not under a pipeline, where no hook knows the last backward.
+        """
+        super().__init__(size, engine)
+        self.transport, self.bucket_bytes, self.overlap = transport, bucket_bytes, overlap
+        self.reducers: list[GradientReducer] = []  # the last one is sent while backward runs
+
+    def make_reducers(self, trainable: list[nn.Parameter]) -> list[GradientReducer]:
+        return [GradientReducer(trainable, self.transport, self.bucket_bytes)]
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.reducers = self.make_reducers([p for p in model.parameters() if p.requires_grad])
+        return model
+
+    @contextmanager
+    def pass_scope(self, last: bool) -> Iterator[None]:
+        if last and self.overlap:
+            self.reducers[-1].arm()
+        yield
+
+    def finish_reduction(self) -> None:
+        for reducer in self.reducers:
+            reducer.finish()
+
+    def close(self, failed: bool) -> None:
+        for reducer in self.reducers:
+            reducer.close()

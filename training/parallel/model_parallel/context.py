@@ -1,4 +1,4 @@
-"""Context parallelism by all-to-all (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
+"""Cut sequences over ranks (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
 
 Each of c ranks holds T/c tokens of every row; around attention the tokens are exchanged for heads, so each rank attends
 over the whole sequence with H/c heads. Bytes sent per rank, block and pass: (c-1)/c^2 x bytes of q, k, v and the output
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.models.plan import ShardingPlan, expand
+from training.models.sharding_plan import ShardingPlan
 
 
 class _Exchange(torch.autograd.Function):
-    """all-to-all over dim 0 (c, ...); its own transpose, so backward is the same call."""
+    """All-to-all over dim 0 of (c, ...), its own transpose: backward is the same call."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -51,14 +51,15 @@ def tokens_for_heads(x_BThD: torch.Tensor, group: dist.ProcessGroup) -> torch.Te
 
 
 class AllToAllCore(nn.Module):
-    """Wraps an attention core that wants whole sequences; given whole ones (`uncut`), it has nothing to exchange."""
+    """Wrap an attention core: q, k, v and the output become (B, T/c, heads, D)."""
 
     def __init__(self, core: nn.Module, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self.core, self.group, self.uncut = core, group, False
+        self.core, self.group = core, group
+        self.whole_sequences = False  # inputs are (B, T, heads, D): nothing is exchanged
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if self.uncut:
+        if self.whole_sequences:
             return self.core(q, k, v)
         whole = self.core(*(heads_for_tokens(x, self.group) for x in (q, k, v)))
         return tokens_for_heads(whole, self.group)
@@ -66,10 +67,9 @@ class AllToAllCore(nn.Module):
 
 def apply_context(model: nn.Module, plan: ShardingPlan, group: dist.ProcessGroup) -> None:
     """Put the exchange around every attention core the plan names."""
-    for pattern in plan.heads:
-        for name in expand(pattern, model):
-            attention = model.get_submodule(name)
-            attention.core = AllToAllCore(attention.core, group)  # type: ignore[arg-type]
+    for name in plan.attention_names(model):
+        attention = model.get_submodule(name)
+        attention.core = AllToAllCore(attention.core, group)  # type: ignore[arg-type]
 
 
 def gather_sequence(outputs: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: this rank's stages, and the run of a schedule's table over them.
+"""Cut a model into pipeline stages, and run a schedule over this rank's stages.
 
-A pipeline cuts the model's chain of modules into p x v stages of about equal cost; stage s lives on rank s mod p. Bytes
-sent per rank and micro-batch: one activation forward and one gradient back per stage boundary. Memory: this rank's
-stages, and the activations of the micro-batches alive in the schedule (1f1b: at most p - rank). The bubble is in
-schedules.py, whose tables are run here as they stand: an action waits for its message, sends never block.
+A pipeline cuts the model's layers into p x v stages of about equal cost; stage s is on rank s mod p. Bytes sent per
+rank and micro-batch: one activation forward and one gradient back per stage boundary. Memory: this rank's stages, and
+the activations of the micro-batches alive in the schedule (1f1b: at most p - rank). The bubble is in schedules.py,
+whose tables are run unchanged: an action waits for its message, sends never block.
 
 Accumulation is folded in: accumulate x micro_batches micro-batches make one longer pipeline with a smaller bubble. Rows
 are padded with weight 0 to equal micro-batches, since a pipeline's messages have one shape.
@@ -13,32 +13,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from training.data.batch import Batch
 from training.models.initial import replace_tensors, without_memory
-from training.models.plan import ShardingPlan, expand
+from training.models.sharding_plan import required_plan
+from training.models.torch_private import stage_backward_input, stage_backward_weight
 from training.parallel.batching import pad_rows, slice_batch
-from training.parallel.model_parallel.messages import Link, Message
-from training.parallel.model_parallel.schedules import Action, Table, balance
+from training.parallel.model_parallel.p2p import StageChannel, StageMessage
+from training.parallel.model_parallel.schedules import Action, balance
 
 AHEAD = 2  # actions whose messages are received while this one computes
 
 
-class Stage(nn.Module):
-    """Consecutive modules of the chain under their own names, so that parameter names stay the plain model's."""
+class PipelineStage(nn.Module):
+    """Run consecutive layers, under the plain model's parameter names."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.names = list(names)
         for name in names:
-            graft(self, name, model.get_submodule(name))
+            add_submodule(self, name, model.get_submodule(name))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for name in self.names:
@@ -46,32 +46,33 @@ class Stage(nn.Module):
         return x
 
 
-def graft(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Put `module` under the dotted `name`, making containers on the way."""
+def add_submodule(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Add `module` under the dotted `name`, creating containers on the way."""
     *path, last = name.split(".")
     for part in path:
-        if part not in root._modules:
+        if part not in dict(root.named_children()):
             root.add_module(part, nn.ModuleDict())
         root = root.get_submodule(part)
     root.add_module(last, module)
 
 
-def chain_names(model: nn.Module, plan: ShardingPlan | None) -> list[str]:
-    """The chain, expanded. ValueError for a model without one, or with parameters outside of it."""
-    if plan is None or not plan.chain:
+def layer_names(model: nn.Module) -> list[str]:
+    """The layers of the model's plan; ValueError if parameters are outside of them."""
+    plan = required_plan(model, "pp")
+    if not plan.layers:
         raise ValueError(
-            f"parallel.pp > 1: {type(model).__name__} has no sharding plan with a chain; define PLAN = "
-            f"ShardingPlan(chain=(...)) beside the class (training/models/plan.py says how)"
+            f"parallel.pp > 1: the sharding plan of {type(model).__name__} has no layers; define PLAN = "
+            f"ShardingPlan(layers=(...)) beside the class (training/models/sharding_plan.py says how)"
         )
-    names = [name for pattern in plan.chain for name in expand(pattern, model)]
+    names = plan.layer_names(model)
     outside = [n for n, _ in model.named_parameters() if not any(n.startswith(f"{name}.") for name in names)]
     if outside:
-        raise ValueError(f"the sharding plan's chain leaves out {outside[:5]}: a pipeline would never train them")
+        raise ValueError(f"the sharding plan's layers leave out {outside[:5]}: a pipeline would never train them")
     return names
 
 
 def estimated_costs(model: nn.Module, names: Sequence[str]) -> list[float]:
-    """Cost per module of the chain: its weights' multiplications per token; looking up an embedding costs nothing."""
+    """Cost per layer: its weights' multiplications per token; an embedding's lookup costs nothing."""
     costs = []
     for name in names:
         module = model.get_submodule(name)
@@ -81,8 +82,10 @@ def estimated_costs(model: nn.Module, names: Sequence[str]) -> list[float]:
 
 
 def measured_costs(model: nn.Module, names: Sequence[str], x: torch.Tensor, repeats: int = 3) -> list[float]:
-    """Seconds of forward and backward per module of the chain on the input `x`, the fastest of `repeats`. Leaves the
-    model on the meta device (one module at a time gets weights, all zero) and the random state as it was."""
+    """Seconds of forward and backward per layer on the input `x`, the fastest of `repeats`.
+
+    Leaves the model on the meta device (one module at a time gets weights, all zero) and the random state as it was.
+    """
     costs, device = [], x.device
     with torch.random.fork_rng():
         for name in names:
@@ -103,134 +106,154 @@ def measured_costs(model: nn.Module, names: Sequence[str], x: torch.Tensor, repe
     return costs
 
 
-def cut_chain(names: Sequence[str], costs: list[float], stages: int) -> list[list[str]]:
-    """Names per stage, balanced by cost. ValueError with fewer modules than stages."""
+def partition(names: Sequence[str], costs: list[float], stages: int) -> list[list[str]]:
+    """Names per stage, balanced by cost. ValueError with fewer layers than stages."""
     ends = balance(costs, stages)
     return [list(names[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
+@dataclass(frozen=True)
+class PassFunctions:
+    """What one training pass needs of the strategy.
+
+    Args:
+        inputs: rows -> the first stage's input.
+        loss: outputs, rows -> (to differentiate, sum of weighted row losses).
+        before_backward: called with (stage, whether it is the stage's last backward).
+        measuring: (stage, its inputs from the batch) -> context around the stage's forward.
+    """
+
+    inputs: Callable[[Batch], torch.Tensor]
+    loss: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
+    before_backward: Callable[[nn.Module, bool], None]
+    measuring: Callable[[nn.Module, tuple[Any, ...]], AbstractContextManager[object]] = lambda stage, batch: (
+        nullcontext()
+    )
+
+
 class Pipeline:
-    """This rank's part of one table; `scope` is around every forward (precision)."""
+    """This rank's stages, and its part of a schedule's table."""
 
     def __init__(
         self,
-        table: Table,
-        rank: int,
-        group: dist.ProcessGroup,
+        actions: list[Action],
         stages: dict[int, nn.Module],
         stage_count: int,
-        device: torch.device,
-        scope: Callable[[], AbstractContextManager[object]],
+        channel: StageChannel,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.scope = scope
-        self.actions, self.stages, self.stage_count = table[rank], stages, stage_count
-        self.micro_batches = 1 + max(action.micro for action in self.actions)
-        self.link = Link(group, len(table), device)
-        self.device = device
-        self.last_action = {a.stage: a for a in self.actions if a.kind in "BW"}
+        """Args:
+        actions: this rank's, in order.
+        stages: this rank's, by number.
+        stage_count: of all ranks.
+        channel: to the other stages.
+        autocast: context around every forward.
+        """
+        self.actions, self.stages, self.stage_count = actions, stages, stage_count
+        self.channel, self.autocast = channel, autocast
+        self.micro_batches = 1 + max(action.micro for action in actions)
+        self.last_backward = {a.stage: a for a in actions if a.kind in "BW"}
         self.seconds: dict[str, float] = {}  # of all passes but the first, which sets up: whole, and at work
 
-    def train(
-        self,
-        batch: Batch,
-        inputs: Callable[[Batch], torch.Tensor],
-        loss: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]],
-        before_backward: Callable[[nn.Module, bool], None],
-        watched: Callable[[nn.Module, tuple[Any, ...]], AbstractContextManager[object]],
-    ) -> torch.Tensor:
-        """One pass over the rank's rows; returns the sum of weighted losses (0 without the last stage).
-
-        loss(outputs, rows) -> (to differentiate, sum of weighted row losses); before_backward(stage, its last one);
-        watched(stage, what it takes of the batch) is around its every forward.
-        """
-        began, waited_s = time.monotonic(), self.link.waited_s
+    def train(self, batch: Batch, functions: PassFunctions) -> torch.Tensor:
+        """Run one pass over the rank's rows; returns the sum of weighted losses (0 without the last stage)."""
+        began, waited_s = time.monotonic(), self.channel.waited_s
         rows = -(-max(batch.rows, 1) // self.micro_batches)
         batch = pad_rows(batch, rows * self.micro_batches)
         micros = [slice_batch(batch, i * rows, (i + 1) * rows) for i in range(self.micro_batches)]
-        kept: dict[tuple[int, int], list[Any]] = {}
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        saved: dict[tuple[int, int], list[Any]] = {}  # (stage, micro-batch) -> input and output, or the half backward
+        total = torch.zeros((), dtype=torch.float64, device=self.channel.device)
         for number, action in enumerate(self.actions):
             for later in self.actions[number : number + 1 + AHEAD]:
-                if (message := self._message(later, rows)) is not None:
-                    self.link.expect(message)
-            where = (action.stage, action.micro)
+                if (message := self._awaited(later, rows)) is not None:
+                    self.channel.expect(message)
             if action.kind == "F":
-                awaited = self._message(action, rows)
-                x = self.link.receive(awaited).requires_grad_() if awaited else inputs(micros[action.micro])
-                with self.scope():
-                    with watched(self.stages[action.stage], () if awaited else (x,)):
-                        out = self.stages[action.stage](x)
-                    if action.stage == self.stage_count - 1:
-                        out, value = loss(out, micros[action.micro])
-                if action.stage == self.stage_count - 1:
-                    total = total + value
-                else:
-                    self.link.send(
-                        out, action.stage + 1, (action.stage, rows), self._tag(action.stage, action.micro, 0)
-                    )
-                kept[where] = [x, out]
+                total = total + self._forward(action, micros[action.micro], saved, functions)
             else:
-                before_backward(self.stages[action.stage], action == self.last_action[action.stage])
-                self._backward(action, kept, rows)
-        self.link.drain()
-        self._clock(time.monotonic() - began, self.link.waited_s - waited_s)
+                functions.before_backward(self.stages[action.stage], action == self.last_backward[action.stage])
+                self._backward(action, saved, rows)
+        self.channel.drain()
+        self._add_seconds(time.monotonic() - began, self.channel.waited_s - waited_s)
         return total
 
-    def _clock(self, pass_s: float, waited_s: float) -> None:
+    def _add_seconds(self, pass_s: float, waited_s: float) -> None:
         if not self.seconds:
             self.seconds = {"pass_s": 0.0, "work_s": 0.0}
             return
         self.seconds["pass_s"] += pass_s
         self.seconds["work_s"] += pass_s - waited_s
 
-    def _tag(self, boundary: int, micro: int, backward: int) -> int:
-        return (boundary * self.micro_batches + micro) * 2 + backward
+    def _activation(self, boundary: int, micro: int, rows: int | None, to_stage: int) -> StageMessage:
+        """The activation that stage `boundary` sends to the next. `rows` None: its shape comes with it."""
+        key = None if rows is None else (boundary, rows)
+        return StageMessage(to_stage, key, (boundary * self.micro_batches + micro) * 2)
 
-    def _message(self, action: Action, rows: int) -> Message | None:
-        """What the action waits for: the activation of the stage before, or the gradient of the one after."""
+    def _gradient(self, boundary: int, micro: int, rows: int, to_stage: int) -> StageMessage:
+        """The gradient of that activation."""
+        return StageMessage(to_stage, (boundary, rows, "grad"), (boundary * self.micro_batches + micro) * 2 + 1)
+
+    def _awaited(self, action: Action, rows: int) -> StageMessage | None:
+        """What the action waits for: the activation of the stage before, or the gradient of the stage after."""
         kind, stage, micro = action
         if kind == "F" and stage > 0:
-            return Message(stage - 1, (stage - 1, rows), self._tag(stage - 1, micro, 0))
+            return self._activation(stage - 1, micro, rows, stage - 1)
         if kind in "BI" and stage < self.stage_count - 1:
-            return Message(stage + 1, (stage, rows, "grad"), self._tag(stage, micro, 1))
+            return self._gradient(stage, micro, rows, stage + 1)
         return None
 
-    def _backward(self, action: Action, kept: dict[tuple[int, int], list[Any]], rows: int) -> None:
+    def _forward(
+        self, action: Action, part: Batch, saved: dict[tuple[int, int], list[Any]], functions: PassFunctions
+    ) -> torch.Tensor | float:
+        """Run a stage on one micro-batch; returns the sum of weighted losses of the last stage, else 0."""
+        stage, micro = action.stage, action.micro
+        awaited = self._awaited(action, part.rows)
+        x = self.channel.receive(awaited).requires_grad_() if awaited else functions.inputs(part)
+        value: torch.Tensor | float = 0.0
+        with self.autocast():
+            with functions.measuring(self.stages[stage], () if awaited else (x,)):
+                out = self.stages[stage](x)
+            if stage == self.stage_count - 1:
+                out, value = functions.loss(out, part)
+        if stage < self.stage_count - 1:
+            self.channel.send(out, self._activation(stage, micro, part.rows, stage + 1))
+        saved[stage, micro] = [x, out]
+        return value
+
+    def _backward(self, action: Action, saved: dict[tuple[int, int], list[Any]], rows: int) -> None:
         kind, stage, micro = action
-        where = (stage, micro)
         if kind == "W":
-            state = kept.pop(where)
-            if state:
-                stage_backward_weight(self.stages[stage].parameters(), state[0])
+            if groups := saved.pop((stage, micro)):
+                stage_backward_weight(self.stages[stage].parameters(), groups[0])
             return
-        x, out = kept.pop(where)
+        x, out = saved.pop((stage, micro))
         grad = None
-        if (message := self._message(action, rows)) is not None:
-            grad = self.link.receive(message).to(out.dtype)
+        if (message := self._awaited(action, rows)) is not None:
+            grad = self.channel.receive(message).to(out.dtype)
+        groups, input_grad = [], None  # what is left for W, and the gradient of x
         if not out.requires_grad:  # a first stage that is frozen, or that these rows did not reach
-            sent, kept[where] = None, []
+            pass
         elif kind == "B" or stage == 0:
             torch.autograd.backward(out, grad)
-            sent, kept[where] = x.grad, []
+            input_grad = x.grad
         else:
-            found, groups = stage_backward_input(
+            found, left = stage_backward_input(
                 [out], [grad] if grad is not None else None, [x], self.stages[stage].parameters()
             )
-            sent, kept[where] = found[0], [groups]
-        if kind == "B":
-            del kept[where]
+            input_grad, groups = found[0], [left]
+        if kind == "I":
+            saved[stage, micro] = groups
         if stage > 0:
-            sent = torch.zeros_like(x) if sent is None else sent
-            self.link.send(sent, stage - 1, (stage - 1, rows, "grad"), self._tag(stage - 1, micro, 1))
+            input_grad = torch.zeros_like(x) if input_grad is None else input_grad
+            self.channel.send(input_grad, self._gradient(stage - 1, micro, rows, stage - 1))
 
     def evaluate(self, x: torch.Tensor) -> Any:
-        """Outputs where the last stage is, else None; `x` is the model's input, on every rank."""
+        """Outputs if the last stage is here, else None; `x` is the model's input, on every rank."""
         for index, stage in sorted(self.stages.items()):
             if index > 0:
-                x = self.link.receive(Message(index - 1, None, self._tag(index - 1, 0, 0)))
-            with self.scope():
+                x = self.channel.receive(self._activation(index - 1, 0, None, index - 1))
+            with self.autocast():
                 x = stage(x)
             if index < self.stage_count - 1:
-                self.link.send(x, index + 1, None, self._tag(index, 0, 0))
-        self.link.drain()
+                self.channel.send(x, self._activation(index, 0, None, index + 1))
+        self.channel.drain()
         return x if self.stage_count - 1 in self.stages else None

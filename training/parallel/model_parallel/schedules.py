@@ -1,4 +1,4 @@
-"""Pipeline schedules as tables of ints, and a simulation of them: pure functions, no tensors.
+"""Make pipeline schedules as tables of ints, and simulate them.
 
 gpipe        all forwards, then all backwards (https://arxiv.org/abs/1811.06965); with several stages per rank this is
              the breadth-first order of https://arxiv.org/abs/2211.05953
@@ -7,7 +7,7 @@ interleaved  v stages per rank, depth first (https://arxiv.org/abs/2104.04473, s
 zero-bubble  backward in two halves, I for the input, W for the weights, W filling what would be idle
              (ZB-H1 of https://arxiv.org/abs/2401.10241, over v stages per rank)
 
-Stage s lives on rank s mod p. Bubble over ideal time, with F = I = W = 1 and B = 2: (p-1)/m, (p-1)/(vm), (p-1)/(3vm).
+Stage s is on rank s mod p. Bubble over ideal time, with F = I = W = 1 and B = 2: (p-1)/m, (p-1)/(vm), (p-1)/(3vm).
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ Table = list[list[Action]]  # per rank, in order
 
 
 def schedule_problem(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> str | None:
-    """Why the schedule cannot run so, or None."""
+    """Why the schedule cannot run, or None.
+
+    Args:
+        name: `parallel.schedule`.
+        ranks: p, of the pipeline.
+        micro_batches: m, of a pass.
+        stages_per_rank: v.
+    """
     if name not in SCHEDULES:
         near = difflib.get_close_matches(name, SCHEDULES, n=1, cutoff=0.0)[0]
         return f"parallel.schedule = {name!r} is unknown, nearest is {near!r}; there are {', '.join(SCHEDULES)}"
@@ -50,7 +57,7 @@ def schedule_problem(name: str, ranks: int, micro_batches: int, stages_per_rank:
 
 
 def schedule_table(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Table:
-    """What each rank does, in order. ValueError as `schedule_problem`."""
+    """Each rank's actions, in order. Arguments and ValueError as in `schedule_problem`."""
     problem = schedule_problem(name, ranks, micro_batches, stages_per_rank)
     if problem:
         raise ValueError(problem)
@@ -67,7 +74,10 @@ def _breadth_first(rank: int, ranks: int, micro: int, per_rank: int) -> list[Act
 
 
 def _order(kind: str, rank: int, ranks: int, micro: int, per_rank: int) -> list[Action]:
-    """Depth first: rounds of micro-batches; within one, stage by stage (last stage first for backward)."""
+    """One rank's actions of a kind, depth first: rounds of micro-batches; in a round, stage by stage.
+
+    Args: kind (stages of F go up, of others down), rank of `ranks`, micro-batches, stages per rank.
+    """
     size = micro if per_rank == 1 else micro // max(1, micro // ranks)
     locals_ = range(per_rank) if kind == "F" else reversed(range(per_rank))
     stages = [rank + ranks * local for local in locals_]
@@ -75,6 +85,10 @@ def _order(kind: str, rank: int, ranks: int, micro: int, per_rank: int) -> list[
 
 
 def _depth_first(rank: int, ranks: int, micro: int, per_rank: int, split: bool) -> list[Action]:
+    """Warm-up forwards, then one forward and one backward in turn; with `split`, W actions fill idle time.
+
+    Args: rank of `ranks`, micro-batches, stages per rank, whether backward is split in I and W.
+    """
     forward = _order("F", rank, ranks, micro, per_rank)
     backward = _order("I" if split else "B", rank, ranks, micro, per_rank)
     hops = ranks - 1 - rank
@@ -91,16 +105,18 @@ def _depth_first(rank: int, ranks: int, micro: int, per_rank: int, split: bool) 
 
 
 class Deadlock(RuntimeError):
-    """No rank can go on; the message says what each waits for."""
+    """No rank can go on; the message has the action each rank waits at."""
 
 
-class Outcome(NamedTuple):
+class SimulatedRun(NamedTuple):
     makespan: int  # in units of one stage's forward
     bubble: float  # idle time of the busiest rank over its work
     peak_alive: list[int]  # per rank, most micro-batch x stage activations alive at once
 
 
-def simulate(table: Table, stages: int, cost: Callable[[Action], int] = lambda action: COST[action.kind]) -> Outcome:
+def simulate(
+    table: Table, stages: int, cost: Callable[[Action], int] = lambda action: COST[action.kind]
+) -> SimulatedRun:
     """Run the table without communication time. Deadlock when it cannot end."""
     finished: dict[Action, int] = {}
     at, clock = [0] * len(table), [0] * len(table)
@@ -124,11 +140,11 @@ def simulate(table: Table, stages: int, cost: Callable[[Action], int] = lambda a
             stuck = [f"rank {r} at {a[at[r]]}" for r, a in enumerate(table) if at[r] < len(a)]
             raise Deadlock(f"the schedule cannot go on: {'; '.join(stuck)}")
     work = max(sum(cost(action) for action in actions) for actions in table)
-    return Outcome(max(clock), (max(clock) - work) / work, peak)
+    return SimulatedRun(max(clock), (max(clock) - work) / work, peak)
 
 
 def _needs(action: Action, stages: int) -> list[list[Action]]:
-    """Every inner list needs one of its members done."""
+    """Conditions of an action: of every inner list one member must be finished."""
     kind, stage, micro = action
     if kind == "F":
         return [[Action("F", stage - 1, micro)]] if stage else []
@@ -139,15 +155,8 @@ def _needs(action: Action, stages: int) -> list[list[Action]]:
     return own + later
 
 
-def bubble_formula(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:
-    """Idle over ideal time, for micro_batches >= ranks (one stage per rank and whole backward: any)."""
-    if name in ("gpipe", "1f1b"):
-        return (ranks - 1) / (micro_batches * stages_per_rank)
-    return (ranks - 1) / ((3 if name == "zero-bubble" else 1) * stages_per_rank * micro_batches)
-
-
 def balance(costs: list[float], stages: int) -> list[int]:
-    """Cut consecutive costs into `stages` non-empty runs whose largest sum is least; returns where each run ends.
+    """Cut consecutive costs into `stages` non-empty runs whose largest sum is smallest; returns where each run ends.
 
     Dynamic programming over (run, end); among equals the earlier cuts are as late as possible.
     """

@@ -1,5 +1,6 @@
-"""Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) and sequence parallelism (2205.05198) by torch's
-DTensor styles, from the table beside the model.
+"""Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) and sequence parallelism (2205.05198).
+
+Both by torch's DTensor styles, from the sharding plan beside the model.
 
 Bytes sent per rank, block and pass of x_BTM (n bytes): 2 all-reduces forward and 2 backward, each 2 (t-1)/t x n; with
 sequence parallelism the same volume as 4 all-gathers and 4 reduce-scatters of (t-1)/t x n. The embedding adds one
@@ -9,8 +10,7 @@ Every parameter, whole ones too, is a DTensor on the tp axis, so that no optimiz
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,13 +27,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from training.models.plan import ShardingPlan, expand
+from training.models.sharding_plan import KINDS, ShardingPlan
 
 
 def tensor_styles(plan: ShardingPlan, model: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:
-    """Module name -> how torch cuts it. `sequence`: x_BTM between cut layers is Shard(1), the sequence."""
+    """Module name -> how torch cuts it. `sequence`: x_BTM between cut layers is cut too, over T (Shard(1))."""
     between = Shard(1) if sequence else Replicate()
-    kinds = {name: kind for pattern, kind in plan.tensor.items() for name in expand(pattern, model)}
+    kinds = plan.kinds(model)
     entered = tuple(f"{name}." for name, kind in kinds.items() if kind == "enter")
     styles: dict[str, ParallelStyle] = {}
     for name, kind in kinds.items():
@@ -54,14 +54,12 @@ def _style(kind: str, between: Placement, given: Placement, name: str) -> Parall
     if kind == "vocab_head":
         return ColwiseParallel(input_layouts=given, output_layouts=Shard(-1), use_local_output=False)
     if kind == "replicate":
-        return SequenceParallel(use_local_output=True) if isinstance(between, Shard) else Whole()
-    raise ValueError(
-        f"the sharding plan says {kind!r} for {name!r}: not one of column, row, vocab, vocab_head, replicate, enter"
-    )
+        return SequenceParallel(use_local_output=True) if isinstance(between, Shard) else ReplicatedModule()
+    raise ValueError(f"the sharding plan has {kind!r} for {name!r}: not one of {', '.join(KINDS)}")
 
 
-class Whole(ParallelStyle):
-    """Every rank computes the whole module on the whole input; its parameters are DTensors like all others."""
+class ReplicatedModule(ParallelStyle):
+    """Compute the whole module on every rank; its parameters become DTensors like all others."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         distribute_whole(module, device_mesh)
@@ -84,13 +82,15 @@ def distribute_whole(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def apply_tensor(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, sequence: bool) -> nn.Module:
-    """Cut `model` over `mesh` (1-D). Tied weights stay one, and frozen ones frozen (torch's SequenceParallel makes
-    parameters that are not). ValueError for a parameter the plan leaves out."""
+    """Cut `model` over `mesh` (1-D). ValueError for a parameter the plan leaves out.
+
+    Tied weights stay tied, and frozen ones frozen: torch's SequenceParallel makes new, trainable parameters.
+    """
     ties = _tied_modules(model)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     parallelize_module(model, mesh, tensor_styles(plan, model, sequence), src_data_rank=None)
     for (first, first_key), others in ties:
-        shared = first._parameters[first_key]
+        shared = first.get_parameter(first_key)
         for module, key in others:
             module.register_parameter(key, shared)
     for name in frozen:
@@ -98,30 +98,28 @@ def apply_tensor(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, sequenc
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             raise ValueError(
-                f"parallel.tp: the sharding plan of {type(model).__name__} says nothing of {name!r}; add its module "
-                f"as column, row, vocab, vocab_head or replicate"
+                f"parallel.tp: the sharding plan of {type(model).__name__} leaves out {name!r}; add its module as "
+                f"column, row, vocab, vocab_head or replicate"
             )
     return model
 
 
-Spot = tuple[nn.Module, str]
+Slot = tuple[nn.Module, str]  # a module, and the name of one of its own parameters
 
 
-def _tied_modules(model: nn.Module) -> list[tuple[Spot, list[Spot]]]:
-    """For each shared parameter: its first place and the others."""
-    places: dict[int, list[Spot]] = {}
+def _tied_modules(model: nn.Module) -> list[tuple[Slot, list[Slot]]]:
+    """For each shared parameter: its first slot and the others."""
+    places: dict[int, list[Slot]] = {}
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
             places.setdefault(id(parameter), []).append((module, key))
-    return [(spots[0], spots[1:]) for spots in places.values() if len(spots) > 1]
+    return [(slots[0], slots[1:]) for slots in places.values() if len(slots) > 1]
 
 
-@contextmanager
-def vocabulary_parallel_loss() -> Iterator[None]:
-    """Cross entropy on logits cut over the vocabulary, without gathering them."""
+def vocabulary_parallel_loss() -> AbstractContextManager[Any]:
+    """Within, cross entropy works on logits cut over the vocabulary, without gathering them."""
     scope: AbstractContextManager[Any] = loss_parallel()
-    with scope:
-        yield
+    return scope
 
 
 def gathered(outputs: Any) -> Any:

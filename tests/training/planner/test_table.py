@@ -1,0 +1,30 @@
+"""The table of a plan: what is predicted, what is measured, what is left empty."""
+
+from __future__ import annotations
+
+from training.parallel.mesh import Mesh
+from training.planner.memory import StageMemory
+from training.planner.plan import CostPlan
+from training.planner.table import format_rows, table_rows
+
+
+def plan(activations: int | None) -> CostPlan:
+    stages = (StageMemory(10, 40, 40, 80, 44, 0, activations), StageMemory(12, 48, 48, 96, 52, 0, activations))
+    return CostPlan(Mesh(pp=2), "torch", 22, 8, stages, {"pp": 3000}, 0.125, 4)
+
+
+def test_memory_is_the_largest_stages_and_measured_values_are_beside_it() -> None:
+    rows = {row["quantity"]: row for row in table_rows(plan(7), {"weights_bytes": 50.0, "unknown": 1.0})}
+    assert rows["weights_bytes"]["predicted"] == 48 and rows["weights_bytes"]["measured"] == 50.0
+    assert rows["activations_bytes"]["predicted"] == 7 and rows["sent_bytes pp"]["predicted"] == 3000
+    assert "unknown" not in rows
+
+
+def test_what_is_not_planned_is_left_empty() -> None:
+    line = next(line for line in format_rows(table_rows(plan(None))).splitlines() if line.startswith("activations"))
+    assert line.split() == ["activations_bytes", "per", "rank,", "largest"]
+
+
+def test_numbers_are_grouped_and_shares_have_four_digits() -> None:
+    text = format_rows(table_rows(plan(1)))
+    assert "3,000" in text and "0.1250" in text

@@ -1,0 +1,34 @@
+"""What a model takes, returns and keeps, from one forward on the meta device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from training.models.gpt import GPT, PLAN
+from training.planner.trace import Untraceable, trace_model
+
+
+def test_kept_storages_count_once_and_weights_and_batch_do_not() -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 2))
+    trace = trace_model(model, (torch.zeros(1, 4),), ["", "0", "1"], {})
+    assert trace.kept[""] == {"between": 16 + 16} and trace.kept["1"] == {"between": 16}
+    assert (trace.taken["0"], trace.returned["0"]) == (4, 16)
+
+
+def test_tensors_between_cut_layers_are_counted_separately() -> None:
+    model = GPT(vocab=16, width=8, layers=1, heads=2, hidden=12)
+    kinds = PLAN.kinds(model)
+    kept = trace_model(model, (torch.zeros(1, 5, dtype=torch.int64),), ["", *kinds], kinds).kept[""]
+    assert set(kept) == {"inner", "entered", "between"} and kept["inner"] > 5 * 3 * 12
+    assert not next(model.parameters()).is_meta, "a copy was traced"
+
+
+def test_a_forward_that_needs_values_is_untraceable() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if (x > 0).any() else -x
+
+    with pytest.raises(Untraceable, match="Reads's forward cannot be run on the meta device"):
+        trace_model(Reads(), (torch.zeros(1),), [""], {})

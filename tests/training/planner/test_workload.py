@@ -1,0 +1,45 @@
+"""The parameters of one pipeline rank, as tensor parallelism and ZeRO cut them."""
+
+from __future__ import annotations
+
+import torch
+
+from conf.schema_parallel import ParallelConfig
+from training.models.gpt import GPT
+from training.parallel.mesh import Mesh
+from training.planner.workload import RankParameters, Workload
+
+
+def workload(mesh: Mesh, **settings: object) -> Workload:
+    model = GPT(vocab=30, width=8, layers=4, heads=2, hidden=12)
+    inputs = (torch.zeros(1, 5, dtype=torch.int64),)
+    return Workload(model, ParallelConfig(**settings), mesh, "torch-gloo", inputs, global_batch=16)  # type: ignore[arg-type]
+
+
+def test_a_tied_weight_counts_on_both_stages_that_have_it() -> None:
+    ranks = [RankParameters(workload(Mesh(pp=2), pp=2, micro_batches=4), rank) for rank in range(2)]
+    assert "embed.weight" in ranks[0].parameters and "head.weight" in ranks[1].parameters
+    assert [name for rank in ranks for name in rank.names] == [
+        "embed",
+        *(f"blocks.{i}" for i in range(4)),
+        "norm",
+        "head",
+    ]
+
+
+def test_tensor_ranks_have_their_part_of_matrices_and_whole_norms() -> None:
+    local = RankParameters(workload(Mesh(tp=4), tp=4), 0).local
+    assert local["embed.weight"] == 8 * 8, "30 rows over 4 ranks: 8 on the fullest"
+    assert local["blocks.0.mlp.up.weight"] == 3 * 8 and local["norm.weight"] == 8
+
+
+def test_zero_needs_several_batch_ranks() -> None:
+    assert RankParameters(workload(Mesh(dp=1), zero=3), 0).zero == 0
+    sharded = RankParameters(workload(Mesh(dp=4), zero=3), 0)
+    assert sharded.zero == 3 and sharded.owned < sharded.whole / 3
+    assert sharded.units == [f"blocks.{i}" for i in range(4)], "the tied embedding stays with the rest"
+
+
+def test_rows_per_pass_are_the_fullest_ranks() -> None:
+    assert workload(Mesh(dp=3), accumulate=2).rows_per_pass == 3
+    assert workload(Mesh(pp=2), pp=2, micro_batches=4, accumulate=2).micro_batches == 8

@@ -1,0 +1,71 @@
+"""Tasks by name and by reference, and what their losses and scores are."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from training.tasks import Task, build_task, load_setting, model_class
+
+
+class OwnTask(Task):
+    def __init__(self, features: list[str], label: str, inputs: list[str] | None) -> None:
+        self.given = (features, label, inputs)
+
+    def inputs(self, columns):
+        return ()
+
+    def loss(self, outputs, columns):
+        return outputs
+
+
+def test_inputs_are_one_dict_of_features_or_the_named_columns() -> None:
+    columns = {"a": torch.ones(2), "b": torch.zeros(2), "y": torch.ones(2)}
+    assert list(build_task("binary", ["a", "b"], "y", None).inputs(columns)[0]) == ["a", "b"]
+    assert build_task("binary", ["a", "b"], "y", ["b"]).inputs(columns) == (columns["b"],)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "label", "loss", "scores"),
+    [
+        ("binary", [0.0, 0.0], [0, 1], [math.log(2)] * 2, [0.5, 0.5]),
+        ("regression", [1.0, 5.0], [1.0, 2.0], [0.0, 9.0], [1.0, 5.0]),
+        ("multiclass", [[0.0, 0.0], [0.0, 0.0]], [0, 1], [math.log(2)] * 2, [[0.5, 0.5], [0.5, 0.5]]),
+    ],
+)
+def test_losses_are_per_row_and_scores_are_probabilities(kind, outputs, label, loss, scores) -> None:
+    task, columns = build_task(kind, ["x"], "y", None), {"y": torch.tensor(label)}
+    assert task.loss(torch.tensor(outputs), columns).tolist() == pytest.approx(loss)
+    assert task.probabilities(torch.tensor(outputs)).flatten().tolist() == pytest.approx(torch.tensor(scores).flatten())
+    assert task.labels(columns) is columns["y"]
+    assert set(task.metric_sums(torch.tensor(outputs), columns)) == set(task.metric_names())
+
+
+def test_a_users_task_is_constructed_with_features_label_and_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(OwnTask=OwnTask))
+    task = build_task("own:OwnTask", ["x"], "y", ["x"])
+    assert isinstance(task, OwnTask) and task.given == (["x"], "y", ["x"])
+
+
+def test_a_task_that_is_no_task_and_a_missing_label_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"model\.task = 'builtins:dict': is .*not a class derived from training\.tasks\.Task"
+    ):
+        build_task("builtins:dict", [], "y", None)
+    with pytest.raises(ValueError, match=r"model\.label: task 'binary' needs a label column"):
+        build_task("binary", ["x"], None, None)
+
+
+def test_a_reference_that_cannot_be_imported_names_its_key() -> None:
+    with pytest.raises(ValueError, match=r"model\.task = 'no_such:X': module 'no_such' cannot be imported"):
+        load_setting("no_such:X", "model.task")
+    with pytest.raises(ValueError, match=r"module 'math' has no 'x'"):
+        load_setting("math:x", "model.task")
+    with pytest.raises(ValueError, match=r"not a class derived from torch\.nn\.Module"):
+        model_class("builtins:dict")
+    assert model_class("torch.nn:Linear") is nn.Linear

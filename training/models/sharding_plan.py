@@ -1,0 +1,78 @@
+"""Describe how a model may be cut over pipeline, tensor and context ranks.
+
+A plan is a module-level `PLAN` beside its model, found by the model's class; models import nothing else of this.
+Names are those of `named_modules()`; `*` stands for every key of a ModuleList.
+
+layers    the modules whose composition is the model's forward, one tensor in, one out: `head(norm(...embed(x)))`; a
+          pipeline cuts between them
+tensor    module -> how its weight is cut over tp:
+          `column` (Linear, output features), `row` (Linear, input features; its outputs are summed),
+          `vocab` (Embedding rows), `vocab_head` (Linear whose outputs, the logits, stay cut for the loss),
+          `replicate` (whole on every rank; norms and small layers),
+          `enter` (no weight of its own: a module whose `column` layers, and nothing else in it, use its input, which is
+          exchanged once for all of them)
+heads     attention modules with `heads` and `kv_heads`, checked to be divisible by tp x cp; each one's `core` module
+          takes q, k, v (B, T, heads, D) and is what context parallelism wraps
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from training.models.torch_private import direct_children
+
+KINDS = ("column", "row", "vocab", "vocab_head", "replicate", "enter")
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    layers: tuple[str, ...] = ()
+    tensor: Mapping[str, str] = field(default_factory=dict)
+    heads: tuple[str, ...] = ()
+
+    def layer_names(self, model: nn.Module) -> list[str]:
+        return [name for pattern in self.layers for name in expand(pattern, model)]
+
+    def kinds(self, model: nn.Module) -> dict[str, str]:
+        """Module name -> how its weight is cut over tp."""
+        return {name: kind for pattern, kind in self.tensor.items() for name in expand(pattern, model)}
+
+    def attention_names(self, model: nn.Module) -> list[str]:
+        return [name for pattern in self.heads for name in expand(pattern, model)]
+
+
+def plan_of(model: nn.Module) -> ShardingPlan | None:
+    """`PLAN` of the Python module the model's class is defined in."""
+    found = getattr(sys.modules.get(type(model).__module__), "PLAN", None)
+    return found if isinstance(found, ShardingPlan) else None
+
+
+def required_plan(model: nn.Module, axis: str) -> ShardingPlan:
+    """The model's plan; ValueError says how to write one."""
+    plan = plan_of(model)
+    if plan is None:
+        raise ValueError(
+            f"parallel.{axis} > 1: {type(model).__name__} has no sharding plan; define PLAN = ShardingPlan(...) beside "
+            f"the class (training/models/sharding_plan.py says how)"
+        )
+    return plan
+
+
+def expand(pattern: str, model: nn.Module) -> list[str]:
+    """`blocks.*.attn.q` -> `blocks.0.attn.q`, ...; ValueError when the model has no such module."""
+    names = [""]
+    for part in pattern.split("."):
+        grown = []
+        for prefix in names:
+            # not named_children(), which has a module that is in two places once
+            children = direct_children(model.get_submodule(prefix))
+            keys = list(children) if part == "*" else [part] if part in children else []
+            grown += [f"{prefix}.{key}" if prefix else key for key in keys]
+        names = grown
+    if not names:
+        raise ValueError(f"the sharding plan names {pattern!r}, which {type(model).__name__} does not have")
+    return names

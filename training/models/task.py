@@ -1,0 +1,51 @@
+"""Define a task: the inputs, the loss and the metrics beside a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from training.data.batch import Columns
+
+
+class Task(ABC):
+    """Base of every task, stateless; all but inputs and loss has a default."""
+
+    @abstractmethod
+    def inputs(self, columns: Columns) -> tuple[Any, ...]:
+        """Positional arguments of the model's forward."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, columns: Columns) -> torch.Tensor:
+        """Per-row loss (B,), not reduced. For a language model its tokens' sum, divided by the row's length."""
+
+    def metric_names(self) -> tuple[str, ...]:
+        return ()
+
+    def metric_sums(self, outputs: Any, columns: Columns) -> dict[str, torch.Tensor]:
+        """Per-row contributions (B,) to each metric; the loop weights, sums over ranks and divides by rows."""
+        return {}
+
+    def counted_share(self, columns: Columns) -> torch.Tensor | None:
+        """Share (B,) of each row that loss and metrics are about, by which evaluation divides; None: whole rows.
+
+        A language model's last row is partly padding.
+        """
+        return None
+
+    def probabilities(self, outputs: Any) -> torch.Tensor | None:
+        """Scores (B,) or (B, classes) that the held-out report is drawn from; None: it shows none."""
+        return None
+
+    def labels(self, columns: Columns) -> torch.Tensor | None:
+        """True values (B,) that `probabilities` are compared with."""
+        return None
+
+    def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:
+        """One of `parts` equal stretches of every sequence; ValueError if not divisible."""
+        raise ValueError(
+            f"parallel.cp > 1: the task {type(self).__name__} has no slice_sequence(columns, part, parts), so its "
+            f"sequences cannot be cut; LanguageModelTask has one"
+        )

@@ -1,0 +1,260 @@
+"""Gather every private part of torch that is used, in one place.
+
+Checked against the version below; tests/training/models/test_torch_private.py fails when a part moves. The file is
+beside the lowest package that needs it, since imports point from parallel to models.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+CHECKED_TORCH = "2.13"
+CHECKPOINT_PREFIX, COMPILE_PREFIX = "_checkpoint_wrapped_module.", "_orig_mod."  # in names of wrapped modules
+
+__all__ = [
+    "TorchDispatchMode",
+    "checkpoint_wrapper",
+    "stage_backward_input",
+    "stage_backward_weight",
+    "tree_flatten",
+    "tree_map",
+]
+
+# --- tensors and storages --------------------------------------------------------------------------------------------
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number per storage, of tensors on the meta device too, which have no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def waited_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a collective still running will fill, without waiting for it."""
+    return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def local_shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and offsets of this rank's piece in the whole tensor."""
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+def foreach_norm(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The 2-norm of each tensor, summed in `dtype`."""
+    return list(torch._foreach_norm(tensors, 2, dtype))
+
+
+def foreach_multiply_(tensors: list[torch.Tensor], factor: float) -> None:
+    torch._foreach_mul_(tensors, factor)
+
+
+def foreach_copy_(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+    torch._foreach_copy_(into, source)
+
+
+def make_wrapper_tensor(cls: type[torch.Tensor], like: torch.Tensor, device: torch.device) -> Any:
+    """A tensor subclass's instance with the shape of `like`, no memory, and `device` as the device it reports."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device
+    )
+
+
+def plain_tensor_functions() -> AbstractContextManager[object]:
+    """Within, `__torch_function__` of tensor subclasses is not called."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def swap_tensor(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """`tensor`, which stays the same object, becomes what `new` is.
+
+    torch.utils.swap_tensors does the same, but refuses tensors with weak references, which an LSTM has.
+    """
+    tensor.__dict__.pop("_is_param", None)
+    tensor.__dict__.update(new.__dict__)
+    tensor.__class__ = type(new)
+    for slot in copyreg._slotnames(type(new)):  # type: ignore[attr-defined]
+        setattr(tensor, slot, getattr(new, slot))
+    torch._C._swap_tensor_impl(tensor, new)
+
+
+def flash_attention_on_meta(q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float) -> torch.Tensor:
+    """Attention that keeps for backward what the fused kernels keep, also on the meta device.
+
+    Args: q, k, v (B, heads, T, D); attn_mask, broadcast to (B, heads, T, T), or None; dropout_p, a probability.
+    """
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, dropout_p, attn_mask=attn_mask
+    )[0]
+    return out
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def direct_children(module: nn.Module) -> dict[str, nn.Module]:
+    """Children by key; a module at two keys has both, unlike in `named_children()`."""
+    return {key: child for key, child in module._modules.items() if child is not None}
+
+
+def replace_child(container: nn.Module, key: str, module: nn.Module) -> None:
+    """Also where `add_module` refuses, since the key exists."""
+    container._modules[key] = module
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside torch's activation checkpointing wrapper, or the module itself."""
+    return module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
+
+
+@contextmanager
+def replaced_trunc_normal(make: Callable[[Callable[..., Any]], Callable[..., torch.Tensor]]) -> Iterator[None]:
+    """Within, `nn.init.trunc_normal_` runs make(torch's own function)."""
+    original = nn.init._no_grad_trunc_normal_
+    nn.init._no_grad_trunc_normal_ = make(original)
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = original
+
+
+# --- calls that a TorchDispatchMode sees -----------------------------------------------------------------------------
+
+
+def call_name(func: Any) -> str:
+    """`all_reduce` of `_c10d_functional.all_reduce.default`."""
+    return str(func._overloadpacket.__name__)
+
+
+def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that the call writes to."""
+    return [
+        args[i] if i < len(args) else kwargs.get(argument.name)
+        for i, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def process_group_of(arguments: Sequence[Any]) -> dist.ProcessGroup:
+    """The process group of a collective's call: an object among the arguments or, last, its name."""
+    for value in arguments:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.distributed_c10d._resolve_process_group(dist.ProcessGroup.unbox(value).group_name)
+    name = [value for value in arguments if isinstance(value, str)][-1]
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
+# --- process groups --------------------------------------------------------------------------------------------------
+
+
+def flattened(mesh: DeviceMesh) -> DeviceMesh:
+    """The axes of a 2-D mesh as one, named `batch`."""
+    return mesh._flatten("batch")
+
+
+def nccl_backends() -> list[Any]:
+    """NCCL's backend of every process group that has one."""
+    found: list[Any] = []
+    for group in list(dist.distributed_c10d._world.pg_map):
+        with suppress(RuntimeError):  # no backend for CUDA tensors
+            backend = group._get_backend(torch.device("cuda"))
+            if "nccl" in backend.name().lower():
+                found.append(backend)
+    return found
+
+
+def abort_together(backends: Sequence[Any]) -> None:
+    """Abort NCCL backends; those of several groups must not wait for one another (pytorch#119797)."""
+    if not backends:
+        return
+    backends[0]._group_start()
+    for backend in backends:
+        backend.abort()
+    backends[0]._group_end()
+
+
+# --- fully_shard -----------------------------------------------------------------------------------------------------
+
+
+def fsdp_groups(module: nn.Module | FSDPModule) -> list[Any]:
+    """fully_shard's parameter groups of one module it was called on."""
+    groups: list[Any] = fully_shard.state(module)._fsdp_param_groups  # type: ignore[attr-defined]
+    return groups
+
+
+def fsdp_parameters(root: FSDPModule) -> Iterator[Any]:
+    """fully_shard's records of the parameters of `root` and everything below."""
+    for module in root.modules():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
+            for group in fsdp_groups(module):
+                yield from group.fsdp_params
+
+
+def was_gathered(record: Any) -> bool:
+    """Whether the parameter has been gathered once; before, its record has no whole tensor."""
+    return hasattr(record, "_unsharded_param")
+
+
+def gathered_parameter(record: Any) -> nn.Parameter:
+    """The whole parameter; its storage comes and goes."""
+    parameter: nn.Parameter = record._unsharded_param
+    return parameter
+
+
+def has_gradient(record: Any) -> bool:
+    """Whether a backward has reached the parameter, in this pass or in one that was not reduced."""
+    return record.unsharded_accumulated_grad is not None or (
+        was_gathered(record) and gathered_parameter(record).grad is not None
+    )
+
+
+def unify_gradient_dtypes(records: Iterable[Any]) -> None:
+    """Bring the gradients of one group to the dtype of the reduction, which takes no mixture.
+
+    Those that several passes have summed are in it; those that the last pass alone has reached, or none, are not.
+    """
+    records = list(records)
+    for record in records:
+        record.accumulate_unsharded_grad_if_needed()
+    if any(record.unsharded_accumulated_grad is not None for record in records):
+        for record in records:
+            record.to_accumulated_grad_if_needed()
+            if record.unsharded_accumulated_grad is None and record._unsharded_param.grad is None:
+                record.unsharded_accumulated_grad = torch.zeros_like(record._unsharded_param, dtype=record.reduce_dtype)
+
+
+def run_backward_hooks(root: FSDPModule) -> None:
+    """Gather, reduce and free a root as if a backward had passed through all of it."""
+    state = fully_shard.state(root)  # type: ignore[attr-defined]
+    inner = [g for s in state._state_ctx.all_states if s is not state for g in s._fsdp_param_groups]
+    for group in state._fsdp_param_groups:
+        group.pre_backward(True)
+    for group in reversed(inner):
+        group.pre_backward(True)
+        group.post_backward()
+    for group in state._fsdp_param_groups:
+        group.post_backward()
+    state._root_post_backward_final_callback()
+
+
+def reduce_after_split_backward(root: FSDPModule) -> None:
+    """Reduce what a backward in two halves has left, whose end no autograd hook sees."""
+    state = fully_shard.state(root)  # type: ignore[attr-defined]
+    for each in state._state_ctx.all_states:
+        for group in each._fsdp_param_groups:
+            group.post_backward()
+    state._root_post_backward_final_callback()

@@ -1,0 +1,42 @@
+"""Read a tensor that may be distributed: this rank's piece, its place in the whole, and over how many ranks it is
+cut."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from training.models.torch_private import local_shape_and_offset
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and offsets of a piece, one number per dim
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's piece of a DTensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_box(tensor: torch.Tensor) -> Box:
+    """Sizes and offsets of this rank's piece in the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return tuple(tensor.shape), (0,) * tensor.ndim
+    return local_shape_and_offset(tensor)
+
+
+def shard_count(tensor: torch.Tensor) -> int:
+    """Over how many ranks the tensor is cut."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    # not `is_shard()`: that is false for the strided shards of ZeRO over tensor parallelism
+    sizes = [tensor.device_mesh.size(dim) for dim, placed in enumerate(tensor.placements) if not placed.is_replicate()]
+    return math.prod(sizes)
+
+
+def finalize_partial_grad(parameter: nn.Parameter) -> None:
+    """Bring a DTensor gradient to its parameter's placements, which sums what is partial over the tensor axis."""
+    grad = parameter.grad
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+        parameter.grad = grad.redistribute(placements=parameter.placements)

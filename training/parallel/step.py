@@ -1,0 +1,350 @@
+"""Run one step: forward, weighted loss, backward, norm, clip, optimizer.
+
+Two objects differ between layouts: a `DataParallel` combines gradients over the batch axes, a `ModelPlacement` places
+the model on the others. compose.py decides which goes around which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from training.data.batch import Batch, Columns
+from training.models.initial import InitialModel, eager_model
+from training.models.task import Task
+from training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
+from training.parallel.data_parallel.base import DataParallel
+from training.parallel.gradients import UnreachedParameters, check_trainable, clip_factor, scale_gradients, square_sum
+from training.parallel.initialize import initialize_parameters
+from training.parallel.measure import ActivationMeter, CommsMeter, combined, memory_bytes
+from training.parallel.model_parallel.blocks import compile_blocks
+from training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
+from training.parallel.model_parallel.placement import ModelPlacement
+from training.parallel.precision import autocast, loss_scale
+from training.parallel.process_groups import RankContext, abort_process_groups
+from training.parallel.state import (
+    TensorInfo,
+    load_tensors,
+    model_tensors,
+    optimizer_tensors,
+    persistent_buffers,
+    plain_name,
+    stream_tensors,
+)
+from training.parallel.strategy import OptimizerFactory, StepInfo, Strategy
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """What `prepare` makes: this rank's part of the model, and its optimizer."""
+
+    task: Task
+    module: nn.Module
+    runnable: nn.Module  # what forward is called on
+    plain_keys: list[str]  # of the whole model's state dict
+    named: list[tuple[str, nn.Parameter]]  # what this rank owns and trains
+    buffers: list[torch.Tensor]  # that checkpoints hold
+    optimizer: torch.optim.Optimizer
+    unreached: UnreachedParameters
+    comms: CommsMeter
+    compiled: bool
+
+
+class MeshStrategy(Strategy):
+    """See strategy.Strategy. One process is the same code with `SingleProcess` and nothing placed."""
+
+    def __init__(
+        self, context: RankContext, data_parallel: DataParallel, placement: ModelPlacement, clip_norm: float | None
+    ) -> None:
+        self.context, self.config, self.mesh = context, context.config, context.mesh
+        self.rank, self.device, self.clip_norm = context.rank, context.device, clip_norm
+        self.data_parallel, self.placement = data_parallel, placement
+        at, mesh = context.at, context.mesh
+        self.engine = data_parallel.engine
+        self.data_rank, self.data_size = at.dp, mesh.dp
+        self.aliases: dict[str, str] = {}
+        self.is_output_rank = at.pp == mesh.pp - 1
+        self.is_sequence_leader = self.is_output_rank and at.tp == 0  # one per cp rank reports its stretch
+        self.is_data_leader = self.is_sequence_leader and at.cp == 0
+        self.needs_sample = mesh.pp * mesh.cp > 1
+        self.norm_is_local = mesh.pp == mesh.tp == 1 and (self.config.zero == 0 or mesh.world == 1)
+        self.scaler = loss_scale(self.config.precision)
+        self.steps = 0  # the optimizer has made
+        self.memory: dict[str, float] = {}  # bytes at the first optimizer step
+        self.activations = ActivationMeter()
+        self.loss_sum = torch.zeros((), dtype=torch.float64)  # of the last batch
+        self.awaits_step = False
+        self._prepared: PreparedModel | None = None
+
+    @property
+    def prepared(self) -> PreparedModel:
+        assert self._prepared is not None, "prepare() comes first"
+        return self._prepared
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        return self.placement.pipeline
+
+    @property
+    def waited_s(self) -> float:
+        return self.data_parallel.waited_s + (self.pipeline.channel.waited_s if self.pipeline is not None else 0.0)
+
+    # --- prepare -------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        model: nn.Module | InitialModel,
+        task: Task,
+        make_optimizer: OptimizerFactory,
+        sample: Batch | None = None,
+        compiled: bool = False,
+    ) -> None:
+        """See strategy.Strategy.prepare for the arguments.
+
+        Args: model, task, make_optimizer, sample, compiled.
+        """
+        initial = model if isinstance(model, InitialModel) else eager_model(model, "it has memory", self.rank == 0)
+        check_trainable(initial.module)
+        plain_keys = list(initial.module.state_dict(keep_vars=True))
+        self.aliases = dict(initial.aliases)
+        module = self.placement.place(initial.module, task, sample)
+        stages = list(self.pipeline.stages.values()) if self.pipeline else None
+        if compiled:  # after the cut: a compiled model could not be cut any more
+            for stage in stages or [module]:
+                compile_blocks(stage)
+        self.data_parallel.shard(module, stages)
+        if self.device.type != "meta":  # else built to be looked at
+            initialize_parameters(module, initial, self.device, self.config.offload, self.mesh.world)
+        runnable = self.data_parallel.wrap(module)
+        named = list(self.data_parallel.owned_parameters(module))
+        plain = [(plain_name(name), p) for name, p in named]
+        self._prepared = PreparedModel(
+            task=task,
+            module=module,
+            runnable=runnable,
+            plain_keys=plain_keys,
+            named=named,
+            buffers=list(persistent_buffers(module).values()),
+            # a stage may be frozen as a whole: optimizers take no empty list
+            optimizer=make_optimizer(plain or [("", nn.Parameter(torch.zeros(0)))]),
+            unreached=UnreachedParameters((name for name, _ in plain), self.mesh.world),
+            comms=CommsMeter(self.placement.groups()),
+            compiled=compiled,
+        )
+        self.placement.compare(task, module, sample, self.evaluate)
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        if self.awaits_step:
+            raise RuntimeError("forward_backward was called twice without step(): the strategy itself cuts a batch")
+        self.awaits_step = True
+        self.prepared.runnable.train()
+        with self._measuring():
+            self.loss_sum = self._pipelined(self.pipeline, batch) if self.pipeline else self._accumulated(batch)
+        return self.loss_sum
+
+    def _accumulated(self, batch: Batch) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        parts = split_batch(batch, self.config.accumulate)
+        for number, part in enumerate(parts):
+            self.data_parallel.has_rows = part.rows > 0
+            with self.data_parallel.pass_scope(last=number == len(parts) - 1):
+                if part.rows or self.data_parallel.forward_is_collective:
+                    total = total + self._part(part)
+        return total
+
+    def _pipelined(self, pipeline: Pipeline, batch: Batch) -> torch.Tensor:
+        task = self.prepared.task
+
+        def inputs(part: Batch) -> torch.Tensor:
+            given = task.inputs(self._columns(part))
+            if len(given) != 1:
+                raise ValueError(f"parallel.pp > 1: the first stage takes one tensor, the task gives {len(given)}")
+            first: torch.Tensor = given[0]
+            return first
+
+        def loss(outputs: Any, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            value = weighted_sum(task.loss(outputs, self._columns(part)), part)
+            return value * self.loss_factor(part.global_rows), value.detach().double()
+
+        self.data_parallel.has_rows = batch.rows > 0
+        before_backward = self.data_parallel.before_stage_backward
+        with self.placement.loss_scope():
+            total = pipeline.train(batch, PassFunctions(inputs, loss, before_backward, self._measuring_activations))
+        self.data_parallel.after_pipeline()
+        if not batch.rows and not self.data_parallel.forward_is_collective:  # ZeRO has reduced by now
+            self.prepared.module.zero_grad(set_to_none=True)
+        return total
+
+    def _some_rows(self, batch: Batch) -> Batch:
+        """Pad a pass over no rows under tensor parallelism to one row of weight 0: DTensor's views of 0 rows may loop
+        forever (torch 2.13, `view_groups`)."""
+        return pad_rows(batch, 1) if self.mesh.tp > 1 and not batch.rows else batch
+
+    def _columns(self, batch: Batch) -> Columns:
+        return self.placement.columns(to_device(batch.columns, self.device))
+
+    def _part(self, part: Batch) -> torch.Tensor:
+        """Forward and backward of one part; returns its sum of weighted losses."""
+        part = self._some_rows(part)
+        columns, task = self._columns(part), self.prepared.task
+        with self.placement.loss_scope():
+            with autocast(self.config.precision, self.device):
+                given = task.inputs(columns)
+                with self._measuring_activations(self.prepared.module, given):
+                    outputs = self.prepared.runnable(*given)
+                value = weighted_sum(task.loss(outputs, columns), part)
+            if value.requires_grad:  # else these rows reach no parameter
+                (value * self.loss_factor(part.global_rows)).backward()
+        return value.detach().double()
+
+    def loss_factor(self, global_rows: int) -> float:
+        """Turn a sum of weighted row losses into this rank's part of the global mean, as the batch axes combine it."""
+        combined = self.data_parallel.size if self.data_parallel.averages else 1
+        return self.scaler.scale * combined / (self.mesh.cp * global_rows)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """Count the second step's collectives and gathered bytes: the first sets up.
+
+        Compiled code can only be measured by running it differently, so under torch.compile nothing is counted.
+        """
+        if not self._is_measured() or self.mesh.world == 1:
+            yield
+            return
+        with self.prepared.comms, self.data_parallel.measuring_gathered():
+            yield
+
+    def _measuring_activations(self, module: nn.Module, batch: tuple[Any, ...]) -> AbstractContextManager[object]:
+        """Around a forward pass, whose activations are counted in the second step too.
+
+        Not under activation checkpointing, which keeps them where autograd's hooks do not see them.
+        """
+        counted = self._is_measured() and not self.config.activation_checkpointing
+        return self.activations.measuring(module, batch) if counted else nullcontext()
+
+    def _is_measured(self) -> bool:
+        return self.steps == 1 and not self.prepared.compiled
+
+    def step(self, lr: float) -> StepInfo:
+        self.awaits_step = False
+        with self._measuring():
+            info = self._step(lr)
+        self.data_parallel.broadcast_buffers(self.prepared.buffers)
+        self.prepared.optimizer.zero_grad(set_to_none=True)
+        self.scaler.update(info.skipped)
+        if not info.skipped:
+            self.steps += 1
+        elif self.steps == 1:
+            self.prepared.comms.sent.clear()
+        return info
+
+    def _step(self, lr: float) -> StepInfo:
+        prepared = self.prepared
+        with self.data_parallel.waiting():
+            self.data_parallel.finish_reduction()
+        self.placement.finalize_grads(prepared.module)
+        prepared.unreached.after_backward(plain_name(name) for name, p in prepared.named if p.grad is not None)
+        gradients = [p.grad for _, p in prepared.named if p.grad is not None]
+        norm = self._norm() / self.scaler.scale
+        if not math.isfinite(norm):
+            return StepInfo(norm, skipped=True, first_bad_rank=self._first_bad_rank())
+        scale_gradients(gradients, clip_factor(norm, self.clip_norm) / self.scaler.scale)
+        for group in prepared.optimizer.param_groups:
+            group["lr"] = lr
+        prepared.optimizer.step()
+        if not self.memory:
+            self.memory = memory_bytes(prepared.module, [p for _, p in prepared.named], prepared.optimizer)
+        self.data_parallel.after_step()
+        return StepInfo(norm)
+
+    def _norm(self) -> float:
+        """Global norm of the combined (still loss-scaled) gradients, the same float on every rank."""
+        named = self.prepared.named
+        mine = [p.grad for n, p in named if p.grad is not None and self.placement.counts_in_norm(plain_name(n))]
+        if self.norm_is_local:
+            return float(square_sum(mine, self.device, holders=1).sqrt())
+        total = square_sum(mine, self.device, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
+        dist.all_reduce(total)  # on the device: over NCCL on GPUs, with no copy to the host before it
+        return float(total.sqrt())
+
+    def _first_bad_rank(self) -> int | None:
+        """The lowest rank whose own loss was not finite; None when all losses were and only gradients overflowed."""
+        first = torch.tensor(self.mesh.world if math.isfinite(float(self.loss_sum)) else self.rank)
+        if self.mesh.world > 1:
+            dist.all_reduce(first, op=dist.ReduceOp.MIN)
+        return int(first) if int(first) < self.mesh.world else None
+
+    # --- between steps -------------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: Batch) -> Any:
+        module = self.prepared.module
+        module.eval()
+        try:
+            with torch.no_grad(), autocast(self.config.precision, self.device):
+                given = self.prepared.task.inputs(self._columns(self._some_rows(batch)))
+                outputs = self.pipeline.evaluate(*given) if self.pipeline is not None else module(*given)
+                outputs = self.placement.whole_outputs(outputs)
+                return outputs[: batch.rows] if isinstance(outputs, torch.Tensor) and not batch.rows else outputs
+        finally:
+            self.data_parallel.after_evaluate()
+            module.train()
+
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        if self.mesh.world == 1:
+            return values
+        share = torch.zeros(values.shape).double()
+        if self.is_sequence_leader:
+            share = values.detach().to("cpu", torch.float64)
+        share = share / self.mesh.cp
+        dist.all_reduce(share)
+        return share
+
+    def measure(self) -> dict[str, float]:
+        sent = {f"sent_bytes {axis}": count for axis, count in self.prepared.comms.sent.items()}
+        if self.data_parallel.step_bytes:
+            sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.data_parallel.step_bytes
+        peaks = {"gathered_bytes": self.data_parallel.gathered_bytes, "activations_bytes": self.activations.peak}
+        found = {name: float(peak) for name, peak in peaks.items() if peak}
+        mine = self.memory | found | sent | (self.pipeline.seconds if self.pipeline is not None else {})
+        everyone: list[Any] = [mine] * self.mesh.world
+        if self.mesh.world > 1:
+            dist.all_gather_object(everyone, mine)
+        return combined(everyone)
+
+    def state_dict(self) -> dict[str, Any]:
+        prepared = self.prepared
+        return {
+            "model": model_tensors(prepared.module, self.aliases),
+            "optimizer": optimizer_tensors(prepared.optimizer, prepared.named, self.aliases),
+            "scaler": self.scaler.state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        mine = self.state_dict()
+        for part in ("model", "optimizer"):
+            load_tensors(mine[part], state[part], part)
+        self.scaler.load(state["scaler"])
+        self.data_parallel.after_step()
+
+    def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
+        mine = model_tensors(self.prepared.module, self.aliases)
+        return stream_tensors(mine, self.prepared.plain_keys, self.rank, self.mesh.world)
+
+    def close(self, failed: bool = False) -> None:
+        if self._prepared is not None:
+            self.data_parallel.close(failed)
+        if not dist.is_initialized():
+            return
+        if failed:
+            abort_process_groups()
+        else:
+            dist.destroy_process_group()

@@ -1,0 +1,116 @@
+"""Define what the loop needs of a strategy; one process is the oracle.
+
+Every synchronous strategy computes the same thing: the gradient of  sum over the global batch of
+weight_i * loss_i / global_rows,  clips it by its global norm, and steps the optimizer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.data.batch import Batch
+from training.models.initial import InitialModel
+from training.models.task import Task
+from training.parallel.state import TensorInfo
+
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+"""Named parameters -> optimizer; the strategy decides which parameters (or shards) these are."""
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    grad_norm: float  # global, before clipping
+    skipped: bool = False  # gradients were not finite on some rank, so no rank stepped
+    first_bad_rank: int | None = None
+
+
+class Strategy(ABC):
+    """Life: prepare -> (forward_backward, step, evaluate, state_dict)* -> close."""
+
+    engine: str  # what carries the collectives: "horovod", "torch-gloo", "torch-nccl", "none"
+    data_rank: int  # which part of each global batch this rank reads ...
+    data_size: int  # ... of how many
+    aliases: dict[str, str]  # further names of shared parameters and buffers -> the first; empty before `prepare`
+    is_data_leader: bool  # of the ranks that read the same rows, this one reports them
+    is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
+    needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
+
+    @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """Seconds blocked on other ranks' gradients and weights so far; the rest of a step is this rank's own work."""
+
+    @abstractmethod
+    def prepare(
+        self,
+        model: nn.Module | InitialModel,
+        task: Task,
+        make_optimizer: OptimizerFactory,
+        sample: Batch | None = None,
+        compiled: bool = False,
+    ) -> None:
+        """Cut the model while it has no memory, initialize this rank's part of it, and wrap that.
+
+        ValueError where the cut model and the whole one compute different outputs. Every rank ends with the same
+        initial values; those of a model that has memory are rank 0's, and it loses its memory.
+
+        Args:
+            model: recorded, or a plain module.
+            task: the loss and the metrics.
+            make_optimizer: called with the parameters that this rank owns.
+            sample: a batch of this data rank's, to time blocks and to compare the cut model with the whole one.
+            compiled: torch.compile each block as it is placed on this rank.
+        """
+
+    @abstractmethod
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        """Accumulate gradients of the batch (micro-batched as configured) and start their reduction.
+
+        Returns this data rank's sum of weight_i * loss_i, float64 0-dim, detached (0 where not `is_output_rank`).
+        """
+
+    @abstractmethod
+    def step(self, lr: float) -> StepInfo:
+        """Finish the reduction, clip, step at learning rate `lr`, zero the gradients."""
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> Any:
+        """Model outputs without gradients; None where not `is_output_rank`. Collective: every rank calls it."""
+
+    @abstractmethod
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    @abstractmethod
+    def measure(self) -> dict[str, float]:
+        """The quantities the planner predicts, measured, under its names; the same on every rank. Collective.
+
+        Bytes held at the first optimizer step (the fullest rank's). In the second step, unless under torch.compile:
+        the most that forward kept for backward (not under activation checkpointing) and the bytes sent (the ranks'
+        mean). A pipeline's bubble since the second step.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """`{"model": ..., "optimizer": ..., "scaler": ...}` for torch.distributed.checkpoint, under names that do not
+        depend on the layout."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
+        """The whole model's parameters and persistent buffers under the first of their plain names, and their values.
+
+        One value at a time: on rank 0's CPU, None on the other ranks. Collective; every rank exhausts the iterator.
+        """
+
+    @abstractmethod
+    def close(self, failed: bool = False) -> None:
+        """Destroy collectives on success, abort them on error; never waits for a dead peer."""

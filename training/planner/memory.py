@@ -1,0 +1,86 @@
+"""Predict one rank's memory: weights, gradients, optimizer state, activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.planner.trace import Trace
+from training.planner.workload import OPTIMIZER_STATES, RankParameters, Workload
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One rank's memory in bytes; `parameters` is a count, before any sharding."""
+
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    start: int  # peak while weights are initialized: this rank's, and one whole parameter beside them
+    gathered: int  # peak of the whole weights and gradients that a ZeRO pass holds beyond its shards
+    # kept by the model for backward at the schedule's fullest moment (without the loss's own); None: not traced
+    activations: int | None
+
+
+def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
+    element = rank.workload.element_bytes
+    weights = rank.whole if rank.on_horovod else rank.owned
+    sizes = [p.numel() for p in rank.parameters.values()]
+    return StageMemory(
+        parameters=sum(sizes),
+        weights=weights * element,
+        gradients=rank.owned * element,
+        optimizer=OPTIMIZER_STATES[rank.workload.optimizer] * rank.owned * element,
+        start=(weights + max(sizes)) * element,
+        gathered=gathered_bytes(rank) if rank.zero else 0,
+        activations=activations,
+    )
+
+
+def gathered_bytes(rank: RankParameters) -> int:
+    """Peak bytes of the weights and gradients ZeRO holds whole.
+
+    Horovod's: gradients, the buckets they are copied into, and what its exchange returns. fully_shard's are most in
+    backward of the largest unit (all weights, or with ZeRO-3 that unit's and those of no unit; the gradients of that
+    unit and of those after the first unit that are in none), or at its end (weights and gradients of no unit).
+    Gradients of several parts that add up before they are reduced are there all the time.
+    """
+    workload, whole, sizes = rank.workload, rank.whole, rank.numels_of(rank.units)
+    mesh, element = workload.mesh, workload.element_bytes
+    if rank.on_horovod:
+        return element * (2 * whole + (whole // 2 if mesh.dp * mesh.cp == 2 else whole))
+    rest, unit = whole - sum(sizes), max(sizes, default=0)
+    size = rank.gather_bytes
+    weights = size * (rest + unit if rank.zero == 3 else whole)
+    gradients = size * (_after_first_unit(rank) + unit)
+    if workload.micro_batches > 1 and (rank.zero == 1 or mesh.pp > 1):
+        # added to in place, unless they need to be converted first
+        return weights + element * whole + (gradients if size != element else 0)
+    return max(weights + gradients, 2 * size * rest)
+
+
+def _after_first_unit(rank: RankParameters) -> int:
+    """Elements of no unit that come after the first unit: their gradients are there before a unit's."""
+    inside = tuple(f"{name}." for name in rank.units)
+    names = list(rank.local)
+    first = next((i for i, name in enumerate(names) if name.startswith(inside)), len(names))
+    return sum(rank.local[name] for name in names[first:] if not name.startswith(inside))
+
+
+def activation_numel(workload: Workload, trace: Trace, names: list[str]) -> float:
+    """Elements that one row's pass keeps in the named modules on one tensor rank.
+
+    With activation checkpointing: the blocks' inputs, and all of one block.
+    """
+    config, tp = workload.config, workload.mesh.tp
+    between = 1 / tp if config.sequence_parallel else 1.0
+    share = {"inner": 1 / tp, "entered": 1.0, "between": between}
+
+    def kept(name: str) -> float:
+        return sum(share[place] * numel for place, numel in trace.kept.get(name, {}).items())
+
+    if not config.activation_checkpointing:
+        return sum(kept(name) for name in names)
+    blocks = [b for b in workload.block_names if any(n in ("", b) or b.startswith(f"{n}.") for n in names)]
+    rest = sum(kept(n) for n in names) - sum(kept(b) for b in blocks)
+    return rest + between * sum(trace.taken.get(b, 0) for b in blocks) + max(map(kept, blocks), default=0.0)

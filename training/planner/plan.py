@@ -1,0 +1,77 @@
+"""Put the predictions of a workload together into one plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.parallel.mesh import Mesh
+from training.planner.memory import StageMemory, activation_numel, stage_memory
+from training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
+from training.planner.trace import Trace, Untraceable, trace_model
+from training.planner.workload import RankParameters, Workload
+
+
+@dataclass(frozen=True)
+class CostPlan:
+    """The predicted cost of a workload."""
+
+    mesh: Mesh
+    engine: str
+    parameters: int
+    export: int  # bytes rank 0 holds at once beside its own part: one whole parameter; the other ranks hold less
+    stages: tuple[StageMemory, ...]  # by pipeline rank
+    sent_bytes: dict[str, int]  # axis -> per rank and step
+    bubble: float  # idle over ideal time
+    micro_batches: int
+    measured_cut: bool = False  # training will cut the stages by measured costs, here they are cut by estimated ones
+    untraced: str = ""  # why activations, and the bytes sent because of them, are not planned
+
+
+def make_plan(workload: Workload) -> CostPlan:
+    """Predict memory, bytes sent and bubble; activations only if there is a trace."""
+    mesh = workload.mesh
+    trace, untraced = _try_trace(workload)
+    schedule = schedule_cost(workload)
+    ranks = [RankParameters(workload, rank) for rank in range(mesh.pp)]
+    stages = [
+        stage_memory(rank, _activations(workload, trace, rank.names, schedule.peak_alive[number]))
+        for number, rank in enumerate(ranks)
+    ]
+    sent = {"dp x cp": sum(batch_axes_bytes(rank) for rank in ranks) // mesh.pp}
+    if trace is not None:
+        sent |= activation_bytes(workload, trace)
+    sent["pp tied weights"] = tied_weight_bytes(workload)
+    sizes = [p.numel() for p in workload.model.parameters()]
+    return CostPlan(
+        mesh=mesh,
+        engine=workload.engine,
+        parameters=sum(sizes),
+        export=max(sizes) * workload.element_bytes,
+        stages=tuple(stages),
+        sent_bytes={axis: size for axis, size in sent.items() if size},
+        bubble=schedule.bubble,
+        micro_batches=workload.micro_batches,
+        measured_cut=workload.config.balance == "measured",
+        untraced=untraced,
+    )
+
+
+def _activations(workload: Workload, trace: Trace | None, names: list[str], alive: int) -> int | None:
+    """Bytes kept for backward on a pipeline rank with `alive` micro-batches x stages."""
+    if trace is None:
+        return None
+    per_pass = workload.rows_per_pass * workload.compute_bytes
+    kept = activation_numel(workload, trace, names) * per_pass / workload.mesh.cp
+    return int(kept * (alive / workload.config.stages_per_rank))
+
+
+def _try_trace(workload: Workload) -> tuple[Trace | None, str]:
+    """(trace, ""), or (None, the reason)."""
+    try:
+        if isinstance(workload.inputs, Untraceable):
+            raise workload.inputs
+        layers = [name for stage in workload.stages for name in stage]
+        names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names}
+        return trace_model(workload.model, workload.inputs, names, workload.kinds), ""
+    except Untraceable as error:
+        return None, str(error)

@@ -1,0 +1,45 @@
+"""Show a plan as a table: what was predicted, and beside it what training has measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training.parallel.mesh import describe
+from training.planner.plan import CostPlan
+
+MEASURED_CUT = "; stages by estimated costs, training measures them"
+MEMORY_KINDS = ("start", "weights", "gradients", "optimizer", "gathered", "activations")
+
+
+def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list[dict[str, Any]]:
+    """Rows of quantity, unit, predicted (None: not planned), and measured if `measured` has the quantity."""
+    stage_unit = f"count, largest{MEASURED_CUT if plan.measured_cut else ''}"
+    rows: list[tuple[str, str, Any]] = [
+        ("mesh", f"{describe(plan.mesh)} = {plan.mesh.world} ranks", plan.engine),
+        ("parameters", "count", plan.parameters),
+        ("parameters_per_stage", stage_unit, max(stage.parameters for stage in plan.stages)),
+    ]
+    for kind in MEMORY_KINDS:
+        sizes = [getattr(stage, kind) for stage in plan.stages]
+        rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
+    rows += [(f"sent_bytes {axis}", "per rank and step", size) for axis, size in plan.sent_bytes.items()]
+    rows.append(("export_bytes", "rank 0, beside its part", plan.export))
+    rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))
+    known = measured or {}
+    return [{"quantity": q, "unit": u, "predicted": v, "measured": known.get(q)} for q, u, v in rows]
+
+
+def format_rows(rows: list[dict[str, Any]]) -> str:
+    """Plain text, one line per quantity."""
+
+    def show(value: Any) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.4f}"
+
+    lines = [("quantity", "unit", "predicted", "measured")]
+    lines += [(r["quantity"], r["unit"], show(r["predicted"]), show(r["measured"])) for r in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(4)]
+    return "\n".join(
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines
+    )

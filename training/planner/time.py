@@ -1,0 +1,90 @@
+"""Predict what a step waits for: bytes sent by axis, and a pipeline's bubble."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from training.parallel.measure import ring_share
+from training.parallel.mesh import shard_groups
+from training.parallel.model_parallel.schedules import schedule_table, simulate
+from training.planner.trace import Trace
+from training.planner.workload import RankParameters, Workload, named_parameters_of
+
+
+class ScheduleCost(NamedTuple):
+    bubble: float  # idle over ideal time
+    peak_alive: list[int]  # per pipeline rank, most micro-batch x stage activations alive at once
+
+
+def schedule_cost(workload: Workload) -> ScheduleCost:
+    pp, config = workload.mesh.pp, workload.config
+    if pp == 1:
+        return ScheduleCost(0.0, [1])
+    table = schedule_table(config.schedule, pp, workload.micro_batches, config.stages_per_rank)
+    outcome = simulate(table, pp * config.stages_per_rank)
+    return ScheduleCost(outcome.bubble, outcome.peak_alive)
+
+
+def batch_axes_bytes(rank: RankParameters) -> int:
+    """Bytes one rank sends over dp x cp per step: gradients, gathered weights, and flags of reached parameters."""
+    workload, element = rank.workload, rank.workload.element_bytes
+    micro, mesh = workload.micro_batches, workload.mesh
+    batch_ranks, flags = mesh.dp * mesh.cp, len(rank.local)
+    if not rank.zero:
+        return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
+    reductions = 1 if mesh.pp > 1 or rank.zero <= 1 else micro
+    gathers, scatters = float(rank.whole), float(rank.whole * reductions)
+    if rank.zero == 3:  # gathered again in backward, except for the last layer, whose backward comes next
+        twice = [name for name in rank.units if [name] != rank.layers[-1:] or name in workload.block_names]
+        gathers = micro * (float(rank.whole) + sum(rank.numels_of(twice)))
+    # weights are gathered in the precision of compute, gradients reduced in that of the weights
+    sent = ring_share(rank.shard) * (gathers * rank.gather_bytes + scatters * element)
+    sent += 2 * ring_share(rank.replicas) * reductions * rank.whole / rank.shard * element
+    sent += (batch_ranks - 1) * flags * element if rank.on_horovod else 2 * ring_share(batch_ranks) * flags
+    return int(sent)
+
+
+def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:
+    """Bytes one rank sends per step over pp, tp and cp."""
+    mesh, kinds = workload.mesh, workload.kinds
+    blocks = tuple(f"{name}." for name in workload.block_names)
+    # recomputing a block stops once all that backward needs is there: before its last layer's outputs are summed
+    last_layers = {
+        max((n for n in kinds if n.startswith(b) and kinds[n] == "row"), key=list(kinds).index, default="")
+        for b in blocks
+    }
+
+    def passes(name: str) -> int:
+        recomputed = workload.config.activation_checkpointing and name.startswith(blocks)
+        return 2 if recomputed and name not in last_layers else 1
+
+    boundaries = [trace.returned[stage[-1]] for stage in workload.stages[:-1]] if mesh.pp > 1 else []
+    sent = {"pp": 2 * sum(boundaries) / (mesh.pp * mesh.cp)}
+    entered = tuple(f"{n}." for n, kind in kinds.items() if kind == "enter")
+    volume = 0.0  # elements that tensor ranks reduce
+    for name, kind in kinds.items():
+        if kind in ("row", "vocab"):
+            volume += passes(name) * trace.returned[name]
+        elif kind in ("enter", "vocab_head") or (kind == "column" and not name.startswith(entered)):
+            volume += trace.taken[name]
+    heads = [name for name, kind in kinds.items() if kind == "vocab_head"]
+    tokens = [trace.returned[name] / workload.model.get_parameter(f"{name}.weight").shape[0] for name in heads]
+    sent["tp"] = 2 * ring_share(mesh.tp) * (volume + 3 * sum(tokens)) / (mesh.cp * mesh.pp)
+    exchanged = sum(
+        (1 + passes(name)) * (trace.taken[name] + trace.returned[name]) for name in workload.attention_cores
+    )
+    sent["cp"] = ring_share(mesh.cp) * exchanged / (mesh.cp * mesh.tp * mesh.pp)
+    per_element = workload.compute_bytes * workload.rows_per_pass * workload.micro_batches
+    return {axis: int(value * per_element) for axis, value in sent.items()}
+
+
+def tied_weight_bytes(workload: Workload) -> int:
+    """Bytes per rank of the all-reduces that keep a weight of two stages one."""
+    model, mesh, config = workload.model, workload.mesh, workload.config
+    if mesh.pp == 1:
+        return 0
+    whole = named_parameters_of(model, [""])
+    apart = [name for stage in workload.stages for name in named_parameters_of(model, stage) if name not in whole]
+    shard = shard_groups(mesh, config.shard)[1] if config.zero else 1
+    shared = sum(workload.local_numel(name, model.get_parameter(name)) for name in apart)
+    return int(2 * shared / shard / mesh.pp) * workload.element_bytes

@@ -1,0 +1,117 @@
+"""Trace on the meta device what modules take, return and keep for backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from conf.errors import first_line
+from training.models.torch_private import flash_attention_on_meta, storage_key
+
+
+class Untraceable(ValueError):
+    """The model cannot run on the meta device; the message is the reason."""
+
+
+@dataclass
+class Trace:
+    """Elements per module of the model, for one row of whole sequences."""
+
+    taken: dict[str, int] = field(default_factory=dict)  # of its inputs
+    returned: dict[str, int] = field(default_factory=dict)  # of its output
+    # kept for backward, by place: `inner`, between cut layers, where a tensor rank has its part; `entered`, the inputs
+    # of cut layers, whole on every rank; `between`, all else, whole unless under sequence parallelism
+    kept: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def keep(self, names: Iterable[str], place: str, numel: int) -> None:
+        for name in names:
+            places = self.kept.setdefault(name, {})
+            places[place] = places.get(place, 0) + numel
+
+
+class FusedAttention(TorchFunctionMode):
+    """Keep for backward what fused attention keeps: torch would keep all scores."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.scaled_dot_product_attention and args[0].dim() == 4:
+            return fused_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def fused_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **_: Any) -> Any:
+    """As `scaled_dot_product_attention`.
+
+    Args:
+        q, k, v: (B, heads, T, D).
+        attn_mask: broadcast to (B, heads, T, T), or None.
+        dropout_p: probability.
+        rest: further options, which keep nothing.
+    """
+    return flash_attention_on_meta(q, k, v, attn_mask, dropout_p)
+
+
+def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str], kinds: Mapping[str, str]) -> Trace:
+    """Trace the named modules in one forward of a copy of `model`.
+
+    A storage counts once; those of weights and of the batch do not count. Untraceable if the forward needs values
+    (`if (x > 0).any()`).
+
+    Args:
+        model: on any device.
+        inputs: positional, for one row.
+        names: modules to trace.
+        kinds: module name -> how it is cut over tensor ranks (models/sharding_plan.py).
+    """
+    traced = copy.deepcopy(model).to("meta")
+    given = [i.to("meta") if isinstance(i, torch.Tensor) else i for i in inputs]
+    trace = Trace()
+    seen = {storage_key(t) for t in [*traced.parameters(), *given] if isinstance(t, torch.Tensor)}
+    running: list[str] = []  # the named modules around the current operation
+    entered: set[int] = set()  # storages of the inputs of cut layers
+
+    def before(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            running.append(name)
+            tensors = [a for a in args if isinstance(a, torch.Tensor)]
+            trace.taken[name] = sum(a.numel() for a in tensors)
+            if kinds.get(name) in ("enter", "vocab_head"):
+                entered.update(storage_key(a) for a in tensors)
+
+        return hook
+
+    def after(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            running.remove(name)
+            trace.returned[name] = out.numel() if isinstance(out, torch.Tensor) else 0
+
+        return hook
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        storage = storage_key(saved)
+        if storage not in seen:
+            seen.add(storage)
+            cut = any(kinds.get(name) == "enter" for name in running)
+            place = "entered" if storage in entered else "inner" if cut else "between"
+            trace.keep(running, place, saved.untyped_storage().nbytes() // saved.element_size())
+        return saved
+
+    for name in names:
+        module = traced.get_submodule(name)
+        module.register_forward_pre_hook(before(name))
+        module.register_forward_hook(after(name))
+    with FusedAttention(), torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        try:
+            traced(*given)
+        except Exception as error:  # a user's forward may fail in any way
+            raise Untraceable(
+                f"{type(model).__name__}'s forward cannot be run on the meta device, which has shapes and no values: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+    return trace

@@ -1,0 +1,150 @@
+"""Describe the training step to plan: a model, its layout, and its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from conf.schema_parallel import ParallelConfig
+from training.models.sharding_plan import ShardingPlan, plan_of
+from training.parallel.batching import part_bounds
+from training.parallel.mesh import Mesh, shard_groups
+from training.parallel.model_parallel.blocks import own_units, repeated_blocks
+from training.parallel.model_parallel.pipeline import PipelineStage, estimated_costs, layer_names, partition
+from training.planner.trace import Untraceable
+
+Numels = dict[str, int]  # name of a parameter -> elements
+CUT_DIM = {"column": 0, "row": 1, "vocab": 0, "vocab_head": 0}
+OPTIMIZER_STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "lars": 1}  # tensors as large as the parameter
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The step to plan.
+
+    Args:
+        model: on any device.
+        config: the recipe's `parallel` block.
+        mesh: the block on its ranks.
+        engine: what carries the gradients.
+        inputs: the model's positional inputs for any one row, e.g. (tokens (1, T),), since shapes scale with the rows;
+            or why there are none, which leaves activations and their traffic unplanned.
+        global_batch: rows per step.
+        optimizer: `optim.name`.
+        element_bytes: of a parameter.
+    """
+
+    model: nn.Module
+    config: ParallelConfig
+    mesh: Mesh
+    engine: str
+    inputs: tuple[Any, ...] | Untraceable
+    global_batch: int
+    optimizer: str = "adamw"
+    element_bytes: int = 4
+
+    @cached_property
+    def sharding(self) -> ShardingPlan:
+        return plan_of(self.model) or ShardingPlan()
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """Module name -> how its weight is cut over tp."""
+        return self.sharding.kinds(self.model)
+
+    @cached_property
+    def stages(self) -> list[list[str]]:
+        """Names of the layers of each pipeline stage, by estimated costs; [""] is the whole model."""
+        if self.mesh.pp == 1:
+            return [[""]]
+        names = layer_names(self.model)
+        return partition(names, estimated_costs(self.model, names), self.mesh.pp * self.config.stages_per_rank)
+
+    @cached_property
+    def micro_batches(self) -> int:
+        """Passes per step; a pipeline's accumulation is folded into its micro-batches."""
+        return self.config.accumulate * (self.config.micro_batches if self.mesh.pp > 1 else 1)
+
+    @property
+    def rows_per_pass(self) -> int:
+        return -(-part_bounds(self.global_batch, self.mesh.dp)[0][1] // self.micro_batches)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an element of an activation."""
+        return 2 if self.config.precision != "fp32" else self.element_bytes
+
+    @cached_property
+    def block_names(self) -> list[str]:
+        blocks = {id(block) for _, _, block in repeated_blocks(self.model)}
+        return [name for name, module in self.model.named_modules() if id(module) in blocks]
+
+    @property
+    def attention_cores(self) -> list[str]:
+        return [f"{name}.core" for name in self.sharding.attention_names(self.model)]
+
+    def names_on(self, pipeline_rank: int) -> list[str]:
+        """Layers of all stages of a pipeline rank."""
+        return [name for stage in self.stages[pipeline_rank :: self.mesh.pp] for name in stage]
+
+    def local_numel(self, name: str, parameter: torch.Tensor) -> int:
+        """Elements of a parameter on one tensor rank."""
+        kind = self.kinds.get(name.rpartition(".")[0], "")
+        if self.mesh.tp == 1 or kind not in CUT_DIM or parameter.ndim <= CUT_DIM[kind]:
+            return parameter.numel()
+        rows = parameter.shape[CUT_DIM[kind]]
+        return -(-rows // self.mesh.tp) * (parameter.numel() // rows)
+
+
+class RankParameters:
+    """One pipeline rank's parameters, as tensor ranks cut and ZeRO shards them."""
+
+    def __init__(self, workload: Workload, pipeline_rank: int) -> None:
+        self.workload, self.names = workload, workload.names_on(pipeline_rank)
+        model, mesh, config = workload.model, workload.mesh, workload.config
+        self.parameters = named_parameters_of(model, self.names)
+        self.local: Numels = {name: workload.local_numel(name, p) for name, p in self.parameters.items()}
+        self.whole = sum(self.local.values())  # elements on a tensor rank before ZeRO
+        self.replicas, self.shard = shard_groups(mesh, config.shard)
+        self.zero = config.zero if self.shard * self.replicas > 1 else 0
+        layers = workload.sharding.layer_names(model) if self.zero == 3 else []
+        self.layers = [name for name in layers if self.names == [""] or name in self.names]
+        self.units = own_units(model if self.names == [""] else PipelineStage(model, self.names), self.layers)
+        self.on_horovod = bool(self.zero) and workload.engine == "horovod"
+
+    @property
+    def owned(self) -> int:
+        """Elements that this rank updates. Uneven shards differ between ranks by a row; this is their mean."""
+        if not self.zero:
+            return self.whole
+        return sum(
+            self.local[name] if p.ndim == 0 else math.ceil(self.local[name] / self.shard)
+            for name, p in self.parameters.items()
+        )
+
+    @property
+    def gather_bytes(self) -> int:
+        """Bytes of an element of a gathered weight: fully_shard sends it in the dtype of compute."""
+        element = self.workload.element_bytes
+        return element if self.workload.config.precision == "fp32" or self.on_horovod else 2
+
+    def numels_of(self, units: Sequence[str]) -> list[int]:
+        """Elements per unit that ZeRO gathers separately."""
+        return [sum(n for p, n in self.local.items() if p.startswith(f"{unit}.")) for unit in units]
+
+
+def named_parameters_of(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Parameters of the named modules ("" is the whole model); a weight shared within them has its first name."""
+    seen: set[int] = set()
+    found: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(n == "" or name.startswith(f"{n}.") for n in names) and id(parameter) not in seen:
+            seen.add(id(parameter))
+            found[name] = parameter
+    return found
