@@ -60,7 +60,7 @@ def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
     with barrier_group(spark, 2, ("torch", "horovod.torch"), LaunchOptions()) as group:
         first = group.run(JobSpec(ring_sum), 2, quiet, attempt=1)
         second = group.run(JobSpec(ring_sum), 2, quiet, attempt=2)
-        assert len(group.seats) == 2
+        assert len(group.agents) == 2
     assert first.results == second.results == [[6.0], [6.0]]
     assert first.metrics[0].values == {"sum": 6.0}
     assert second.start_s < first.start_s
