@@ -173,7 +173,15 @@ def _lines(rules: Iterable[Rule], facts: Facts) -> list[str]:
 
 
 def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accumulate: int) -> str | None:
-    """A pipeline's micro-batches are equal; elsewhere parts may be uneven, but never more than there are rows."""
+    """Why the global batch cannot be cut, or None.
+
+    A pipeline's micro-batches are equal; elsewhere parts may be uneven, but never more than there are rows.
+
+    Args:
+        global_batch: rows per step.
+        dp, pp: ranks on these axes.
+        micro_batches, accumulate: of the parallel block.
+    """
     parts = dp * accumulate * (micro_batches if pp > 1 else 1)
     factors = f"dp({dp}) * accumulate({accumulate})" + (f" * micro_batches({micro_batches})" if pp > 1 else "")
     if pp > 1 and global_batch % parts:
