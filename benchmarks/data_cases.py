@@ -71,17 +71,19 @@ def decode_and_gather(folder: str, batch: int) -> Batches:
 def sparkring(folder: str, batch: int, **how: Any) -> Batches:
     sys.path.insert(0, str(ROOT))
     from conf.manifest import DatasetManifest
+    from conf.schema_data import DataConfig
     from conf.storage import open_storage
     from training.data.batch import Ragged
-    from training.data.reader import ParquetReader, ReaderSettings
+    from training.data.reader import ParquetReader
+    from training.data.request import ReadRequest
 
     cached = how.pop("cached", False)
     manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
     decoded = decoded_groups(folder, manifest) if cached else None
     images = [c.name for c in manifest.columns if c.layout == "binary"]
-    settings = ReaderSettings(**{"verify": "hash", "tail": "drop", "decoders": dict.fromkeys(images, "image")} | how)
-    storage = open_storage(folder)
-    reader = ParquetReader(storage, manifest, "train", None, batch, settings=settings, decoded=decoded)
+    config = DataConfig(**{"verify": "hash", "tail": "drop", "decoders": dict.fromkeys(images, "image")} | how)
+    request = ReadRequest(open_storage(folder), manifest, "train", None, batch)
+    reader = ParquetReader(request, config=config, decoded=decoded)
     reader.verify()  # hashing is timed apart: it happens once per job, not once per epoch
     reader.meter.take()
     yield -1, [reader.meter]
@@ -120,7 +122,7 @@ def decoded_groups(folder: str, manifest: Any) -> Any:
 
 def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
     sys.path.insert(0, str(ROOT))
-    import training.data.petastorm_compat  # noqa: F401, I001  (petastorm 0.12.1 does not import without)
+    import training.data.petastorm_adapter  # noqa: F401, I001  (petastorm 0.12.1 does not import without)
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 
@@ -133,7 +135,7 @@ def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
 
 def petastorm_rows(folder: str, batch: int) -> Batches:
     sys.path.insert(0, str(ROOT))
-    import training.data.petastorm_compat  # noqa: F401, I001
+    import training.data.petastorm_adapter  # noqa: F401, I001
     from petastorm import make_batch_reader
     from petastorm.pytorch import DataLoader
 
@@ -323,7 +325,7 @@ def import_for(case: str) -> None:
     elif case == "decode + gather":
         import pandas  # noqa: F401  (to_numpy would)
     elif case.startswith("petastorm"):
-        import training.data.petastorm_compat  # noqa: F401, I001
+        import training.data.petastorm_adapter  # noqa: F401, I001
         import petastorm.pytorch  # noqa: F401
     elif case.startswith("HF"):
         import datasets  # noqa: F401

@@ -160,11 +160,12 @@ def warm(folder: Path) -> None:
 
 def groups_per_batch(theme: str, folder: Path, lanes: int) -> float:
     """Distinct row groups in a global batch of ours, from the order itself (epoch 0)."""
-    from training.data.order import OrderSettings, epoch_ids, make_plan
+    from conf.schema_data import DataConfig
+    from training.data.order import epoch_ids, make_plan
 
     manifest = DatasetManifest.from_json((folder / "_manifest.json").read_text(), str(folder))
     sizes = [rows for file in manifest.files for rows in file.row_groups]
-    plan = make_plan(sizes, BATCH[theme], OrderSettings(lanes=lanes, window_row_groups=None if lanes == 64 else 1))
+    plan = make_plan(sizes, BATCH[theme], DataConfig(lanes=lanes, window_row_groups=None if lanes == 64 else 1))
     group_of = np.repeat(np.arange(len(sizes)), sizes)[epoch_ids(plan, 0)]
     whole = len(group_of) // BATCH[theme] * BATCH[theme]
     return float(np.mean([len(np.unique(b)) for b in group_of[:whole].reshape(-1, BATCH[theme])]))

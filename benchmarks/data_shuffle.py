@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from machine import measured_with  # noqa: E402
 
-from training.data.order import OrderSettings, epoch_ids, lane_order, make_plan  # noqa: E402
+from conf.schema_data import DataConfig  # noqa: E402
+from training.data.order import epoch_ids, lane_order, make_plan  # noqa: E402
 
 ROWS, GROUP, BATCH = 2_000_000, 16_384, 4096
 
@@ -38,7 +39,7 @@ def quality(name: str, ids: np.ndarray) -> str:
 
 def served(lanes: int, window: int | None, shuffle: bool = True) -> np.ndarray:
     sizes = [min(GROUP, ROWS - at) for at in range(0, ROWS, GROUP)]
-    how = OrderSettings(lanes=lanes, window_row_groups=window, seed=1, tail="pad", shuffle=shuffle)
+    how = DataConfig(lanes=lanes, window_row_groups=window, seed=1, tail="pad", shuffle=shuffle)
     return epoch_ids(make_plan(sizes, BATCH, how), 0)
 
 
@@ -46,7 +47,7 @@ def planning() -> tuple[float, float]:
     rows = np.full(1_000_000, 10_000)
     tracemalloc.start()
     began = time.process_time()
-    plan = make_plan(rows, 65_536, OrderSettings())
+    plan = make_plan(rows, 65_536, DataConfig())
     orders = [lane_order(plan, 0, lane) for lane in range(plan.lanes)]
     spent, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

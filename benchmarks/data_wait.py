@@ -26,15 +26,16 @@ from data_readers import notes_on
 from conf.manifest import DatasetManifest
 from conf.storage import open_storage
 from training.data.batch import Batch
-from training.data.reader import ParquetReader, ReaderSettings
+from training.data.reader import ParquetReader
+from training.data.request import ReadRequest
 
 
 def on(reader: ParquetReader, epochs: int) -> Iterator[Batch]:
-    return reader.batches(0, 0, epochs * reader.steps_per_epoch)
+    return reader.batches(0, epochs * reader.steps_per_epoch)
 
 
 def anew(reader: ParquetReader, epochs: int) -> Iterator[Batch]:
-    return chain.from_iterable(reader.batches(epoch) for epoch in range(epochs))
+    return chain.from_iterable(reader.batches(epoch * reader.epochs.samples) for epoch in range(epochs))
 
 
 def waits(batches: Iterator[Batch], step_s: float) -> list[float]:
@@ -77,7 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     manifest = DatasetManifest.from_json(Path(args.folder, "_manifest.json").read_text(), args.folder)
-    reader = ParquetReader(open_storage(args.folder), manifest, "train", None, args.batch, settings=ReaderSettings())
+    reader = ParquetReader(ReadRequest(open_storage(args.folder), manifest, "train", None, args.batch))
     reader.verify()
     waits(on(reader, 1), 0.0)
     runs = [one_run(reader, args.epochs, args.slack) for _ in range(args.runs)]

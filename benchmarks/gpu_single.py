@@ -30,12 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from conf.load import load_config
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
-from training.data.reader import ParquetReader, ReaderSettings
+from training.data.reader import ParquetReader
+from training.data.request import DataRank, ReadRequest
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 
 # Dense bf16, by NVIDIA's data sheets; the first key found in the device's name counts. V100 has no bf16.
 PEAK_TFLOPS = {
@@ -56,7 +58,7 @@ def ten_steps(device: torch.device, dtype: torch.dtype) -> tuple[list[float], di
     """Losses and final parameters of a small GPT."""
     torch.manual_seed(0)
     model = GPT(vocab=128, width=64, layers=3, heads=4, kv_heads=2).to(dtype)
-    strategy = build_strategy(ParallelSettings(accumulate=2), Place(), device, clip_norm=0.5)
+    strategy = build_strategy(ParallelSettings(accumulate=2), RankInfo(), device, clip_norm=0.5)
     strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named))
     losses = []
     for step in range(10):
@@ -119,9 +121,9 @@ def train_recipe(recipe: str, steps: int, batch: int, device: torch.device, fold
     model = GPT(**sizes)
     flops = flops_per_token(model)
     manifest = write_tokens(folder, rows=batch * (steps + 12), vocab=sizes["vocab"])
-    settings = ReaderSettings(lanes=8, threads=4)
-    reader = ParquetReader(open_storage(str(folder)), manifest, "train", None, batch, settings=settings, device=device)
-    strategy = build_strategy(ParallelSettings(precision="bf16"), Place(), device, clip_norm=1.0)
+    request = ReadRequest(open_storage(str(folder)), manifest, "train", None, batch)
+    reader = ParquetReader(request, DataRank(device=device), DataConfig(lanes=8, threads=4))
+    strategy = build_strategy(ParallelSettings(precision="bf16"), RankInfo(), device, clip_norm=1.0)
     strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named, weight_decay=0.1), compiled=True)
     seconds, stalls, losses = [], [], []
     batches = iter(reader.batches(0))

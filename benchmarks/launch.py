@@ -4,7 +4,7 @@ Each launcher runs in turn in one Spark session, several rounds; what is timed e
 all-reduce has returned. Cold is the same for all three: every call starts new processes for its ranks, which import
 torch and Horovod from nothing, while Spark's own Python workers stay from call to call. A launcher's first call in a
 session is slower, as modules and archives are loaded for the first time; it is shown beside the median of all calls,
-and compared with the others' first. Ours is timed warm too: a further launch of the same crew.
+and compared with the others' first. Ours is timed warm too: a further launch of the same group.
 
     python benchmarks/launch.py [--rounds 5] [--masters local[2] local-cluster[2,1,1024]] [--write FILE]
 """
@@ -61,7 +61,7 @@ def measure(master: str, rounds: int) -> dict[str, list[float]]:
     from pyspark.ml.torch.distributor import TorchDistributor
     from pyspark.sql import SparkSession
 
-    from pipelines.launch.barrier import StageOptions, barrier_crew, run_barrier
+    from pipelines.launch.barrier import LaunchOptions, barrier_group, run_barrier
     from training.launch.job import JobSpec
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -86,10 +86,10 @@ def measure(master: str, rounds: int) -> dict[str, list[float]]:
         clock("horovod.spark.run", lambda: horovod.spark.run(horovod_ring, num_proc=2, verbose=0, stdout=None)[0])
         clock("ours, torch ring, cold", ours(JobSpec(torch_ring, preload=("torch",))))
         clock("TorchDistributor", lambda: TorchDistributor(2, local_mode=False, use_gpu=False).run(torch_ring))
-        with barrier_crew(spark, 2, ("torch", "horovod.torch"), StageOptions()) as crew:
-            crew.run(JobSpec(horovod_ring), 2, lambda event: None)
+        with barrier_group(spark, 2, ("torch", "horovod.torch"), LaunchOptions()) as group:
+            group.run(JobSpec(horovod_ring), 2, lambda event: None)
             for name, entry in (("Horovod", horovod_ring), ("torch", torch_ring)):
-                clock(f"ours, {name} ring, warm", lambda e=entry: crew.run(JobSpec(e), 2, lambda event: None).result)
+                clock(f"ours, {name} ring, warm", lambda e=entry: group.run(JobSpec(e), 2, lambda event: None).result)
     spark.stop()
     return found
 

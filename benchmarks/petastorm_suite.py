@@ -1,4 +1,4 @@
-"""petastorm's own tests through `training/data/petastorm_compat.py`: every test that does not pass, with its reason.
+"""petastorm's own tests through `training/data/petastorm_adapter`: every test that does not pass, with its reason.
 
 The library is the installed wheel's code (checked file by file); the tests are those of its tag, as the wheel lacks
 some. They need TensorFlow, OpenCV and others, which are installed into an environment of their own on top of this one.
@@ -111,7 +111,7 @@ def prepare(source: Path, work: Path) -> Path:
 def run_tests(python: Path, work: Path, tests: list[str]) -> dict[str, tuple[str, str]]:
     """(passed, skipped, failed; message) by test id."""
     names = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": str(python), "TMPDIR": str(work)}
-    command = [str(python), "-m", "pytest", "-p", "training.data.petastorm_compat", "-q", "-W", "ignore", "--tb=short"]
+    command = [str(python), "-m", "pytest", "-p", "training.data.petastorm_adapter", "-q", "-W", "ignore", "--tb=short"]
     options = ["-p", "no:cacheprovider", "--timeout=360", f"--junitxml={work / 'result.xml'}"]
     subprocess.run(
         [*command, *options, "--continue-on-collection-errors", *tests], cwd=work, env=os.environ | names, check=False

@@ -22,7 +22,7 @@ from benchmarks.strategies_bare import BARE, Step
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.data_parallel.horovod_ring import start_horovod
 from training.planner import make_plan
@@ -106,7 +106,7 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds
     rows = ROWS_PER_RANK * world
     tokens = torch.randint(0, SIZE["vocab"], (rows, TOKENS + 1))
     whole = Batch({"tokens": tokens}, rows, rows, rows)
-    strategy = build_strategy(ParallelSettings(**settings), Place(rank, world, 0, 1), CPU, clip_norm=1.0)
+    strategy = build_strategy(ParallelSettings(**settings), RankInfo(rank, world, 0, 1), CPU, clip_norm=1.0)
     plan = make_plan(
         model(), strategy.settings, strategy.mesh, strategy.engine, inputs=(tokens[:1, :-1],), global_batch=rows
     )
@@ -151,7 +151,7 @@ def run_case(name: str, settings: dict[str, Any], rank: int, world: int, seconds
 
 def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, Any]:
     """Share of communication behind compute: (alone compute + alone reduction - step) / alone reduction."""
-    alone = build_strategy(ParallelSettings(dp=1), Place(), CPU, clip_norm=1.0)
+    alone = build_strategy(ParallelSettings(dp=1), RankInfo(), CPU, clip_norm=1.0)
     alone.prepare(model(), task, lambda named: build_optimizer(named))
 
     def compute() -> None:

@@ -1,7 +1,7 @@
-"""defaults < recipe.yaml < `key.path=value` overrides -> RunConfig, with where each value came from.
+"""Load a recipe: defaults < recipe.yaml < `key.path=value` overrides -> RunConfig, with the origin of each value.
 
 Every problem is found before anything is raised: `ConfigError.problems` has one line per problem with the key's path,
-the value, the rule, and for a misspelt key the nearest name there is.
+the value, the rule, and for a misspelt key the nearest known name.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import types
-import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from conf.manifest import digest
 from conf.rules import combination_problems, leaves
@@ -93,7 +91,7 @@ def load_config(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
 
 
 def _find(recipe: str) -> tuple[str, str]:
-    """(where, text) of a recipe by name or by path."""
+    """Read a recipe by name or by path; returns (where it is from, its text)."""
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
         where = recipe
         source: Traversable = Path(recipe)
@@ -114,8 +112,10 @@ def _find(recipe: str) -> tuple[str, str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-3` as a float (YAML 1.1 does not), refuses a key given twice, and is bounded: a few
-    lines of aliases of aliases stand for gigabytes. Raises YAMLError, with the line, for whatever it does not read."""
+    """SafeLoader that reads `1e-3` as a float (YAML 1.1 does not), refuses a key given twice, and is bounded.
+
+    Unbounded, a few lines of aliases of aliases stand for gigabytes. Raises YAMLError, with the line.
+    """
 
     depth = 0
 
@@ -159,7 +159,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """The value and its nodes, which know their lines. Raises YAMLError."""
+    """Parse bounded YAML into its value and its nodes, which know their lines. Raises YAMLError."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -172,7 +172,7 @@ def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node stands for once its aliases are written out. YAMLError where they are too many."""
+    """Count the values of a node with its aliases written out. YAMLError if they are too many."""
     if id(node) not in known:
         known[id(node)] = MOST_VALUES  # until it is known: an alias of a block inside itself stands for endless ones
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -184,7 +184,7 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _unshared(value: Any) -> Any:
-    """A block of its own wherever a YAML alias stands: an override of one changes no other."""
+    """Copy the block behind every YAML alias, so that an override of one changes no other."""
     if isinstance(value, dict):
         return {key: _unshared(item) for key, item in value.items()}
     return [_unshared(item) for item in value] if isinstance(value, list) else value
@@ -232,7 +232,7 @@ def _set(values: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def _origin(key: str, origins: dict[str, str]) -> str:
-    """The origin of the key or of the nearest block above it that was written whole; else the default."""
+    """Origin of the key, or of the nearest block above it that was written whole; else the default."""
     if key in origins:
         return origins[key]
     while "." in key:
@@ -243,11 +243,12 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 
 
 def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str:
+    """One line for an error of pydantic: key, value, rule, place, and the nearest known name."""
     location = _present(error["loc"], values, error["type"] == "missing")
     key = ".".join(str(part) for part in location)
     where = f" ({origins[key]})" if key in origins else ""
     if error["type"] == "extra_forbidden":
-        names = _field_names(RunConfig, error["loc"][:-1])
+        names = _known_keys(error["loc"][:-1])
         near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(names))}"
         return f"{key}: unknown key{where}; {hint}"
@@ -263,7 +264,7 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
 
 
 def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
-    """pydantic's location without the union tags it inserts, which are no keys of the user's; nor is a missing key."""
+    """Reduce pydantic's location to the keys of the user: it also has union tags, and the key that is missing."""
     path: list[Any] = []
     for position, part in enumerate(loc):
         inside = (isinstance(values, dict) and part in values) or (
@@ -277,35 +278,32 @@ def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
     return path or list(loc)
 
 
-def _field_names(model: Any, loc: tuple[Any, ...]) -> set[str]:
-    """Names of the keys allowed at a location, through optionals, lists, dicts and unions."""
-    models = [model]
-    for part in loc:
-        found: list[Any] = []
-        for candidate in models:
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                if part in candidate.model_fields:
-                    found += _unpack(candidate.model_fields[part].annotation)
-                elif any(part == f.default for n, f in candidate.model_fields.items()):
-                    found.append(candidate)
-            elif isinstance(part, int) or not isinstance(candidate, type):
-                found.append(candidate)
-        models = found or models
-    return {n for m in models if isinstance(m, type) and issubclass(m, BaseModel) for n in m.model_fields}
+def _known_keys(location: tuple[Any, ...]) -> set[str]:
+    """Names of the keys allowed at a location of pydantic's, through optionals, lists, dicts and unions."""
+    schema = RunConfig.model_json_schema()
 
+    def variants(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        yield node
+        for inner in [*node.get("anyOf", []), *node.get("oneOf", [])]:
+            yield from variants(inner)
 
-def _unpack(annotation: Any) -> list[Any]:
-    origin = typing.get_origin(annotation)
-    if origin is None:
-        return [annotation]
-    arguments = typing.get_args(annotation)
-    if origin is dict:
-        arguments = arguments[1:]
-    elif origin is typing.Annotated:
-        arguments = arguments[:1]
-    elif origin not in (typing.Union, types.UnionType, list, tuple):
-        return []
-    return [leaf for argument in arguments if argument not in (type(None), ...) for leaf in _unpack(argument)]
+    nodes = [schema]
+    for part in location:
+        found: list[dict[str, Any]] = []
+        for node in (v for outer in nodes for v in variants(outer)):
+            properties, values = node.get("properties", {}), node.get("additionalProperties")
+            if part in properties:
+                found.append(properties[part])
+            elif properties.get("kind", {}).get("const") == part:  # the tag pydantic inserts for a union by `kind`
+                found.append(node)
+            elif isinstance(part, int) and "items" in node:
+                found.append(node["items"])
+            elif isinstance(values, dict):
+                found.append(values)
+        nodes = found or nodes
+    return {name for outer in nodes for node in variants(outer) for name in node.get("properties", {})}
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The one contract between `etl` and `training`: what `_manifest.json` says of a dataset.
+"""The manifest, `_manifest.json`: the one contract between `etl` and `training`.
 
 A dataset is a folder of plain Parquet files and one `_manifest.json`, written last. A folder without a manifest is not
 a dataset; a Parquet file the manifest does not list is not part of it.
@@ -73,7 +73,7 @@ class Column(Stored):
 
     @property
     def mask(self) -> str | None:
-        """Name of the bool tensor (B,) beside it that says which rows are not null; None where there is none."""
+        """Name of the bool tensor (B,) that is true where the row is not null; None if nulls are not masked."""
         return f"{self.name}__valid" if self.nulls == "mask" else None
 
 
@@ -185,7 +185,7 @@ class TextSplit(TypedDict):
 
 @OPEN
 class TextState(TypedDict):
-    """What etl/text.py says of packed text. `size`: ids of the tokenizer without end and padding."""
+    """State of packed text, by etl/text.py. `size`: ids of the tokenizer without end and padding."""
 
     tokenizer_json: str
     size: Count
@@ -258,7 +258,7 @@ class DatasetManifest(Stored):
 
 
 def read_manifest(folder: Storage) -> DatasetManifest:
-    """The dataset in `folder`. Raises ManifestError where there is none, or none this version can read."""
+    """Read the dataset in `folder`. Raises ManifestError if it is not one that this version can read."""
     if not folder.exists(MANIFEST_NAME):
         found = "the folder does not exist" if not folder.exists() else f"the folder has no {MANIFEST_NAME}"
         raise ManifestError(

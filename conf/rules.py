@@ -1,4 +1,4 @@
-"""Combinations of settings that are each legal and together impossible; one line per problem, key path first."""
+"""Settings that are each legal and together impossible, as data, each limit once; one line per problem, key first."""
 
 from __future__ import annotations
 
@@ -18,71 +18,73 @@ BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["l
 
 
 @dataclass(frozen=True)
-class Idle:
-    """Keys nothing reads in a run `when` holds of: set to anything but their default they are refused, not ignored."""
+class NoEffect:
+    """Keys that nothing reads in a run that `applies` holds for: a value other than the default is refused."""
 
     keys: tuple[str, ...]
-    when: Callable[[RunConfig], bool]
+    applies: Callable[[RunConfig], bool]
     why: str
     remedy: str
 
 
-def _split_kind(*kinds: str) -> Callable[[RunConfig], bool]:
-    return lambda c: c.etl is not None and c.etl.split.kind in kinds
+@dataclass(frozen=True)
+class Conflict:
+    """A combination of keys that cannot run; `problem` is formatted with the configuration `c`."""
+
+    applies: Callable[[RunConfig], bool]
+    problem: str
 
 
-IDLE: tuple[Idle, ...] = (
-    Idle(
+NO_EFFECT: tuple[NoEffect, ...] = (
+    NoEffect(
         ("data.tail", "data.window_row_groups", "data.on_corrupt", "data.cache.files", "data.cache.decoded"),
         lambda c: c.data.reader == "petastorm",
-        "for training with data.reader = petastorm, which opens, orders and deals out the files itself",
+        "for training with data.reader = petastorm, which opens and orders the files itself",
         "remove it, or use data.reader = native",
     ),
-    Idle(
+    NoEffect(
         ("data.petastorm.pool", "data.petastorm.workers", "data.petastorm.shuffle_rows"),
         lambda c: c.data.reader == "native",
         "with data.reader = native",
         "remove it (data.threads and data.window_row_groups are the native reader's), or set data.reader to petastorm",
     ),
-    Idle(
+    NoEffect(
         ("data.petastorm.shuffle_rows",),
         lambda c: c.data.reader == "petastorm" and not c.data.shuffle,
         "with data.shuffle = false",
         "remove it, or set data.shuffle to true",
     ),
-    Idle(
+    NoEffect(
         ("data.tail",),
         lambda c: c.data.mix is not None,
         "with a mix, which cuts whole batches out of all its parts",
         "remove it; data.mix.stop says when an epoch ends",
     ),
-    Idle(
+    NoEffect(
         ("data.mix.epoch_samples",),
         lambda c: c.data.mix is not None and c.data.mix.stop != "forever",
         "where data.mix.stop says when an epoch ends",
         "remove it, or set data.mix.stop to forever",
     ),
-    Idle(("etl.split.shares",), _split_kind("time"), "on a split by time", "remove it; boundaries decide"),
-    Idle(("etl.split.shares",), _split_kind("column"), "on a split by column", "remove it; the column decides"),
-    Idle(
-        ("etl.split.key", "etl.split.seed"),
-        _split_kind("time", "column"),
-        "but on a split by hash",
+    NoEffect(
+        ("etl.split.shares", "etl.split.key", "etl.split.seed"),
+        lambda c: c.etl is not None and c.etl.split.kind != "hash",
+        "but on a split by hash; boundaries, or the column, decide",
         "remove it, or set etl.split.kind to hash",
     ),
-    Idle(
+    NoEffect(
         ("model.inputs", "model.label"),
         lambda c: c.model.task == "language_model",
         "with model.task = 'language_model', which reads the column `tokens` and predicts it",
-        "remove it, or name a task of your own (module:Class)",
+        "remove it, or set model.task to your own (module:Class)",
     ),
-    Idle(
+    NoEffect(
         ("report.share_by",),
         lambda c: c.model.task != "binary",
         "where model.task is not binary: there is no positive share to show",
         "remove it",
     ),
-    Idle(
+    NoEffect(
         ("report.sample_prompt", "report.sample_tokens"),
         lambda c: c.model.task != "language_model",
         "where model.task is not language_model: no text is written",
@@ -91,20 +93,60 @@ IDLE: tuple[Idle, ...] = (
 )
 
 
-def idle_problems(config: RunConfig) -> list[str]:
-    """A line for every key that was set and has no effect."""
+CONFLICTS: tuple[Conflict, ...] = (
+    Conflict(
+        lambda c: c.etl is None and c.dataset is None,
+        "etl, dataset: neither is given; a run has either an etl block or the URI of a finished dataset",
+    ),
+    Conflict(
+        lambda c: c.etl is not None and c.dataset is not None,
+        "etl, dataset: both are given; a run has either an etl block or the URI of a finished dataset",
+    ),
+    Conflict(
+        lambda c: c.train.epochs is None and c.train.steps is None,
+        "train.epochs, train.steps: both are null; training would have no end",
+    ),
+    Conflict(
+        lambda c: c.train.steps is not None and c.optim.warmup_steps >= c.train.steps,
+        "optim.warmup_steps = {c.optim.warmup_steps}: must be less than train.steps = {c.train.steps}, or the learning "
+        "rate never reaches optim.lr",
+    ),
+    Conflict(
+        lambda c: c.train.valid_split == c.train.test_split,
+        "train.test_split = {c.train.test_split!r}: is train.valid_split too; hold out other rows for the test",
+    ),
+    Conflict(
+        lambda c: c.data.audit and c.data.mix is not None,
+        "data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two",
+    ),
+)
+
+
+def combination_problems(config: RunConfig) -> list[str]:
+    """List everything that is wrong with a configuration as a whole, without its dataset."""
     return [
-        f"{key} = {value!r}: has no effect {idle.why}; {idle.remedy}"
-        for idle in IDLE
-        if idle.when(config)
-        for key in idle.keys
+        *(conflict.problem.format(c=config) for conflict in CONFLICTS if conflict.applies(config)),
+        *secret_problems(config),
+        *must_beat_problems(config),
+        *no_effect_problems(config),
+        *uri_problems(config),
+    ]
+
+
+def no_effect_problems(config: RunConfig) -> list[str]:
+    """List the keys that were set and have no effect."""
+    return [
+        f"{key} = {value!r}: has no effect {rule.why}; {rule.remedy}"
+        for rule in NO_EFFECT
+        if rule.applies(config)
+        for key in rule.keys
         for value, default in _value_and_default(config, key)
         if value != default
     ]
 
 
 def _value_and_default(config: RunConfig, key: str) -> Iterator[tuple[Any, Any]]:
-    """Of a key by its path; nothing where a block above it is null."""
+    """Yield a key's value and its default; nothing if a block above it is null."""
     *above, name = key.split(".")
     block: BaseModel | None = config
     for part in above:
@@ -114,7 +156,7 @@ def _value_and_default(config: RunConfig, key: str) -> Iterator[tuple[Any, Any]]
 
 
 def uri_problems(config: RunConfig) -> list[str]:
-    """Of every storage URI: what is wrong with it that is wrong wherever the job runs."""
+    """List storage URIs that cannot be right on any machine."""
     uris = {"storage.datasets": config.storage.datasets, "storage.runs": config.storage.runs, "dataset": config.dataset}
     if config.etl is not None:
         uris |= {f"etl.sources.{name}.path": source.path for name, source in config.etl.sources.items()}
@@ -125,13 +167,13 @@ def uri_problems(config: RunConfig) -> list[str]:
         try:
             check_uri(uri or "")
         except ValueError as error:
-            if redact(uri or "") == uri:  # else it is said of every key in one place, below
+            if redact(uri or "") == uri:  # else `secret_problems` reports it
                 problems.append(f"{key}: {error}")
     return problems
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key path, value) of everything that is not itself a non-empty block or list."""
+    """Yield (key path, value) of everything that is not itself a non-empty block or list."""
     items: Iterable[tuple[Any, Any]]
     if isinstance(value, dict) and value:
         items = value.items()
@@ -145,7 +187,7 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def secret_problems(config: RunConfig) -> list[str]:
-    """A line for every value that is or holds a credential. `spark.conf` may: it is kept apart (SparkConfig)."""
+    """List values that are or hold a credential. Only `spark.conf` may hold them (see SparkConfig)."""
     return [
         f"{key} {'is' if shown == HIDDEN else f'= {shown!r} holds'} a secret, {NO_SECRETS}"
         for key, value in leaves(config.model_dump(mode="json", exclude={"spark": {"conf"}}))
@@ -153,34 +195,8 @@ def secret_problems(config: RunConfig) -> list[str]:
     ]
 
 
-def combination_problems(config: RunConfig) -> list[str]:
-    problems: list[str] = []
-    if (config.etl is None) == (config.dataset is None):
-        given = "neither is" if config.etl is None else "both are"
-        problems.append(f"etl, dataset: {given} given; a run has either an etl block or the URI of a finished dataset")
-    train, optim = config.train, config.optim
-    if train.epochs is None and train.steps is None:
-        problems.append("train.epochs, train.steps: both are null; training would have no end")
-    if train.steps is not None and optim.warmup_steps >= train.steps:
-        problems.append(
-            f"optim.warmup_steps = {optim.warmup_steps}: must be less than train.steps = {train.steps}, "
-            "or the learning rate never reaches optim.lr"
-        )
-    if train.valid_split == train.test_split:
-        problems.append(f"train.test_split = {train.test_split!r}: is train.valid_split too; hold out rows of its own")
-    if config.data.audit and config.data.mix is not None:
-        problems.append("data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two")
-    return [
-        *problems,
-        *secret_problems(config),
-        *must_beat_problems(config),
-        *idle_problems(config),
-        *uri_problems(config),
-    ]
-
-
 def must_beat_problems(config: RunConfig) -> list[str]:
-    """Of `report.must_beat`: there must be baselines, and they must have the metrics."""
+    """Check `report.must_beat`: there must be baselines, and they must have the metrics."""
     wanted, task = config.report.must_beat, config.model.task
     key = f"report.must_beat = {wanted}"
     if not wanted:
@@ -198,7 +214,7 @@ def must_beat_problems(config: RunConfig) -> list[str]:
 
 
 def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """Settings that are right in themselves and wrong for this dataset."""
+    """List settings that are right in themselves and wrong for this dataset."""
     problems: list[str] = []
     train = config.train
     for key, split in (("valid_split", train.valid_split), ("test_split", train.test_split)):
@@ -217,7 +233,7 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
 
 
 def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """Of `report.share_by`: stored columns of one value per row."""
+    """Check `report.share_by`: it may name stored columns of one value per row."""
     layouts = {column.name: column.layout for column in manifest.columns}
     known = [name for name, layout in layouts.items() if layout == "scalar"]
     return [
@@ -229,7 +245,7 @@ def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]
 
 
 def metric_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
-    """`names`: what every validation of the recipe's task gives."""
+    """Check the metrics the recipe names against `names`, the metrics of its task."""
     early = config.train.early_stopping
     wanted = {"train.best_metric": config.train.best_metric} | (
         {"train.early_stopping.metric": early.metric} if early else {}
@@ -242,7 +258,7 @@ def metric_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say of a name there is not: the one that was meant, or all there are."""
+    """Hint for an unknown name: the closest known one, or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {names}"

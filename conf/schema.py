@@ -19,7 +19,7 @@ from conf.strict import Strict
 SPARK_REDACTS = "(?i)secret|password|token|access[.]?key"  # Spark's default of spark.redaction.regex
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _plain(value: str | SecretStr) -> str:
@@ -87,9 +87,9 @@ class ModelConfig(Strict):
 class OptimConfig(Strict):
     name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
     lr: PositiveFloat = 1e-3
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
-    momentum: Share = 0.9
+    momentum: Decay = 0.9
     weight_decay: NonNegativeFloat = 0.01
     clip_norm: PositiveFloat | None = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "cosine"

@@ -31,7 +31,7 @@ class CacheConfig(Strict):
     """Copies of remote files on a local disk, and decoded row groups for the epochs after the first."""
 
     files: str | None = Field(
-        default=None, description="local folder for copies of the dataset's files; None: read where they lie"
+        default=None, description="local folder for copies of the dataset's files; None: read where they are"
     )
     files_max_bytes: PositiveInt = 64 * 1024 * MIB
     decoded: str | None = Field(
@@ -61,8 +61,9 @@ class MixConfig(Strict):
 
 
 class PetastormConfig(Strict):
-    """`reader: petastorm`, of training; evaluation stays native, and `lanes`, `threads`, `max_bytes`, `chunk_bytes`,
-    `ahead` and `verify` are then of evaluation alone. Its schemas are pickles: only for datasets you trust."""
+    """Keys of `reader: petastorm`, for training only: evaluation stays native, and `lanes`, `threads`, `max_bytes`,
+    `chunk_bytes`, `ahead` and `verify` are then of evaluation alone. Its schemas are pickles: only for datasets
+    you trust."""
 
     url: str | None = Field(
         default=None, description="a dataset, plain or Petastorm's (file:///..., hdfs://...); None: the job's own"
@@ -70,7 +71,8 @@ class PetastormConfig(Strict):
     pool: Literal["thread", "process", "dummy"] = "thread"
     workers: PositiveInt = 2
     shuffle_rows: NonNegativeInt = Field(
-        default=0, description="rows in its shuffling buffer; 0: row groups are shuffled only"
+        default=0,
+        description="rows permuted together, beyond the order of row groups and of rows in each; 0: no more than that",
     )
 
 
@@ -80,7 +82,8 @@ class DataConfig(Strict):
         [], description="rows to keep, all must hold: [[distance, '>', 100]]; decided before the plan"
     )
     lanes: PositiveInt = Field(
-        64, description="streams a global batch is dealt from; belongs to the run, not to the world"
+        64,
+        description="streams of rows from which a global batch is taken in turn; belongs to the run, not to the world",
     )
     window_row_groups: PositiveInt | None = Field(
         default=None,

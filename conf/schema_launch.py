@@ -23,7 +23,7 @@ class LaunchConfig(Strict):
     collective_timeout_s: Seconds = Field(300.0, description="Gloo, NCCL and store timeout given to the workers")
     hang_timeout_s: Seconds | None = Field(300.0, description="no progress of a rank's step for this long is a hang")
     silence_timeout_s: Seconds = Field(20.0, description="an agent not heard of for this long is lost")
-    grace_s: Seconds = Field(10.0, description="for a last checkpoint on Ctrl-C or SIGTERM")
+    grace_s: Seconds = Field(10.0, description="for a last checkpoint on Ctrl-C, SIGTERM or decommissioning")
     interface: str | None = Field(
         None, description="network interface of the ring; None: the one that reaches the driver"
     )

@@ -1,8 +1,8 @@
-"""What must not be shown, and the one way it is hidden: in everything that is logged, stored, tracked or sent to ranks.
+"""Hide secrets in everything that is logged, stored, tracked or sent to ranks.
 
-Secrets have no place in a recipe, but for `spark.conf`, whose are kept apart (`SecretStr`). What is met in a message is
-told by its form: user information in a URL, a value behind a telling name, the tokens of well-known services. It is
-hidden up to the next blank or quote: rather too much than the second half of a password shown.
+A recipe may hold secrets in `spark.conf` only, where they are kept apart (`SecretStr`). In a message they are known by
+their form: user information in a URL, a value after a name such as `password`, the tokens of well-known services. They
+are hidden up to the next blank or quote: rather too much than the second half of a password shown.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FORMS = [
 
 
 def redact(text: str) -> str:
-    """The text with HIDDEN where a secret stands; without its percent-encoding where that hid one."""
+    """Replace secrets in the text by HIDDEN; a percent-encoding that hid one is removed."""
     decoded = unquote(text) if "%" in text else text
     hidden = _hidden(decoded)
     return text if hidden == decoded else hidden
@@ -77,12 +77,12 @@ _URL = re.compile(r"\S*(?:://|@)\S*")
 
 
 def redacted(value: Any, path: str = "", numbers: bool = False) -> Any:
-    """A JSON-able value with every text redacted, and hidden whole at and below a telling name.
+    """Redact every text in a JSON-able value, and hide all of it at and below the name of a secret.
 
     Args:
         value: the structure; never its JSON, which would not be JSON any more.
         path: keys above it, dots between, as in a recipe.
-        numbers: hide numbers below a telling name too.
+        numbers: hide numbers below such a name too.
     """
     free = _FREE_TEXT.match(path)
     tells = not free and is_secret_name(path)

@@ -1,4 +1,4 @@
-"""URI -> filesystem, and the two writes everything else is built on: whole-file put and streaming hash.
+"""Open a storage URI; the one atomic, hashed write (`Storage.create`) and the one lock (`lock_file`) of the project.
 
 Nothing here renames folders: a dataset or checkpoint becomes visible by one `put_atomic` of its manifest or marker,
 which local disks (write beside, fsync, `os.replace`) and object stores (a PUT is atomic) both give.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import re
 import uuid
@@ -55,7 +56,7 @@ class Storage:
         return self.fs.get_file_info(self.path(relative)).type != pafs.FileType.NotFound
 
     def size_bytes(self, relative: str) -> int | None:
-        """Size of a file, None where there is none."""
+        """Size of a file in bytes; None if it does not exist."""
         info = self.fs.get_file_info(self.path(relative))
         return info.size if info.type == pafs.FileType.File else None
 
@@ -70,37 +71,38 @@ class Storage:
             file.write(data)
 
     @contextmanager
-    def create(self, relative: str) -> Iterator[Any]:
-        """A stream whose file appears whole when the block ends; on a local disk not at all when it raises."""
+    def create(self, relative: str, on_progress: Callable[[], None] = lambda: None) -> Iterator[HashingFile]:
+        """Write a file that appears whole when the block ends; on a local disk not at all when the block raises.
+
+        `on_progress()` is called after each piece of at most CHUNK_BYTES has been written.
+        """
         target = self.path(relative)
         if not self.is_local:
             stream = self.fs.open_output_stream(target)
-            yield stream
+            yield HashingFile(stream, on_progress)
             stream.close()  # an object appears when its stream is closed
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
         part = f"{target}.{uuid.uuid4().hex}{PART}"
         try:
             with _part_file(part) as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(part, target)
-            fsync_folder(os.path.dirname(target))
+                yield HashingFile(file, on_progress)
+                publish(file, part, target)
         except BaseException as error:
             if os.path.exists(part):
                 os.unlink(part)
             if isinstance(error, OSError) and error.filename is None:
-                error.filename = target  # what a write knows nothing of
+                error.filename = target  # a failed write does not name its file
             raise
 
     def sweep(self, relative: str = "") -> list[str]:
-        """Delete what writers that were killed inside `create` left below `relative`; their paths. One that still
-        writes holds the lock of its file, which is left alone. On local disks only: object stores are left nothing.
+        """Delete the part files that killed writers left below `relative`; returns their paths.
+
+        A live writer holds the lock of its part file, which is left alone. Object stores never have part files.
         """
-        left = (
-            [p for p in self.list_files(relative) if re.search(rf"\.[0-9a-f]{{32}}{PART}$", p)] if self.is_local else []
-        )
+        if not self.is_local:
+            return []
+        left = [path for path in self.list_files(relative) if re.search(rf"\.[0-9a-f]{{32}}{PART}$", path)]
         return [path for path in left if _delete_unlocked(self.path(path))]
 
     def list_files(self, relative: str = "") -> list[str]:
@@ -123,16 +125,42 @@ class Storage:
         elif info.type == pafs.FileType.File:
             self.fs.delete_file(info.path)
 
-    def sha256(self, relative: str, tick: Callable[[], None] = lambda: None) -> str:
-        """`tick()` is called before each piece is read: a large file takes minutes."""
+    def sha256(self, relative: str, on_progress: Callable[[], None] = lambda: None) -> str:
+        """Hash a file; `on_progress()` is called before each piece is read: a large file takes minutes."""
+        hasher = hashlib.sha256()
         with self.fs.open_input_stream(self.path(relative)) as stream:
+            while True:
+                on_progress()
+                piece = stream.read(CHUNK_BYTES)
+                if not piece:
+                    return hasher.hexdigest()
+                hasher.update(piece)
 
-            def read() -> bytes:
-                tick()
-                piece: bytes = stream.read(CHUNK_BYTES)
-                return piece
 
-            return sha256_stream(iter(read, b""))
+class HashingFile(io.RawIOBase):
+    """Write-only file that passes bytes on in pieces, and counts (`bytes`) and hashes (`sha256`) them."""
+
+    def __init__(self, under: Any, on_progress: Callable[[], None] = lambda: None) -> None:
+        self._under, self._on_progress, self._hasher = under, on_progress, hashlib.sha256()
+        self.bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK_BYTES):
+            piece = view[start : start + CHUNK_BYTES]
+            self._hasher.update(piece)
+            self._under.write(piece)
+            self.bytes += len(piece)
+            self._on_progress()
+        return len(view)
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of everything written so far."""
+        return self._hasher.hexdigest()
 
 
 def check_below(path: str) -> str:
@@ -142,20 +170,25 @@ def check_below(path: str) -> str:
     return path
 
 
-def sha256_stream(chunks: Iterator[bytes]) -> str:
-    hasher = hashlib.sha256()
-    for chunk in chunks:
-        hasher.update(chunk)
-    return hasher.hexdigest()
+def publish(file: BinaryIO, part: str, target: str) -> None:
+    """Flush the open file `part` to the device and rename it to `target`, so that a power cut loses neither."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(part, target)
+    folder = os.open(os.path.dirname(target), os.O_RDONLY)
+    try:
+        os.fsync(folder)  # POSIX: the rename itself is in the folder's entry
+    finally:
+        os.close(folder)
 
 
 @contextmanager
 def _part_file(path: str) -> Iterator[BinaryIO]:
-    """A new file, locked from before anybody can find its writer gone."""
+    """Create a file that is locked from before `sweep` could take its writer for dead."""
     while True:
         with open(path, "wb") as file:
             with contextlib.suppress(OSError):  # a filesystem without locks: its parts are never swept
-                fcntl.flock(file, fcntl.LOCK_EX)
+                _flock(file.fileno(), wait=True)
             if os.fstat(file.fileno()).st_nlink:  # else it was swept between these two lines
                 yield file
                 return
@@ -164,39 +197,41 @@ def _part_file(path: str) -> Iterator[BinaryIO]:
 def _delete_unlocked(path: str) -> bool:
     try:
         with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _flock(file.fileno(), wait=False):  # being written
+                return False
             os.unlink(path)
-    except OSError:  # being written, gone, or no locks here
+    except OSError:  # gone, or no locks here
         return False
     return True
 
 
-def fsync_folder(path: str) -> None:
-    """Make a rename inside `path` survive a power cut (POSIX: the folder's own entry must be flushed)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def lock_file(path: Path, wait: bool = False) -> int | None:
-    """A descriptor that holds the lock (flock) on `path` until it is closed or its process ends, however it ends; None
-    where another holds it and this call does not wait."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+def _flock(descriptor: int, wait: bool) -> bool:
+    """Take the lock of an open file; False where another holds it and this call does not wait."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    return descriptor
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_file(path: str | Path, wait: bool = False, mode: int = 0o600) -> int | None:
+    """Lock `path` (flock), creating it with `mode`; None where another holds it and this call does not wait.
+
+    Returns a descriptor that holds the lock until it is closed or its process ends, however it ends.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+    held = False
+    try:
+        held = _flock(descriptor, wait)
+    finally:
+        if not held:
+            os.close(descriptor)
+    return descriptor if held else None
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Wait for and hold a lock between processes."""
+    """Hold a lock between processes for the block, waiting for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = lock_file(path, wait=True)
     assert descriptor is not None
@@ -207,8 +242,9 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def check_uri(uri: str) -> None:
-    """What can be said of a storage URI without opening it. Raises ValueError for credentials in it, a scheme that
-    neither pyarrow nor fsspec knows, and unknown options.
+    """Check a storage URI without opening it.
+
+    Raises ValueError for credentials in it, a scheme that neither pyarrow nor fsspec knows, and unknown options.
     """
     if redact(uri) != uri:
         raise ValueError(f"{redact(uri)} holds a secret, {NO_SECRETS}")
@@ -237,7 +273,7 @@ def open_storage(uri: str) -> Storage:
     if parts.scheme in ("s3", "s3a"):
         return Storage(_s3(dict(parse_qsl(parts.query))), f"{parts.netloc}{parts.path}".rstrip("/"), uri)
     try:
-        fs, root = pafs.FileSystem.from_uri(uri)  # the root is theirs to say: hdfs's has no host, abfss's no account
+        fs, root = pafs.FileSystem.from_uri(uri)  # pyarrow decides the root: hdfs's has no host, abfss's no account
     except Exception as error:  # pyarrow raises several kinds here; fsspec is the second chance
         fs, root = _fsspec(uri, error)
     return Storage(fs, root.rstrip("/") or root, uri)

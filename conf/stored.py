@@ -1,6 +1,6 @@
-"""Every JSON file we store and read back has one strict model; here are its field types, and the way from bytes to it.
+"""Parse stored JSON files: each has one strict model; here are the field types and the way from bytes to a model.
 
-What is read may be cut, damaged, of a newer version or made by somebody else. pydantic parses and checks it in one
+What is read may be cut, damaged, of a newer version or forged. pydantic parses and checks it in one
 pass: nesting, encoding and numbers are bounded by the parser, types and ranges by the model.
 """
 
@@ -44,7 +44,7 @@ class StoredError(ValueError):
 
 
 def up_to(newest: int) -> AfterValidator:
-    """The rule of a field that says which version of its format a file has: `format: Annotated[int, up_to(1)]`."""
+    """Rule of a format version field: `format: Annotated[int, up_to(1)]`."""
 
     def known(found: int) -> int:
         if not 1 <= found <= newest:
@@ -55,7 +55,7 @@ def up_to(newest: int) -> AfterValidator:
 
 
 class CheckedAs:
-    """The rule of a field that stays the plain dict or list it is, but has the form of `kind` where it is not empty."""
+    """Rule of a field that stays a plain dict or list, but has the form of `kind` where it is not empty."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind

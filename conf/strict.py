@@ -6,8 +6,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors, values never change after loading, defaults are checked like given values. An error does
-    not repeat the value: it may be a secret, and `conf.load` shows it with secrets hidden."""
+    """Base of every block: unknown keys are errors, values never change, defaults are checked like given values.
+
+    An error does not repeat the value, which may be a secret; `conf.load` shows it with secrets hidden.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, hide_input_in_errors=True

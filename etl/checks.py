@@ -1,4 +1,4 @@
-"""Rules about the rows, all evaluated in one pass; failing rows are quarantined, failing datasets stop the job."""
+"""Evaluate rules about the rows in one pass; failing rows are quarantined, failing datasets stop the job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from conf.errors import first_line
 from conf.schema_etl import CheckConfig
 from etl.errors import ChecksFailed, EtlError
 from etl.split import SPLIT
@@ -39,7 +40,7 @@ def mark(rows: DataFrame, checks: list[CheckConfig], tables: dict[str, DataFrame
         try:
             marked = _with_failure(marked, check, f"{FAIL}{index}", tables, key or rows.columns)
         except PySparkException as error:
-            raise EtlError(f"etl.checks.{index} ({check.name}): {str(error).splitlines()[0]}") from error
+            raise EtlError(f"etl.checks.{index} ({check.name}): {first_line(error)}") from error
     row_rules = [F.when(F.col(f"{FAIL}{i}"), F.lit(c.name)) for i, c in enumerate(checks) if c.level == "row"]
     return marked.withColumn(RULE, F.coalesce(*row_rules, F.when(F.col(SPLIT).isNull(), F.lit(UNSPLIT))))
 
@@ -47,6 +48,15 @@ def mark(rows: DataFrame, checks: list[CheckConfig], tables: dict[str, DataFrame
 def _with_failure(
     rows: DataFrame, check: CheckConfig, name: str, tables: dict[str, DataFrame], key: list[str]
 ) -> DataFrame:
+    """Add the boolean column `name`: true where the row fails the check.
+
+    Args:
+        rows: the rows, with SPLIT.
+        check: the rule.
+        name: of the new column.
+        tables: sources and views, for referential checks.
+        key: columns that identify a row; they decide which of equal rows a unique check keeps.
+    """
     if check.kind == "unique":
         missing = [c for c in check.columns if c not in rows.columns]
         if missing:
@@ -57,9 +67,8 @@ def _with_failure(
     if check.kind == "referential":
         assert check.to is not None and check.column is not None
         table, column = check.to.split(".")
-        known = (
-            tables[table].select(F.col(column).alias(f"{name}_key")).distinct().withColumn(f"{name}_hit", F.lit(True))
-        )
+        known = tables[table].select(F.col(column).alias(f"{name}_key")).distinct()
+        known = known.withColumn(f"{name}_hit", F.lit(True))
         joined = rows.join(known, rows[check.column] == known[f"{name}_key"], "left")
         fails = F.col(check.column).isNotNull() & F.col(f"{name}_hit").isNull()
         return joined.withColumn(name, fails).drop(f"{name}_key", f"{name}_hit")

@@ -1,9 +1,12 @@
-"""Spark type -> what is stored and what tensor it becomes. Nothing is changed silently: what has no exact tensor type
-is refused with the column, its type and the remedy."""
+"""Map a Spark type to what is stored and the tensor it becomes.
+
+Nothing is changed silently: a type without an exact tensor type is refused with the column, its type and the remedy.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,37 +16,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
-    ByteType,
     DataType,
     DateType,
     DecimalType,
     DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
     StringType,
     TimestampNTZType,
     TimestampType,
     UserDefinedType,
 )
 
-from conf.manifest import Column, Role
+from conf.manifest import Column, Nulls, Role
 from etl.errors import EtlError
+from etl.features import EXACT_DTYPES
 
-NUMPY_NAME: dict[type[DataType], str] = {
-    BooleanType: "bool",
-    ByteType: "int8",
-    ShortType: "int16",
-    IntegerType: "int32",
-    LongType: "int64",
-    FloatType: "float32",
-    DoubleType: "float64",
-    DateType: "int32",
-    TimestampType: "int64",
-    TimestampNTZType: "int64",
-}
 ARROW: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "int8": pa.int8(),
@@ -58,18 +44,20 @@ ARROW: dict[str, pa.DataType] = {
 EXACT_DECIMAL_DIGITS = 15  # every decimal of so many digits has its own double
 
 
-def manifest_column(
-    name: str,
-    found: DataType,
-    role: Role,
-    *,
-    nulls: str = "refuse",
-    fill: Any = None,
-    shape: list[int] | None = None,
-    dtype: str | None = None,
-    cardinality: int | None = None,
-) -> Column:
-    """The manifest's entry for a Spark column. Raises EtlError with the remedy for a type that has no tensor."""
+@dataclass(frozen=True)
+class ColumnOptions:
+    """How a column is stored, as a passthrough feature of the recipe declares it."""
+
+    nulls: Nulls = "refuse"
+    fill: Any = None
+    shape: list[int] | None = None
+    dtype: str | None = None
+
+
+def manifest_column(name: str, found: DataType, role: Role, options: ColumnOptions | None = None) -> Column:
+    """Make the manifest's entry for a Spark column. Raises EtlError with the remedy for a type that has no tensor."""
+    options = options or ColumnOptions()
+    shape = options.shape
     depth, element = _array_depth(found)
     layout = "binary" if isinstance(element, BinaryType) else ("scalar", "ragged")[depth] if depth < 2 else "nested"
     if isinstance(found, UserDefinedType):
@@ -88,32 +76,34 @@ def manifest_column(
         if len(shape) != max(depth, 1):
             raise _refused(name, found, f"`shape` {shape} has {len(shape)} sizes for {max(depth, 1)} levels of arrays")
         layout = "vector"
-    if dtype == "float16" and stored not in ("float32", "float64"):
+    if options.dtype == "float16" and stored not in ("float32", "float64"):
         raise _refused(name, found, "dtype float16 is for float and double columns")
-    if fill is not None:
-        _check_fill(name, found, fill, dtype or stored, layout)
-    return Column(
+    column = Column(
         name=name,
-        dtype=dtype or stored,
+        dtype=options.dtype or stored,
         layout=layout,
         shape=tuple(shape or ()),
         role=role,
         logical=found.simpleString(),
-        nulls=nulls,
-        fill=fill,
-        cardinality=cardinality,
+        nulls=options.nulls,
+        fill=options.fill,
     )
+    if column.fill is not None:
+        _check_fill(column, found)
+    return column
 
 
-def _check_fill(name: str, found: DataType, fill: Any, dtype: str, layout: str) -> None:
-    """Raises EtlError for a fill the tensor cannot hold as it is: numpy would cut 2.5 down to an integer, unasked."""
-    if layout not in ("scalar", "vector"):
+def _check_fill(column: Column, found: DataType) -> None:
+    """Raise EtlError for a fill the tensor cannot hold exactly: numpy would silently cut 2.5 down to an integer."""
+    if column.layout not in ("scalar", "vector"):
         raise _refused(
-            name, found, f"fill {fill!r} is no row of it: say `nulls: mask`, which makes an empty row of a null, or "
-            "coalesce() it in the recipe's SQL"
-        )  # fmt: skip
-    if not _fits(fill, dtype):
-        raise _refused(name, found, f"fill {fill!r} is no {dtype}: give one that is")
+            column.name,
+            found,
+            f"fill {column.fill!r} is no row of it: say `nulls: mask`, which makes an empty row of a null, or "
+            "coalesce() it in the recipe's SQL",
+        )
+    if not _fits(column.fill, column.dtype):
+        raise _refused(column.name, found, f"fill {column.fill!r} is no {column.dtype}: give one that is")
 
 
 def _fits(value: Any, dtype: str) -> bool:
@@ -134,8 +124,8 @@ def _array_depth(found: DataType) -> tuple[int, DataType]:
 
 
 def _stored_dtype(name: str, found: DataType, element: DataType) -> str:
-    if type(element) in NUMPY_NAME:
-        return NUMPY_NAME[type(element)]
+    if element.simpleString() in EXACT_DTYPES:
+        return EXACT_DTYPES[element.simpleString()]
     if isinstance(element, BinaryType):
         return "binary"
     if isinstance(element, StringType):
@@ -159,7 +149,7 @@ def _refused(name: str, found: DataType, remedy: str) -> EtlError:
 
 
 def stored_expression(value: Expression, found: DataType, column: Column) -> Expression:
-    """`value` as the stored type: decimals as doubles, dates as days, timestamps as microseconds since 1970 UTC."""
+    """Convert `value` to the stored type: decimals to doubles, dates to days, timestamps to microseconds since 1970."""
     if isinstance(found, UserDefinedType):
         from pyspark.ml.functions import vector_to_array  # needs numpy in Spark's Python only when used
 
@@ -186,7 +176,7 @@ def _converted(value: Expression, depth: int, element: DataType) -> Expression:
 
 
 def arrow_field(column: Column) -> pa.Field:
-    """How the column lies in Parquet: plain lists for vectors (fixed-size lists decode three times slower)."""
+    """The column's type in Parquet: plain lists for vectors (fixed-size lists decode three times slower)."""
     kind = ARROW[column.dtype]
     levels = len(column.shape) if column.layout == "vector" else column.logical.count("array<")
     for _ in range(levels):
@@ -195,7 +185,7 @@ def arrow_field(column: Column) -> pa.Field:
 
 
 def fixed_row_bytes(column: Column) -> int | None:
-    """Bytes of one row of the column; None where it varies from row to row."""
+    """Bytes of one row of the column; None if it varies from row to row."""
     if column.layout in ("scalar", "vector"):
         return ARROW[column.dtype].bit_width // 8 * math.prod(column.shape) or 1
     return None

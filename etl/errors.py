@@ -1,4 +1,4 @@
-"""What a user sees when raw tables, recipe and Spark do not fit together."""
+"""Errors for the user: raw tables, recipe and Spark do not fit together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature state: fitted once on the training split, JSON in the manifest, applied alike in Spark and in numpy.
+"""Apply fitted features in numpy, bit-equal to Spark; the state is fitted once and is JSON in the manifest.
 
 This half needs no Spark: decisions, and the numpy side for serving. Arithmetic is IEEE double in both, rounded to
 float32 last, so categorical, numeric and passthrough columns are bit-equal; `log1p` and `cyclic` may differ by one
@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ NULL_CODE, UNSEEN_CODE, FIRST_CODE = 0, 1, 2
 SIGNIFICANT_DIGITS = 10
 FLAT = 1e-5  # a deviation below this share of the mean has less than five digits left of it
 
-PASSTHROUGH_DTYPES = {
+# Spark type, by its simple name -> the dtype that holds each of its values.
+EXACT_DTYPES = {
     "boolean": "bool",
     "tinyint": "int8",
     "smallint": "int16",
@@ -32,12 +34,11 @@ PASSTHROUGH_DTYPES = {
     "bigint": "int64",
     "float": "float32",
     "double": "float64",
-    "decimal": "float64",
-    "date": "int32",
-    "timestamp": "int64",
+    "date": "int32",  # days since 1970
+    "timestamp": "int64",  # microseconds since 1970 UTC
     "timestamp_ntz": "int64",
-    "vector": "float64",
 }
+PASSTHROUGH_DTYPES = EXACT_DTYPES | {"decimal": "float64", "vector": "float64"}
 
 State = dict[str, Any]
 
@@ -51,38 +52,48 @@ def input_column(name: str, feature: Feature) -> str:
 
 
 def anchor_of(mean: float | None, std: float | None) -> float:
-    """What to take off the values before averaging them again, where ten digits of the mean are too few beside the
-    deviation (readings around 1e12 that differ by ones); 0 where they are enough."""
+    """Value to subtract before averaging again, where ten digits of the mean are too few beside the deviation.
+
+    Readings around 1e12 that differ by ones need it; 0 where ten digits are enough.
+    """
     if mean is None or std is None or not (math.isfinite(mean) and math.isfinite(std)):
         return 0.0
     return rounded(mean) if rounded(mean) != mean and std < abs(mean) * FLAT else 0.0
 
 
-def numeric_state(
-    name: str, feature: NumericFeature, count: int, nulls: int, mean: Any, std: Any, anchor: float = 0.0
-) -> State:
-    """`mean` and `std` are of the transformed training values less `anchor`. EtlError where there is none or one is
-    infinite."""
-    if count == 0:
-        raise EtlError(
-            f"etl.features.{name}: the training split has no value in {input_column(name, feature)!r}; remove it"
-        )
-    if not (math.isfinite(mean) and math.isfinite(std)):
-        raise EtlError(
-            f"etl.features.{name}: {input_column(name, feature)!r} holds infinite values; null or clip them in SQL"
-        )
-    center, spread = anchor + rounded(mean), rounded(std)
+@dataclass(frozen=True)
+class Moments:
+    """Of a numeric feature's transformed training values: how many, how many nulls, and their mean and deviation.
+
+    `mean` and `std` are of the values less `anchor`.
+    """
+
+    count: int
+    nulls: int
+    mean: Any
+    std: Any
+    anchor: float = 0.0
+
+
+def numeric_state(name: str, feature: NumericFeature, moments: Moments) -> State:
+    """Make the state of a numeric feature. EtlError if it has no values, or infinite ones."""
+    column = input_column(name, feature)
+    if moments.count == 0:
+        raise EtlError(f"etl.features.{name}: the training split has no value in {column!r}; remove it")
+    if not (math.isfinite(moments.mean) and math.isfinite(moments.std)):
+        raise EtlError(f"etl.features.{name}: {column!r} holds infinite values; null or clip them in SQL")
+    center, spread = moments.anchor + rounded(moments.mean), rounded(moments.std)
     fill = center if feature.fill is None else transformed(feature.fill, feature.transform)
     return {
         "name": name,
         "kind": "numeric",
-        "column": input_column(name, feature),
+        "column": column,
         "transform": feature.transform,
         "mean": center if feature.scale else 0.0,
         "std": (spread or 1.0) if feature.scale else 1.0,
         "fill": fill,
-        "indicator": feature.indicator == "always" or (feature.indicator == "auto" and nulls > 0),
-        "train_nulls": nulls,
+        "indicator": feature.indicator == "always" or (feature.indicator == "auto" and moments.nulls > 0),
+        "train_nulls": moments.nulls,
     }
 
 
@@ -115,7 +126,7 @@ def output_names(state: State) -> list[str]:
 
 
 def apply_numpy(features: State, rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
-    """Raw columns -> feature columns, each (rows,), as the dataset has them. `features` is `manifest.features`.
+    """Convert raw columns to feature columns, each (rows,), as the dataset has them. `features` is `manifest.features`.
 
     A null is None, NaN or NaT. Raises KeyError naming a raw column that is not given.
     """
@@ -141,7 +152,7 @@ def _is_null(value: Any) -> bool:
 
 
 def _as_spark(value: Any, spark_type: str) -> Any:
-    """pandas has no dates and makes them timestamps; what is meant, the column's type says."""
+    """Restore the type of a date or timestamp: pandas makes dates timestamps; the column's type decides."""
     if spark_type == "date" and isinstance(value, dt.datetime):
         return value.date()
     if spark_type.startswith("timestamp") and isinstance(value, dt.date) and not isinstance(value, dt.datetime):

@@ -1,11 +1,11 @@
-"""Features in Spark: fit on the training split (two or three jobs), apply to every row. Numpy half: etl/features.py."""
+"""Fit features in Spark on the training split (two or three jobs), apply them to every row. For numpy: features.py."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
@@ -23,6 +23,7 @@ from etl.features import (
     NULL_CODE,
     STATE_VERSION,
     UNSEEN_CODE,
+    Moments,
     State,
     anchor_of,
     categorical_state,
@@ -33,7 +34,7 @@ from etl.features import (
 
 
 def check_inputs(rows: DataFrame, features: dict[str, Feature]) -> dict[str, str]:
-    """Input column -> Spark type. Raises EtlError listing every feature whose column is missing or of a wrong type."""
+    """Find the Spark type of every input column. EtlError lists features whose column is missing or of a wrong type."""
     types = {f.name: f.dataType for f in rows.schema.fields}
     problems, inputs = [], {}
     for name, feature in features.items():
@@ -60,7 +61,7 @@ def _wrong_type(feature: Feature, found: DataType) -> str:
 
 
 def fit(train: DataFrame, features: dict[str, Feature]) -> State:
-    """The state of every feature, from the training rows alone."""
+    """Fit the state of every feature on the training rows alone."""
     inputs = check_inputs(train, features)
     numeric = {n: f for n, f in features.items() if isinstance(f, NumericFeature)}
     categorical = {n: f for n, f in features.items() if isinstance(f, CategoricalFeature)}
@@ -93,13 +94,13 @@ def _fit_numeric(train: DataFrame, features: dict[str, NumericFeature]) -> dict[
     if anchors:
         moments |= _moments(train, {name: values[name] - F.lit(anchor) for name, anchor in anchors.items()})[1]
     return {
-        name: numeric_state(name, f, count, rows - count, mean, std, anchors.get(name, 0.0))
+        name: numeric_state(name, f, Moments(count, rows - count, mean, std, anchors.get(name, 0.0)))
         for (name, f), (count, mean, std) in zip(features.items(), moments.values(), strict=True)
     }
 
 
 def _moments(train: DataFrame, values: dict[str, Column]) -> tuple[int, dict[str, tuple[int, Any, Any]]]:
-    """Rows, and by name (values that are not null, mean, deviation), in one job."""
+    """Count rows, and by name find (values that are not null, mean, deviation), in one job."""
     aggregates = [F.count(F.lit(1))]
     for value in values.values():
         aggregates += [F.count(value), F.avg(value), F.stddev_pop(value)]
@@ -129,13 +130,13 @@ def _fit_categorical(train: DataFrame, features: dict[str, CategoricalFeature]) 
     return {name: categorical_state(name, features[name], values[name]) for name in names}
 
 
-def apply(spark: SparkSession, rows: DataFrame, state: State) -> tuple[DataFrame, dict[str, list[Column]]]:
-    """`rows` joined with the vocabularies, and for every feature the expressions of its output columns over them."""
+def apply(rows: DataFrame, state: State) -> tuple[DataFrame, dict[str, list[Column]]]:
+    """Join `rows` with the vocabularies; returns them, and by feature the expressions of its output columns."""
     expressions: dict[str, list[Column]] = {}
     for index, feature in enumerate(state["features"]):
         if feature["kind"] == "categorical":
             code = f"__code_{index}"
-            rows = _join_codes(spark, rows, feature, code)
+            rows = _join_codes(rows, feature, code)
             expressions[feature["name"]] = [F.col(code)]
         elif feature["kind"] == "numeric":
             expressions[feature["name"]] = _numeric(feature)
@@ -146,10 +147,10 @@ def apply(spark: SparkSession, rows: DataFrame, state: State) -> tuple[DataFrame
     return rows, expressions
 
 
-def _join_codes(spark: SparkSession, rows: DataFrame, feature: State, code: str) -> DataFrame:
+def _join_codes(rows: DataFrame, feature: State, code: str) -> DataFrame:
     """A broadcast join: unlike a map literal it costs the same for ten values and for a million."""
     pairs = [(value, FIRST_CODE + i) for i, value in enumerate(feature["values"])]
-    vocabulary = F.broadcast(spark.createDataFrame(pairs, f"{code}_value string, {code}_known int"))
+    vocabulary = F.broadcast(rows.sparkSession.createDataFrame(pairs, f"{code}_value string, {code}_known int"))
     joined = rows.join(vocabulary, F.col(feature["column"]).cast("string") == F.col(f"{code}_value"), "left")
     unseen_or_known = F.coalesce(F.col(f"{code}_known"), F.lit(UNSEEN_CODE))
     null = F.col(feature["column"]).isNull()

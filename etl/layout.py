@@ -1,4 +1,4 @@
-"""How many shards, how large, and where the stored order is cut: pure functions of ints, the same on every machine."""
+"""Decide the number and size of shards and where the stored order is cut: pure functions of ints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from etl.errors import EtlError
 ROW_GROUP = 16384
 ROW_GROUP_BYTES = 8 << 20
 SMALLEST_ROW_GROUP = 1024
-ROW_GROUPS_WANTED = 128  # a small split still gets enough row groups to shuffle and to deal out
+ROW_GROUPS_WANTED = 128  # a small split still gets enough row groups to shuffle over ranks
 SHARDS_WANTED = 8  # a small split still is written and read by several at once
 HASH_BITS = 64
 BUCKET_BITS = 18  # the driver sees 2^18 buckets at once, or 16 per file,
@@ -80,7 +80,7 @@ def plan_shards(rows_by_split: dict[str, int], shards_by_split: dict[str, int]) 
 def locate(
     opened: dict[int, int], counts: Sequence[tuple[int, int, int]], starts: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """For every start, the bucket it lies in and the rows before that bucket.
+    """Find for every start its bucket and the rows before that bucket.
 
     opened: rows before each bucket of the level above that a shard begins in; counts: (bucket above, bucket, rows) of
     those, in rising order; starts: the global indices where shards begin, rising.

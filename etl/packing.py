@@ -1,4 +1,4 @@
-"""Documents' tokens -> pieces of fixed-length sequences: where every token goes follows from its place in the stream.
+"""Cut documents' tokens into pieces of fixed-length sequences; a token's place in the stream decides where it goes.
 
 The stream of a split is its documents in stored order, one after another, each ended by `end_id`. Token t of the
 stream is token t mod L of sequence t div L (L = seq_len). Runs in Spark's Python workers on numpy and pyarrow.
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from etl.ragged import list_lengths, lists_of
 from etl.tokenizer import Codec
 from etl.write import SHARD
 
@@ -24,7 +25,7 @@ def encode(codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
     for batch in batches:
         tokens = list(codec.encode(batch.column(batch.num_columns - 1).to_pylist()))
         lengths = np.array([len(t) for t in tokens], np.int32)
-        lists = _lists(np.concatenate([*tokens, np.zeros(0, np.int32)]), lengths)
+        lists = lists_of(np.concatenate([*tokens, np.zeros(0, np.int32)]), lengths)
         kept = [batch.column(i) for i in range(batch.num_columns - 1)]
         names = [*batch.schema.names[:-1], "tokens", "length"]
         yield pa.RecordBatch.from_arrays([*kept, lists, pa.array(lengths)], names=names)
@@ -64,7 +65,7 @@ def pack(starts: list[Start], seq_len: int, batches: Iterator[pa.RecordBatch]) -
             shard = batch.column(SHARD)[0].as_py()
             place = starts[shard]
         lists = batch.column("tokens")
-        lengths = np.diff(lists.offsets.to_numpy())
+        lengths = list_lengths(lists)
         numbers = np.repeat(np.arange(place.documents, place.documents + len(lengths)), lengths)
         pieces = cut(lists.flatten().to_numpy(), numbers, place.tokens, seq_len)
         yield pieces.add_column(0, SHARD, pa.array([shard] * pieces.num_rows, pa.int32()))
@@ -80,13 +81,8 @@ def cut(tokens: NDArray[np.int32], documents: NDArray[np.int64], first: int, seq
         [
             pa.array(begins // seq_len),
             pa.array((begins % seq_len).astype(np.int32)),
-            _lists(tokens, lengths),
-            _lists(documents, lengths),
+            lists_of(tokens, lengths),
+            lists_of(documents, lengths),
         ],
         names=["sequence", "position", "tokens", "document"],
     )
-
-
-def _lists(values: NDArray[np.generic], lengths: NDArray[np.int32]) -> pa.ListArray:
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -1,4 +1,4 @@
-"""Rows that failed a row-level rule, kept as Parquet: one file per rule, `quarantine/<rule>.parquet`."""
+"""Write rows that failed a row-level rule as Parquet: one file per rule, `quarantine/<rule>.parquet`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _write(root: str, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _by_rule(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of one rule each; the rows come sorted by rule."""
+    """Cut a batch, whose rows are sorted by rule, into slices of one rule each."""
     encoded = batch.column(-1).to_pylist()
     start = 0
     for end in range(1, len(encoded) + 1):

@@ -1,4 +1,4 @@
-"""Rows -> equal shards in a stored order that is a seeded hash of each row's key, whatever partitions they come in.
+"""Cut rows into equal shards, in a stored order that is a seeded hash of each row's key, whatever their partitions.
 
 Two cheap passes over the key find, exactly, the hash at which every shard begins; then one shuffle brings each shard
 to one task, which sorts and writes it. No row ever reaches the driver: it sees counts per hash bucket and hashes of the
@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.errors import first_line
 from conf.manifest import Column, DataFile
 from conf.schema_etl import ShardConfig
 from conf.storage import Storage
@@ -38,7 +40,7 @@ from etl.layout import (
     shard_sql,
 )
 from etl.split import SPLIT
-from etl.write import SHARD, WriteTask, result_schema, worker_uri, write_shard
+from etl.write import RESULT, SHARD, WriteTask, worker_uri, write_shard
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +50,24 @@ BUCKET = "__bucket"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
+    """The files of a dataset: which rows each holds, rows per row group, and the compression of their pages."""
+
     shards: list[Shard]
     row_group: int
+    compression: str
 
 
 def with_order(rows: DataFrame, key: list[str], seed: int) -> DataFrame:
-    """Add ORDER, the hash that decides a row's place. `rows` are final: the same key gives the same place for ever."""
+    """Add ORDER, the hash that decides a row's place: the same key and seed always give the same place."""
     try:
         return rows.withColumn(ORDER, F.xxhash64(F.lit(seed), *[F.col(c) for c in key]))
     except Exception as error:
-        raise EtlError(f"etl.key = {key}: {str(error).splitlines()[0]}") from error
+        raise EtlError(f"etl.key = {key}: {first_line(error)}") from error
 
 
-def plan(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> Plan:
-    """Sizes from the number of rows and the width of a row; one job where the width varies."""
+def plan_files(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> ShardPlan:
+    """Choose sizes from the number of rows and the width of a row; runs one job if the width varies."""
     row_bytes = float(sum(fixed_row_bytes(c) or 0 for c in columns)) + _varying_bytes(rows, columns)
     row_group = config.row_group or row_group_rows(max(rows_by_split.values()), row_bytes)
     given = config.shards or {}
@@ -71,7 +76,7 @@ def plan(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], 
     counts = {
         split: given.get(split) or shard_count(n, row_bytes, config.target_bytes) for split, n in rows_by_split.items()
     }
-    return Plan(plan_shards(rows_by_split, counts), row_group)
+    return ShardPlan(plan_shards(rows_by_split, counts), row_group, config.compression)
 
 
 def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
@@ -93,34 +98,36 @@ def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
 
 
 def write_shards(
-    rows: DataFrame,
-    columns: list[Column],
-    shards: Plan,
-    storage: Storage,
-    folder: str,
-    compression: str,
+    rows: DataFrame, columns: list[Column], plan: ShardPlan, storage: Storage, folder: str
 ) -> list[DataFile]:
-    """Write `rows` (the stored columns, ORDER and SHARD) below `folder` and return what lies there, in order.
+    """Write every shard as one file; returns the files in the plan's order.
 
     Raises EtlError for values a column cannot hold, or when rows changed between the passes.
+
+    Args:
+        rows: the stored columns, ORDER and SHARD.
+        columns: the stored columns.
+        plan: the files to write.
+        storage: the dataset's folder.
+        folder: the build's own folder below it.
     """
     stored = [c.name for c in columns]
     arranged = (
         rows.select(*stored, SHARD, ORDER)
-        .repartitionById(len(shards.shards), F.col(SHARD))
-        # Equal hashes are told apart by the rows themselves; rows equal in everything may stand in any order.
+        .repartitionById(len(plan.shards), F.col(SHARD))
+        # Rows of equal hashes are ordered by their own values; rows equal in everything may stand in any order.
         .sortWithinPartitions(ORDER, *stored)
         .drop(ORDER)
     )
-    paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in shards.shards)
-    first_rows = tuple(s.first for s in shards.shards)
-    task = WriteTask(worker_uri(storage), paths, first_rows, tuple(columns), shards.row_group, compression)
-    records = arranged.mapInArrow(lambda batches: write_shard(task, batches), result_schema()).collect()
+    paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in plan.shards)
+    first_rows = tuple(s.first for s in plan.shards)
+    task = WriteTask(worker_uri(storage), paths, first_rows, tuple(columns), plan.row_group, plan.compression)
+    records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
     by_shard = {r["shard"]: r for r in records}
     files = []
-    for number, (shard, path) in enumerate(zip(shards.shards, paths, strict=True)):
+    for number, (shard, path) in enumerate(zip(plan.shards, paths, strict=True)):
         record = by_shard.get(number)
         if record is None or record["rows"] != shard.rows:
             got = 0 if record is None else record["rows"]
@@ -129,17 +136,11 @@ def write_shards(
                 "them: a source changed while it was read, or a view is not deterministic"
             )
         groups = tuple(record["row_groups"])
+        size, sha256 = record["bytes"], record["sha256"]
         files.append(
-            DataFile(
-                path=path,
-                split=shard.split,
-                rows=shard.rows,
-                bytes=record["bytes"],
-                sha256=record["sha256"],
-                row_groups=groups,
-            )
+            DataFile(path=path, split=shard.split, rows=shard.rows, bytes=size, sha256=sha256, row_groups=groups)
         )
-    _verify_footers(storage, files, shards)
+    _verify_footers(storage, files, plan)
     return files
 
 
@@ -208,14 +209,14 @@ def _ranked(rows: DataFrame, split_at: list[int]) -> DataFrame:
     return rows.where(~tied).withColumn(RANK, F.lit(0)).unionByName(rows.where(tied).withColumn(RANK, place))
 
 
-def _verify_footers(storage: Storage, files: list[DataFile], shards: Plan) -> None:
+def _verify_footers(storage: Storage, files: list[DataFile], plan: ShardPlan) -> None:
     """Read every footer back: its rows, row groups and row numbers must be the planned ones."""
     with ThreadPoolExecutor(16) as pool:
         footers = list(pool.map(lambda f: pq.read_metadata(storage.path(f.path), filesystem=storage.fs), files))
-    for file, footer, shard in zip(files, footers, shards.shards, strict=True):
+    for file, footer, shard in zip(files, footers, plan.shards, strict=True):
         found = [footer.row_group(i) for i in range(footer.num_row_groups)]
         groups = tuple(group.num_rows for group in found)
-        exact = all(g == shards.row_group for g in groups[:-1])
+        exact = all(g == plan.row_group for g in groups[:-1])
         if footer.num_rows != file.rows or groups != file.row_groups or not exact:
             raise EtlError(
                 f"{file.path}: its footer has row groups {groups}, {file.rows} rows were written in {file.row_groups}"

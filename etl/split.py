@@ -1,4 +1,4 @@
-"""Which split a row belongs to: a function of the row alone, so it never depends on order or partitioning."""
+"""Assign each row to a split, by the row alone, so that it never depends on order or partitioning."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from conf.errors import first_line
 from conf.schema_etl import SplitConfig
 from etl.errors import EtlError
 
@@ -25,7 +26,7 @@ def split_names(config: SplitConfig) -> list[str]:
 
 
 def split_column(config: SplitConfig, key: list[str]) -> Column:
-    """The split's name; null where the deciding column is null. Raises EtlError for boundaries that do not rise."""
+    """Compute the split's name; null where the deciding column is null. EtlError if boundaries do not rise."""
     if config.kind == "column":
         return F.col(config.column or "").cast("string")
     if config.kind == "time":
@@ -64,15 +65,15 @@ def _by_time(config: SplitConfig) -> Column:
 
 
 def add_split(rows: DataFrame, config: SplitConfig, key: list[str]) -> DataFrame:
-    """Rows with SPLIT. Raises EtlError where the deciding columns do not exist."""
+    """Add SPLIT to the rows. Raises EtlError where the deciding columns do not exist."""
     try:
         return rows.withColumn(SPLIT, split_column(config, key or rows.columns))
     except PySparkException as error:
-        raise EtlError(f"etl.split: {str(error).splitlines()[0]}") from error
+        raise EtlError(f"etl.split: {first_line(error)}") from error
 
 
 def check_splits(counts: dict[str, int], config: SplitConfig) -> dict[str, int]:
-    """Counts in stored order. Raises EtlError for an empty split, or one without rows to fit features on."""
+    """Put the counts in stored order. Raises EtlError for an empty split, or one without rows to fit features on."""
     names = split_names(config) if config.kind != "column" else sorted(counts, key=lambda n: (n != "train", n))
     full = {name: counts.get(name, 0) for name in names}
     if "train" not in full:

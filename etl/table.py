@@ -1,16 +1,18 @@
-"""A table's rows -> the stored columns: features, then label and what is kept."""
+"""Turn the rows of a table into the stored columns: features, then label and kept columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column as Expression
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, FloatType, IntegerType
 
 from conf.manifest import Column, Role
 from conf.schema_etl import EtlConfig, same_but_for_case
 from etl import fit
-from etl.columns import manifest_column, stored_expression
+from etl.columns import ColumnOptions, manifest_column, stored_expression
 from etl.errors import EtlError
 from etl.features import State, cardinality, output_names
 
@@ -18,7 +20,7 @@ Types = dict[str, DataType]
 
 
 def stored_columns(rows: DataFrame, config: EtlConfig, features: State) -> list[Column]:
-    """The manifest's columns, in stored order. Raises EtlError for one that is missing, twice or cannot be stored."""
+    """List the manifest's columns, in stored order. EtlError for one that is missing, double or cannot be stored."""
     types = _types(rows)
     columns = [c for state in features["features"] for c in _feature_columns(state, types)]
     columns += [manifest_column(name, types[name], role) for name, role in plain_roles(config, types).items()]
@@ -30,7 +32,7 @@ def stored_columns(rows: DataFrame, config: EtlConfig, features: State) -> list[
 
 
 def plain_roles(config: EtlConfig, types: Types) -> dict[str, Role]:
-    """Roles of the columns stored as they are. Raises EtlError for a missing column or a second role."""
+    """Find the roles of the columns stored as they are. Raises EtlError for a missing column or a second role."""
     roles: dict[str, Role] = {}
     named: list[tuple[str, str | None, Role]] = [("label", config.label, "label")]
     named += [("keep", name, "meta") for name in config.keep]
@@ -46,11 +48,19 @@ def plain_roles(config: EtlConfig, types: Types) -> dict[str, Role]:
 
 
 def to_stored(
-    spark: SparkSession, rows: DataFrame, config: EtlConfig, features: State, columns: list[Column], carry: list[str]
+    rows: DataFrame, config: EtlConfig, features: State, columns: list[Column], carry: Sequence[str] = ()
 ) -> DataFrame:
-    """Apply the features; the result has the stored columns and those of `carry`."""
+    """Apply the features.
+
+    Args:
+        rows: the good rows, as the views give them.
+        config: the etl block.
+        features: the fitted state.
+        columns: `stored_columns` of these rows.
+        carry: further columns of `rows` to pass through.
+    """
     types = _types(rows)
-    joined, expressions = fit.apply(spark, rows, features)
+    joined, expressions = fit.apply(rows, features)
     values = [_with_type(e, s, types) for s in features["features"] for e in expressions[s["name"]]]
     values += [(F.col(name), types[name]) for name in plain_roles(config, types)]
     stored = [stored_expression(e, t, c).alias(c.name) for (e, t), c in zip(values, columns, strict=True)]
@@ -64,8 +74,8 @@ def _types(rows: DataFrame) -> Types:
 def _feature_columns(state: State, types: Types) -> list[Column]:
     found = types[state["column"]]
     if state["kind"] == "passthrough":
-        options = {key: state[key] for key in ("nulls", "fill", "shape", "dtype")}
-        return [manifest_column(state["name"], found, "feature", **options)]
+        options = ColumnOptions(state["nulls"], state["fill"], state["shape"], state["dtype"])
+        return [manifest_column(state["name"], found, "feature", options)]
     logical = found.simpleString()
     if state["kind"] == "categorical":
         return [Column(name=state["name"], dtype="int32", logical=logical, cardinality=cardinality(state))]

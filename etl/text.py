@@ -1,4 +1,4 @@
-"""Documents -> a dataset of packed token sequences, each row `seq_len` tokens; the model predicts within the row.
+"""Pack documents into token sequences, each row `seq_len` tokens; the model predicts within the row.
 
 Documents are ordered by the hash of their key, joined into one stream per split, and cut every `seq_len` tokens, so
 no token is lost or repeated; only a split's last sequence is padded. The sequences are then stored in hashed order.
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
@@ -22,7 +22,7 @@ from etl import packing
 from etl.errors import EtlError
 from etl.layout import Shard, plan_shards
 from etl.packing import Start
-from etl.shard import ORDER, number_rows, with_order
+from etl.shard import ORDER, number_rows
 from etl.split import SPLIT
 from etl.tokenizer import Codec, byte_codec, train_bpe
 from etl.write import SHARD
@@ -41,12 +41,14 @@ class Packed:
     held: DataFrame
 
 
-def pack(
-    spark: SparkSession, good: DataFrame, config: TextConfig, key: list[str], splits: dict[str, int], seed: int
-) -> Packed:
-    """Pack the documents of every split. Raises EtlError for a column that is missing, no string, or null."""
-    _check_column(good, config.column)
-    ordered = with_order(good, key, seed).select(SPLIT, ORDER, F.col(config.column).alias("text"))
+def pack(rows: DataFrame, config: TextConfig, splits: dict[str, int]) -> Packed:
+    """Pack the documents of every split.
+
+    `rows` have SPLIT and ORDER, one document each; `splits` counts them. Raises EtlError for a text column that is
+    missing, not a string, or null.
+    """
+    _check_column(rows, config.column)
+    ordered = rows.select(SPLIT, ORDER, F.col(config.column).alias("text"))
     codec = _codec(ordered, config)
     schema = f"{SPLIT} string, {ORDER} long, bytes long, tokens array<int>, length int"
     documents = ordered.select(SPLIT, ORDER, F.octet_length("text").cast("long").alias("bytes"), "text")
@@ -59,8 +61,8 @@ def pack(
         total["sequences"] = sequences[split]
         total["padding"] = sequences[split] * config.seq_len - total["tokens"]
         total["unigram_entropy_nats"] = entropy_nats(counts[split])
-    rows = _sequences(_pieces(spark, tokens, totals, config.seq_len), config, codec)
-    return Packed(rows, _columns(config, codec), sequences, _info(config, codec, totals), tokens)
+    packed = _sequences(_pieces(tokens, totals, config.seq_len), config, codec)
+    return Packed(packed, _columns(config, codec), sequences, _info(config, codec, totals), tokens)
 
 
 def entropy_nats(counts: Sequence[int]) -> float:
@@ -74,7 +76,8 @@ def _check_column(good: DataFrame, name: str) -> None:
     types = {f.name: f.dataType for f in good.schema.fields}
     if not isinstance(types.get(name), StringType):
         found = types[name].simpleString() if name in types else "missing"
-        raise EtlError(f"etl.text.column = {name!r}: is {found}, not a string; rows have {list(types)}")
+        names = [n for n in types if not n.startswith("__")]
+        raise EtlError(f"etl.text.column = {name!r}: is {found}, not a string; rows have {names}")
     if nulls := good.where(F.col(name).isNull()).count():
         raise EtlError(f"etl.text.column = {name!r}: {nulls} rows are null; quarantine them with a row-level check")
 
@@ -103,7 +106,7 @@ def _id_counts(tokens: DataFrame, codec: Codec) -> dict[str, list[int]]:
     return found
 
 
-def _pieces(spark: SparkSession, tokens: DataFrame, totals: dict[str, dict[str, Any]], seq_len: int) -> DataFrame:
+def _pieces(tokens: DataFrame, totals: dict[str, dict[str, Any]], seq_len: int) -> DataFrame:
     """Chunks of documents in stored order, each packed by one task that knows what comes before it."""
     documents = {split: total["documents"] for split, total in totals.items()}
     counts = {s: min(n, -(-totals[s]["tokens"] // CHUNK_TOKENS)) for s, n in documents.items()}

@@ -1,6 +1,6 @@
-"""Text <-> token ids: byte-level BPE trained with the `tokenizers` library, or plain bytes. Lossless for any string.
+"""Convert text to token ids and back, without loss: byte-level BPE (the `tokenizers` library) or plain bytes.
 
-The end-of-document and padding ids lie above the tokenizer's own, so no text can spell them.
+The end-of-document and padding ids are above the tokenizer's own, so no text can spell them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Codec:
             yield np.concatenate([np.array(found.ids, np.int32), end])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; end and padding are left out, bytes that are no UTF-8 become U+FFFD."""
+        """Convert ids to text; end and padding are left out, bytes that are not UTF-8 become U+FFFD."""
         own = [int(i) for i in ids if i < self.size]
         if not self.json:
             return bytes(own).decode(errors="replace")

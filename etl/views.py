@@ -1,10 +1,9 @@
-"""The recipe's joins: SQL views in order, or one Python function, over the sources -> the dataset's rows."""
+"""Run the recipe's joins, SQL views in order or one Python function, over the sources to get the dataset's rows."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import importlib.util
 import re
 import sysconfig
@@ -14,6 +13,8 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from conf.errors import first_line
+from conf.references import load_reference, module_of
 from etl.errors import EtlError
 
 STDLIB = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
@@ -48,27 +49,26 @@ def _query(spark: SparkSession, key: str, sql: str) -> DataFrame:
 
 def _call(reference: str, tables: dict[str, DataFrame]) -> DataFrame:
     try:
-        module, _, name = reference.partition(":")
-        function = getattr(importlib.import_module(module), name)
+        function = load_reference(reference)
     except (ImportError, AttributeError) as error:
         raise EtlError(f"etl.rows = {reference!r}: cannot be imported: {error}") from error
     try:
         made = function(dict(tables))
     except PySparkException as error:
-        raise EtlError(f"etl.rows = {reference!r}: {str(error).splitlines()[0]}") from error
+        raise EtlError(f"etl.rows = {reference!r}: {first_line(error)}") from error
     if not isinstance(made, DataFrame):
         raise EtlError(f"etl.rows = {reference!r}: returned {type(made).__name__}, not a DataFrame")
     return made
 
 
 def own_modules(rows: str) -> dict[str, str]:
-    """sha256 by name of the module behind `module:function` and the user's own it imports, itself or through others.
+    """Hash the module behind `module:function` and the user's modules it imports, directly or not; sha256 by name.
 
     Imports are read from the source, those inside functions too. Not seen: what is imported by a computed name, files
     that the code reads, and the insides of installed packages. {} for a view.
     """
     found: dict[str, str] = {}
-    first = rows.partition(":")[0]
+    first = module_of(rows)
     wanted = [first] if ":" in rows else []
     while wanted:
         name = wanted.pop()
@@ -89,7 +89,7 @@ def own_modules(rows: str) -> dict[str, str]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a module's code is; None for what is no module, or has no code of its own (a namespace, a built-in)."""
+    """Find a module's code; None for what is not a module or has no code file (a namespace, a built-in)."""
     try:
         spec = importlib.util.find_spec(name) if name else None
     except (ImportError, ValueError):
@@ -103,7 +103,7 @@ def _is_installed(spec: ModuleSpec) -> bool:
 
 
 def _imports(source: str, package: str) -> list[str]:
-    """Every dotted name that may be a module, of the import statements in `source`."""
+    """List every dotted name in the import statements of `source` that may be a module."""
     names: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,12 +1,11 @@
-"""The write task: Arrow batches of one shard -> one Parquet file with exact row groups, hashed while it is written.
+"""Write the Arrow batches of one shard as one Parquet file with exact row groups, hashed while it is written.
 
 Runs in Spark's Python workers; knows pyarrow and the storage, nothing of Spark.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 from conf.manifest import ROW_NUMBER, Column
 from conf.storage import Storage, open_storage
 from etl.columns import arrow_field
+from etl.ragged import list_lengths, lists_of
 
 SHARD = "__shard"
 
@@ -39,8 +39,16 @@ class WriteTask:
     compression: str
 
 
-def result_schema() -> str:
-    return "shard int, rows long, bytes long, sha256 string, row_groups array<int>, problem string"
+RESULT = pa.schema(
+    {
+        "shard": pa.int32(),
+        "rows": pa.int64(),
+        "bytes": pa.int64(),
+        "sha256": pa.string(),
+        "row_groups": pa.list_(pa.int32()),
+        "problem": pa.string(),
+    }
+)
 
 
 def write_shard(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -59,20 +67,7 @@ def write_shard(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[
         record |= {"rows": 0, "bytes": 0, "sha256": "", "row_groups": [], "problem": str(error)}
         for _ in batches:  # Spark waits until its side of the pipe has been read
             pass
-    yield pa.RecordBatch.from_pylist([record], schema=_result_arrow())
-
-
-def _result_arrow() -> pa.Schema:
-    return pa.schema(
-        {
-            "shard": pa.int32(),
-            "rows": pa.int64(),
-            "bytes": pa.int64(),
-            "sha256": pa.string(),
-            "row_groups": pa.list_(pa.int32()),
-            "problem": pa.string(),
-        }
-    )
+    yield pa.RecordBatch.from_pylist([record], schema=RESULT)
 
 
 def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -80,7 +75,7 @@ def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[p
     schema = pa.schema([arrow_field(column) for column in task.columns])
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for batch in _chain(first, rest):
+    for batch in itertools.chain([first], rest):
         if batch.num_rows and (batch.column(SHARD)[0].as_py() != shard or batch.column(SHARD)[-1].as_py() != shard):
             raise ValueError(f"rows of shard {batch.column(SHARD)[-1].as_py()} arrived with those of shard {shard}")
         waiting.append(batch)
@@ -92,11 +87,6 @@ def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[p
             rows -= task.row_group
     if rows:
         yield _stored(pa.Table.from_batches(waiting), task.columns, schema)
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 def _stored(table: pa.Table, columns: tuple[Column, ...], schema: pa.Schema) -> pa.Table:
@@ -117,7 +107,7 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
         )
     inner, sizes = array, list(column.shape)
     while pa.types.is_list(inner.type):
-        lengths = np.diff(inner.offsets.to_numpy()) if len(inner) else np.zeros(0, np.int64)
+        lengths = list_lengths(inner)
         if column.layout == "vector":
             wanted = sizes.pop(0)
             wrong = (lengths != wanted) & inner.is_valid().to_numpy(zero_copy_only=False)
@@ -148,40 +138,16 @@ def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
     """A list array of the same lengths and nulls over other innermost values."""
     if not pa.types.is_list(array.type):
         return values
-    lengths = np.diff(array.offsets.to_numpy())
+    lengths = list_lengths(array)
     lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    inner = _with_values(array.flatten(), values)
-    return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=array.is_null())
-
-
-class _HashingSink(io.RawIOBase):
-    """Write-only file that hashes and counts what passes through."""
-
-    def __init__(self, under: Any):
-        self._under, self._hasher, self.bytes = under, hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        size = len(memoryview(data).cast("B"))
-        self._hasher.update(data)
-        self._under.write(data)
-        self.bytes += size
-        return size
-
-    @property
-    def sha256(self) -> str:
-        return self._hasher.hexdigest()
+    return lists_of(_with_values(array.flatten(), values), lengths, mask=array.is_null())
 
 
 def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str, Any]:
     row_number = pa.field(ROW_NUMBER, pa.int64(), nullable=False)
     schema = pa.schema([*(arrow_field(column) for column in task.columns), row_number])
     groups: list[int] = []
-    with open_storage(task.root_uri).create(task.paths[shard]) as under:
-        sink = _HashingSink(under)
+    with open_storage(task.root_uri).create(task.paths[shard]) as sink:
         # Dictionary pages help codes and repeated values; floats, tokens and images only pay for them, twice.
         coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout == "scalar"]
         with pq.ParquetWriter(

@@ -13,9 +13,10 @@ from conf.storage import Storage, open_storage
 from conf.stored import StoredError, named, parse
 from pipelines.etl_step import Dataset
 from pipelines.split_rows import split_rows
-from training.checkpoint.catalog import committed, damaged
-from training.checkpoint.checkpointer import TrainerFile
-from training.data.audit import AuditReport, Expected, OrderState, check_run, expected_rows, read_run
+from training.checkpoint.catalog import TrainerFile, committed, damage
+from training.data.audit.check import AuditReport, Expected, check_run, expected_rows
+from training.data.audit.log import read_run
+from training.data.resume import OrderState
 from training.loop import LoopRecord
 
 
@@ -41,7 +42,7 @@ def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:
         raise ValueError(f"{run.uri}: no committed checkpoint, so nothing says how far the run came; {why}")
     newest = good[-1]
     step, path = open_storage(newest.uri), f"{newest.generation}/trainer.json"
-    if problem := damaged(step, path, newest.files[path]):
+    if problem := damage(step, path, newest.files[path]):
         raise StoredError(f"{newest.uri}: {problem}")
     where = f"{newest.uri}/{path}"
     trainer = parse(TrainerFile, step.read_bytes(path), where).trainer

@@ -18,10 +18,10 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.errors import first_line
 from conf.manifest import Column
 from conf.secrets import redact
 from pipelines.split_rows import SplitRows
-from training.planner import first_line
 
 log = logging.getLogger(__name__)
 Scores = dict[str, float]
@@ -70,7 +70,7 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
                 raise ValueError(f"{', '.join(odd)}: not a finite number")
             found.scores[name] = scores
         except Exception as error:
-            found.missing[name] = redact(first_line(error))
+            found.missing[name] = redact(f"{type(error).__name__}: {first_line(error)}")
             log.warning("baseline %s: %s; the report goes without it", name, found.missing[name])
     return found
 

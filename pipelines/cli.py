@@ -255,13 +255,13 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:
-    from pipelines.launch.barrier import stage_options
+    from pipelines.launch.barrier import launch_options
     from pipelines.launch.netcheck import netcheck
     from pipelines.spark import spark_session
 
     config = _load(arguments).config
     with spark_session(config.name, config.spark, config.launch) as spark:
-        print(netcheck(spark, config.launch.world, options=stage_options(config.launch)).text())
+        print(netcheck(spark, config.launch.world, options=launch_options(config.launch)).text())
     return Exit.OK
 
 

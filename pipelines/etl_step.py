@@ -13,13 +13,15 @@ from conf.load import Resolved
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
 from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
-from etl import source
-from etl.build import build_dataset, dataset_fingerprint, find_dataset
+from etl.build import BuildRequest, build_dataset, find_dataset
+from etl.fingerprint import dataset_fingerprint
+from etl.sources.snapshot import SourceSnapshot, pin_sources
 from pipelines.tracking.ops import DatasetInfo
 from pipelines.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 ETL = "etl"  # key of its run in MLflow
+Sources = dict[str, SourceSnapshot]
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,17 @@ class Dataset:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
 
 
-def wanted_fingerprint(config: RunConfig) -> str:
-    """The fingerprint of the dataset this configuration asks for, from its sources alone. Needs no Spark."""
+def pin(config: RunConfig) -> Sources:
+    """Pin the sources, which reads each of their files once; {} where the dataset is given. Needs no Spark."""
+    return pin_sources(config.etl.sources) if config.etl is not None else {}
+
+
+def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:
+    """The fingerprint of the dataset that this configuration makes of its pinned sources. Needs no Spark."""
     if config.dataset is not None:
         return read_manifest(open_storage(config.dataset)).fingerprint
     assert config.etl is not None
-    prints = {name: source.fingerprint(source.find_source(name, c)) for name, c in config.etl.sources.items()}
-    return dataset_fingerprint(config.etl, prints, pyspark.__version__, config.spark.settings())
+    return dataset_fingerprint(config.etl, sources, pyspark.__version__, config.spark.settings())
 
 
 def find(config: RunConfig, fingerprint: str) -> Dataset | None:
@@ -60,21 +66,30 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
     return found
 
 
-def build(spark: SparkSession, resolved: Resolved, commit: str, tracker: Tracker) -> Dataset:
-    """Build the dataset, or find it built by another job meanwhile; record it in MLflow as the run `etl`."""
+def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str, tracker: Tracker) -> Dataset:
+    """Build the dataset, or find it built by another job meanwhile; record it in MLflow as the run `etl`.
+
+    Args:
+        spark: the job's session.
+        resolved: the recipe.
+        sources: pinned.
+        commit: of the code, for the manifest.
+        tracker: of the job.
+    """
     config = resolved.config
     assert config.etl is not None
     began = time.monotonic()
     with tracker.part(ETL):
-        built = build_dataset(
-            spark,
+        request = BuildRequest(
             config.etl,
+            sources,
             name=config.name,
             root_uri=config.storage.datasets,
             settings=config.spark.settings(),
             code_commit=commit,
             config_digest=resolved.digest,
         )
+        built = build_dataset(spark, request)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
         dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)
         record_build(tracker, dataset)

@@ -25,7 +25,8 @@ from pipelines.context import JobContext
 from pipelines.etl_step import Dataset
 from pipelines.evaluate import EVALUATE, evaluate, lost_to
 from pipelines.exit_codes import Exit
-from pipelines.launch.barrier import check_slots, stage_options
+from pipelines.launch.barrier import launch_options
+from pipelines.launch.preflight import SlotRequest, check_slots
 from pipelines.plan import layout_problems_of
 from pipelines.report.inputs import ReportInputs
 from pipelines.report.report import write_report
@@ -50,7 +51,8 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
         raise ConfigError(config.name, problems)
     tracking = config.tracking.named(config.name)
-    fingerprint = etl_step.wanted_fingerprint(config)
+    sources = etl_step.pin(config)
+    fingerprint = etl_step.wanted_fingerprint(config, sources)
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
     if found is not None and not train:
         log.info("dataset: %s is there already", found.folder.uri)
@@ -70,11 +72,11 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)
                 if train:
-                    profile = stage_options(config.launch).profile
-                    check_slots(spark, config.launch.world, config.launch.min_world, profile=profile)
+                    profile = launch_options(config.launch).profile
+                    check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 if found is None:
                     building = time.monotonic()
-                    found = etl_step.build(spark, resolved, commit, tracker)
+                    found = etl_step.build(spark, resolved, sources, commit, tracker)
                     timings["etl_s"] = time.monotonic() - building
                 if record is None:
                     return Exit.OK

@@ -1,7 +1,6 @@
-"""For those who come from petastorm: its converter and its writer, in one line each, on this project's Spark and torch.
+"""petastorm's Spark converter and dataset writer (docs/petastorm.md).
 
-converter = make_spark_converter(df, cache="file:///tmp/cache")
-with converter.make_torch_dataloader(batch_size=256, data_rank=rank, data_size=size) as loader:
+with make_spark_converter(df, cache="file:///tmp/cache").make_torch_dataloader(batch_size=256) as loader:
     for batch in loader: ...                          # dict of tensors, the same number of steps on every rank
 
 write_petastorm(spark, rows, schema, "file:///data/set")   # rows: an RDD of dicts of numpy values
@@ -13,12 +12,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from conf.schema_data import DataConfig
 from conf.storage import open_storage
-from training.data import petastorm as adapter
+from training.data.petastorm_adapter import dataset
+from training.data.petastorm_adapter.reader import PetastormReader
+from training.data.request import DataRank
 
 
 class SparkConverter:
-    """A DataFrame written once as Parquet, to be read again and again; the files stay until `delete`."""
+    """A DataFrame written once as Parquet, and read until its files are deleted."""
 
     def __init__(self, url: str, rows: int) -> None:
         self.url, self._rows = url, rows
@@ -30,16 +32,21 @@ class SparkConverter:
         self,
         batch_size: int = 32,
         num_epochs: int = 1,
-        data_rank: int = 0,
-        data_size: int = 1,
         columns: Sequence[str] | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        workers: int = 2,
+        rank: DataRank | None = None,
+        config: DataConfig | None = None,
     ) -> TorchLoader:
-        """Batches of `batch_size` rows per rank, as dicts of tensors, equally many on every rank."""
-        settings = adapter.PetastormSettings(workers=workers, seed=seed, shuffle=shuffle)
-        reader = adapter.PetastormReader(self.url, columns, batch_size * data_size, data_rank, data_size, settings)
+        """Load batches as dicts of tensors, equally many on every rank.
+
+        Args:
+            batch_size: rows per rank.
+            num_epochs: passes over the data, each in another order.
+            columns: names; None: all.
+            rank: this rank's share, `DataRank(rank, size)`; None: it is the only one.
+            config: seed, shuffle and the petastorm block; None: the defaults.
+        """
+        rank = rank or DataRank()
+        reader = PetastormReader(self.url, columns, batch_size * rank.size, rank, config)
         return TorchLoader(reader, num_epochs)
 
     def delete(self) -> None:
@@ -48,18 +55,17 @@ class SparkConverter:
 
 
 class TorchLoader:
-    """Iterable and context manager, as petastorm's; `len` is the number of batches of all epochs."""
+    """Batches of all epochs, as an iterable and a context manager."""
 
-    def __init__(self, reader: adapter.PetastormReader, epochs: int) -> None:
+    def __init__(self, reader: PetastormReader, epochs: int) -> None:
         self.reader, self._epochs = reader, epochs
 
     def __len__(self) -> int:
         return self.reader.steps_per_epoch * self._epochs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for epoch in range(self._epochs):
-            for batch in self.reader.batches(epoch):
-                yield batch.columns
+        for batch in self.reader.batches(0, len(self)):
+            yield batch.columns
 
     def __enter__(self) -> TorchLoader:
         return self
@@ -69,16 +75,23 @@ class TorchLoader:
 
 
 def make_spark_converter(df: Any, cache: str, row_group_rows: int = 16_384, files: int | None = None) -> SparkConverter:
-    """Write `df` below the folder URL `cache` with exact row groups, so that petastorm's shards can be about equal."""
+    """Write `df` below the URL `cache`, in equal row groups, so that shards are equal."""
     url = f"{cache.rstrip('/')}/{uuid.uuid4().hex}"
     frame = df if files is None else df.repartition(files)
     frame.write.option("parquet.block.row.count.limit", str(row_group_rows)).parquet(url)
-    rows = sum(adapter.row_group_rows(url))
-    return SparkConverter(url, rows)
+    return SparkConverter(url, sum(dataset.row_group_rows(url)))
 
 
 def write_petastorm(spark: Any, rows: Any, schema: Any, url: str, row_group_mb: int | None = None) -> None:
-    """A Petastorm dataset of an RDD of dicts by a Unischema: codecs applied on the executors, metadata written last."""
-    encoded = rows.map(lambda row: adapter.encode_row(schema, row))
-    with adapter.materialize(spark, url, schema, row_group_mb):
+    """Write a Petastorm dataset: executors encode rows, the metadata comes last.
+
+    Args:
+        spark: the session.
+        rows: an RDD of dicts of numpy values.
+        schema: a Unischema.
+        url: the folder.
+        row_group_mb: MB per row group; None: petastorm's default.
+    """
+    encoded = rows.map(lambda row: dataset.encode_row(schema, row))
+    with dataset.materialize(spark, url, schema, row_group_mb):
         spark.createDataFrame(encoded, schema.as_spark_schema()).write.parquet(url)

@@ -174,7 +174,7 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
         folder = open_storage(config.dataset)
         return read_manifest(folder) if folder.exists("_manifest.json") else None
     try:
-        found = etl_step.find(config, etl_step.wanted_fingerprint(config))
+        found = etl_step.find(config, etl_step.wanted_fingerprint(config, etl_step.pin(config)))
     except ValueError:  # sources are not there
         return None
     return found.manifest if found is not None else None

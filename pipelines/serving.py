@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 
 from conf.manifest import Column, DatasetManifest
+from conf.references import module_of
 from conf.schema import RunConfig
 from conf.storage import CHUNK_BYTES, Storage, open_storage
 from conf.stored import StoredError, parse
@@ -185,7 +186,7 @@ def check_trusted(config: RunConfig, where: str) -> None:
     """Raise StoredError where a stored configuration names code of a module that is not trusted here."""
     trusted = ("training.models", *filter(None, os.environ.get(TRUSTED, "").split(",")))
     for key, reference in (("model.factory", config.model.factory), ("model.task", config.model.task)):
-        module = reference.partition(":")[0]
+        module = module_of(reference)
         if ":" in reference and not any(f"{module}.".startswith(f"{name}.") for name in trusted):
             raise StoredError(
                 f"{where}: {key} = {reference!r}: a stored file may name code of training.models only; if you trust "

@@ -15,8 +15,7 @@ from conf.manifest import ROW_NUMBER, DataFile
 from conf.schema_data import DataConfig
 from conf.storage import Storage
 from pipelines.etl_step import Dataset
-from training.data.select import make_keep
-from training.data.source import Keep
+from training.data.select import RowFilter, make_row_filter
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class SplitRows:
     folder: Storage
     files: tuple[DataFile, ...]
     first_rows: tuple[int, ...]  # ROW_NUMBER of each file's first row
-    keep: Keep | None  # the readers' filter; None: all rows
+    keep: RowFilter | None  # the readers' filter; None: all rows
 
     def row_numbers(self) -> np.ndarray:
         """ROW_NUMBER of every row, (rows,) int64, ascending. The files are read only where there is a filter."""
@@ -67,7 +66,7 @@ def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collect
     files = dataset.manifest.files_of(split)
     firsts = accumulate((file.rows for file in files), initial=0)
     read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
-    keep = make_keep(dataset.manifest, data.filters) if data.filters else None
+    keep = make_row_filter(dataset.manifest, data.filters) if data.filters else None
     return SplitRows(dataset.folder, tuple(f for f, _ in read), tuple(first for _, first in read), keep)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -12,23 +13,35 @@ from pydantic import TypeAdapter
 
 from conf.load import Resolved
 from conf.manifest import DatasetManifest
+from conf.references import module_of
 from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
 from pipelines.context import JobContext
 from pipelines.etl_step import Dataset, dataset_info
-from pipelines.launch.barrier import stage_options
-from pipelines.launch.progress import Progress
-from pipelines.launch.recover import run_with_recovery
+from pipelines.launch.barrier import launch_options
+from pipelines.launch.progress import ProgressDisplay
+from pipelines.launch.recover import RestartableJob, run_with_recovery
 from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
 from pipelines.report.figures import curves, to_png
 from pipelines.signals import obeying_signals
 from pipelines.tracking.tracker import JOB, Tracker
 from training.checkpoint.catalog import committed
 from training.data.batch import ONCE
-from training.launch.attempt import Control, Limits
-from training.launch.elastic import Policy
+from training.launch.attempt import Control
 from training.launch.job import PRELOAD, JobResult, JobSpec
+from training.launch.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    LateLogLines,
+    RankEvent,
+    RankMetrics,
+    Recovered,
+    Stacks,
+    Straggler,
+)
+from training.launch.restart import RestartPolicy
 from training.planner import format_rows
 from training.result import FailedAttempt, History, RankResult, TrainResult
 
@@ -44,7 +57,7 @@ def train(job: JobContext) -> TrainResult:
         for key in (JOB, TRAIN):  # the job's own too, so that a list of jobs shows what each was trained on
             tracker.dataset(key, dataset_info(job.dataset), "training")
         tracker.params(TRAIN, {k: v for k, v in job.resolved.as_dict().items() if k not in ("etl", "spark")})
-        events = Events(tracker, Progress())
+        events = Events(tracker, ProgressDisplay())
         began = time.monotonic()
         launched = run_ranks(job, events)
         train_s = time.monotonic() - began - launched.start_s
@@ -91,15 +104,16 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
         try:
             launched = run_with_recovery(
                 job.spark,
-                make_job,
-                policy(job.config, job.dataset.manifest),
+                RestartableJob(
+                    make_job,
+                    policy(job.config, job.dataset.manifest),
+                    latest_step=lambda: latest_step(job.folder),
+                    is_finished=lambda result: bool(result.result["finished"]),
+                    first_attempt=job.record.attempts + 1,
+                ),
                 events.on_event,
-                latest_step=lambda: latest_step(job.folder),
-                is_finished=lambda result: bool(result.result["finished"]),
-                control=control,
-                limits=Limits(launch.start_timeout_s, launch.hang_timeout_s),
-                options=stage_options(launch),
-                first_attempt=job.record.attempts + 1,
+                control,
+                launch_options(launch),
             )
         finally:
             events.close()
@@ -110,7 +124,7 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
 
 def per_step_s(result: JobResult) -> dict[str, float]:
     """Mean seconds per step of rank 0 by cause, over the logging windows of the last attempt."""
-    windows = [m["values"] for m in result.metrics if "perf/step_s" in m["values"]]
+    windows = [m.values for m in result.metrics if "perf/step_s" in m.values]
     names = {
         name for values in windows for name in values if name.startswith(("perf/", "data/")) and name.endswith("_s")
     }
@@ -120,12 +134,12 @@ def per_step_s(result: JobResult) -> dict[str, float]:
 
 def once_s(result: JobResult) -> dict[str, float]:
     """Seconds that rank 0's reader needed to begin the last attempt, by cause."""
-    every = [m["values"] for m in result.metrics]
+    every = [m.values for m in result.metrics]
     return {n: sum(v.get(f"data/{n}", 0.0) for v in every) for n in ONCE if any(f"data/{n}" in v for v in every)}
 
 
 def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
-    """Busy seconds per step over steps, of the `most` slowest ranks. `timings`: JobResult's columns."""
+    """Busy seconds per step over steps, of the `most` slowest ranks. timings: JobResult's columns."""
     series: dict[int, list[tuple[int, float]]] = {}
     for step, rank, busy_s in zip(*(timings.get(name, []) for name in ("step", "rank", "busy_s")), strict=True):
         series.setdefault(rank, []).append((step, busy_s))
@@ -143,20 +157,21 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
     }
     engine, timeout_s = resolved.config.parallel.engine, resolved.config.launch.collective_timeout_s
     # Our own code is preloaded too: a retry starts seconds sooner.
-    preload = (*(("torch",) if engine == "torch" else PRELOAD), ENTRY.partition(":")[0])
+    preload = (*(("torch",) if engine == "torch" else PRELOAD), module_of(ENTRY))
     return JobSpec(ENTRY, payload, preload=preload, collective_timeout_s=timeout_s)
 
 
-def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> Policy:
+def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> RestartPolicy:
     """How far recovery may go. Worlds the layout refuses (a fixed dp, a shard that does not divide it) are skipped."""
     launch, parallel = config.launch, config.parallel
     fixed = [max(size, 1) for size in (parallel.pp, parallel.tp, parallel.cp)]
-    return Policy(
+    return RestartPolicy(
         launch.world,
         launch.min_world,
         launch.max_attempts,
         launch.backoff_s,
         launch.max_backoff_s,
+        grace_s=launch.grace_s,
         multiple_of=math.prod(fixed),
         fits=cache(lambda world: not layout_problems_of(on_world(config, world), manifest)),
     )
@@ -179,38 +194,38 @@ class Events:
     Only rank 0's metrics are the run's.
     """
 
-    def __init__(self, tracker: Tracker, progress: Progress) -> None:
+    def __init__(self, tracker: Tracker, progress: ProgressDisplay) -> None:
         self.tracker, self.progress = tracker, progress
         self.failed_attempts: list[FailedAttempt] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
         # losses and validation metrics: name -> step -> value; a replayed step replaces its own
         self.history: dict[str, dict[int, float]] = {}
 
-    def on_event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         self.progress.on_event(event)
-        kind = event["kind"]
-        if kind == "metrics" and event["rank"] == 0:
-            self.tracker.metrics(TRAIN, event["step"], event["values"])
-            for name, value in event["values"].items():
-                if name == "train/loss" or name.startswith("valid/"):
-                    self.history.setdefault(name, {})[event["step"]] = value
-        elif kind == "event" and event["rank"] == 0:
-            self._rank_event(event["event"], event["data"])
-        elif kind == "started":
-            self.tracker.metrics(
-                TRAIN, event["attempt"], {"launch/start_s": event["start_s"], "launch/world": event["world"]}
-            )
-        elif kind == "stacks":
-            self.texts["stacks", self._file_of(event)] = event["text"]
-        elif kind == "late_log":
-            self.texts["late_output", self._file_of(event)] = "\n".join(event["lines"]) + "\n"
-        elif kind == "straggler":
-            self.tracker.tags(TRAIN, {"sparkring.straggler": f"rank {event['rank']} on {event['host']}"})
-        elif kind == "attempt_ended":
-            self._attempt_ended(event)
-        elif kind == "recovered":
-            self.failed_attempts[-1].recover_s = event["recover_s"]
-            self.tracker.metrics(TRAIN, event["attempt"], {"launch/recover_s": event["recover_s"]})
+        match event:
+            case RankMetrics(rank=0):
+                self.tracker.metrics(TRAIN, event.step, event.values)
+                for name, value in event.values.items():
+                    if name == "train/loss" or name.startswith("valid/"):
+                        self.history.setdefault(name, {})[event.step] = value
+            case RankEvent(rank=0):
+                self._rank_event(event.name, event.data)
+            case AttemptStarted():
+                values = {"launch/start_s": event.start_s, "launch/world": float(event.world)}
+                self.tracker.metrics(TRAIN, event.attempt, values)
+            case Stacks():
+                self.texts["stacks", f"attempt-{event.attempt}-rank-{event.rank}.txt"] = event.text
+            case LateLogLines():
+                file = f"attempt-{event.attempt}-rank-{event.rank}.txt"
+                self.texts["late_output", file] = "\n".join(event.lines) + "\n"
+            case Straggler():
+                self.tracker.tags(TRAIN, {"sparkring.straggler": f"rank {event.rank} on {event.host}"})
+            case AttemptEnded():
+                self._attempt_ended(event)
+            case Recovered():
+                self.failed_attempts[-1].recover_s = event.recover_s
+                self.tracker.metrics(TRAIN, event.attempt, {"launch/recover_s": event.recover_s})
 
     def close(self) -> None:
         """End the progress line, and store the ranks' stacks and late output."""
@@ -218,18 +233,13 @@ class Events:
         for (folder, name), text in sorted(self.texts.items()):
             self.tracker.artifact(TRAIN, text, name, folder)
 
-    @staticmethod
-    def _file_of(event: dict[str, Any]) -> str:
-        return f"attempt-{event['attempt']}-rank-{event['rank']}.txt"
-
-    def _attempt_ended(self, event: dict[str, Any]) -> None:
-        names = ("attempt", "world", "cause", "step", "steps_lost", "decision", "next_world")
-        values = {name: event[name] for name in names} | {"message": event["words"]}
-        self.failed_attempts.append(FailedAttempt(**redacted(values)))
-        number = event["attempt"]
-        self.tracker.metrics(TRAIN, number, {"launch/steps_lost": float(event["steps_lost"])})
-        ended = f"{event['cause']} on {event['world']} ranks: {event['words']}; {event['decision']}: {event['why']}"
-        self.tracker.tags(TRAIN, {f"sparkring.attempt.{number}": ended})
+    def _attempt_ended(self, event: AttemptEnded) -> None:
+        values = asdict(event)
+        why, message = values.pop("why"), values.pop("words")
+        self.failed_attempts.append(FailedAttempt(**redacted(values | {"message": message})))
+        self.tracker.metrics(TRAIN, event.attempt, {"launch/steps_lost": float(event.steps_lost)})
+        ended = f"{event.cause} on {event.world} ranks: {message}; {event.decision}: {why}"
+        self.tracker.tags(TRAIN, {f"sparkring.attempt.{event.attempt}": ended})
 
     def _rank_event(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "ring":

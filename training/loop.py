@@ -149,7 +149,7 @@ def fit(
         return state
     timing, poller = LoopTiming(), ControlPoller(config.log_every_steps)
     window = LossWindow(state.loss_sum, state.loss_rows)
-    batches = reader.batches(*divmod(state.step, steps_per_epoch), last - state.step)
+    batches = reader.batches(state.consumed_samples, last - state.step)
     for batch in timing.waiting(batches):
         reporter.heartbeat(state.step, "step")
         lr = callbacks.lr_at(state.step)
@@ -199,7 +199,7 @@ def after_step(state: TrainerState, batch: Batch, skipped: bool) -> TrainerState
     return replace(
         state,
         step=state.step + 1,
-        consumed_samples=batch.cursor,
+        consumed_samples=batch.consumed_samples,
         skipped_steps=state.skipped_steps + skipped,
         skipped_in_a_row=state.skipped_in_a_row + 1 if skipped else 0,
     )
@@ -257,7 +257,7 @@ def evaluate_split(
     names = ("loss", *task.metric_names())
     counted = getattr(task, "counted", None)
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)  # each metric's, and the divisor
-    for number, batch in enumerate(reader.batches(epoch=0)):
+    for number, batch in enumerate(reader.batches()):
         on_progress(number)
         outputs = strategy.evaluate(batch)
         if outputs is None or batch.rows == 0:

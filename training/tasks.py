@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from conf.references import NoSuchName, load_reference, module_of
 from training.data.batch import Columns
 from training.parallel.base import Task
 
@@ -82,25 +82,22 @@ TASK_METHODS = ("inputs", "loss", "metric_names", "metric_sums")
 TABLE_TASKS: dict[str, Any] = {"binary": BinaryTask, "multiclass": MulticlassTask, "regression": RegressionTask}
 
 
-def load_reference(reference: str, key: str) -> Any:
+def load_setting(reference: str, key: str) -> Any:
     """Import `module:name`. ValueError names the configuration key, what was found and what to do."""
-    module_name, _, name = reference.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        return load_reference(reference)
     except ImportError as error:
         raise ValueError(
-            f"{key} = {reference!r}: module {module_name!r} cannot be imported ({error}); it must lie on the Python "
-            "path of the workers (install it there, or ship it with --py-files)"
+            f"{key} = {reference!r}: module {module_of(reference)!r} cannot be imported ({error}); it must be on the "
+            "Python path of the workers (install it there, or ship it with --py-files)"
         ) from error
-    try:
-        return getattr(module, name)
-    except AttributeError as error:
-        raise ValueError(f"{key} = {reference!r}: module {module_name!r} has no {name!r}") from error
+    except NoSuchName as error:
+        raise ValueError(f"{key} = {reference!r}: {error}") from error
 
 
 def model_class(reference: str) -> type[nn.Module]:
     """The torch module that `model.factory` names. ValueError for anything else: it would be called."""
-    found = load_reference(reference, "model.factory")
+    found = load_setting(reference, "model.factory")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"model.factory = {reference!r}: is {found!r}, not a class derived from torch.nn.Module")
     return found
@@ -115,7 +112,7 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
         from training.models.gpt import LanguageModelTask
 
         return LanguageModelTask(pad_id)
-    cls = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_reference(kind, "model.task")
+    cls = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_setting(kind, "model.task")
     if not (isinstance(cls, type) and all(hasattr(cls, name) for name in TASK_METHODS)):
         raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class with the methods {', '.join(TASK_METHODS)}")
     if label is None:

@@ -1,4 +1,7 @@
-"""A mark on functions in which a rank waits for other ranks: the hang watch finds it in a stack, wherever they live."""
+"""A mark on functions in which a rank waits for other ranks.
+
+The hang detector finds it in a stack, in whatever module they are.
+"""
 
 from __future__ import annotations
 

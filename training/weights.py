@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conf.storage import CHUNK_BYTES, Storage
+from conf.storage import Storage
 from conf.stored import StoredError
 from training.checkpoint.format import DTYPES, Chunk, layout, raw_bytes
 from training.parallel.state import Described
@@ -27,15 +27,13 @@ def write_weights(
 
     `tied`: further name of a weight -> its first name.
     """
-    chunks = [(Chunk(each.name, each.dtype, (0,) * len(each.shape), each.shape), each.shape) for each in described]
+    chunks = [Chunk(each.name, each.dtype, each.shape, (0,) * len(each.shape), each.shape) for each in described]
     header, _ = layout(chunks, FILE, {"tied": json.dumps(dict(tied))})
 
     with folder.create(FILE) as file:
         file.write(header)
         for value in values:
-            data = raw_bytes(value)
-            for start in range(0, len(data), CHUNK_BYTES):
-                file.write(data[start : start + CHUNK_BYTES])
+            file.write(raw_bytes(value))
 
 
 def read_weights(folder: Storage) -> dict[str, torch.Tensor]:

@@ -31,19 +31,19 @@ from conf.stored import Stored, read
 from training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from training.checkpoint.peers import Peers, solo, torch_peers
 from training.checkpoint.policy import Retention
-from training.data.audit import AuditLog
+from training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from training.data.batch import SAMPLE, Batch, Reader
 from training.data.build import make_reader
+from training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from training.data.resume import explain_difference
-from training.data.select import AllGather, alone
-from training.launch.rank import WorkerContext
+from training.launch.host.rank import WorkerContext
 from training.loop import Callbacks, LoopRecord, TrainerState, evaluate_split, fit, total_steps
 from training.models.dropout import draws_masks
 from training.models.initial import InitialModel, Unrecordable, record_model, whole_model
 from training.optim import build_optimizer, learning_rate, scaled_lr
 from training.parallel import build_strategy
 from training.parallel.base import OptimizerFactory, Strategy, Task
-from training.parallel.settings import ParallelSettings, Place
+from training.parallel.settings import ParallelSettings
 from training.result import RankResult
 from training.tasks import build_task, model_class
 from training.weights import write_weights
@@ -82,20 +82,11 @@ class Parts:
         config, strategy, world = self.config, self.strategy, self.ctx.world_size
         asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
         together = asks_others and world > 1
-        reader = make_reader(
-            config.data,
-            self.dataset,
-            self.manifest,
-            split,
-            self.columns.read,
-            config.train.global_batch if training else config.train.eval_batch,
-            strategy.data_rank,
-            strategy.data_size,
-            self.device,
-            evaluation=not training,
-            gather=data_gather(strategy, world, config.checkpoint.timeout_s) if together else alone,
-            tick=self.ctx.tick,
-        )
+        gather = data_gather(strategy, world, config.checkpoint.timeout_s) if together else gather_alone
+        batch = config.train.global_batch if training else config.train.eval_batch
+        request = ReadRequest(self.dataset, self.manifest, split, self.columns.read, batch)
+        rank = DataRank(strategy.data_rank, strategy.data_size, self.device, gather, self.ctx.on_progress)
+        reader = make_reader(config.data, request, rank, evaluation=not training)
         self.readers.append(reader)
         return reader
 
@@ -121,7 +112,7 @@ def train(ctx: WorkerContext) -> RankResult:
     ctx.heartbeat(0, "ring")
     strategy = build_strategy(
         ParallelSettings(**config.parallel.model_dump()),
-        Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size),
+        ctx.rank_info,
         device,
         config.optim.clip_norm,
         timedelta(seconds=config.launch.collective_timeout_s),
@@ -246,9 +237,9 @@ def open_checkpoints(parts: Parts) -> Checkpointer:
         parts.run.at("checkpoints"),
         peers(parts.ctx.world_size, keep.timeout_s),
         Retention(keep.keep_last, keep.keep_best, keep.keep_every, parts.config.train.best_mode),
-        keep.asynchronous,
-        on_commit,
-        parts.ctx.tick,
+        asynchronous=keep.asynchronous,
+        on_commit=on_commit,
+        on_progress=parts.ctx.on_progress,
     )
 
 
@@ -513,14 +504,15 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
     strategy = parts.strategy
     if not parts.config.data.audit or not strategy.speaks_for_data_rank:
         return None
-    return AuditLog(
-        parts.run.at("audit"),
-        parts.ctx.attempt,
-        strategy.data_rank,
-        strategy.data_size,
-        parts.ctx.payload["dataset"],
-        reader.order_state(),
+    header = AuditHeader(
+        format=FORMAT,
+        attempt=parts.ctx.attempt,
+        rank=strategy.data_rank,
+        size=strategy.data_size,
+        dataset=parts.ctx.payload["dataset"],
+        order_state=reader.order_state(),
     )
+    return AuditLog(parts.run.at("audit"), header)
 
 
 class Predictions:

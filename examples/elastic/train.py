@@ -8,9 +8,9 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.recover import run_with_recovery
-from training.launch.elastic import Policy
+from pipelines.launch.recover import RestartableJob, run_with_recovery
 from training.launch.job import JobSpec
+from training.launch.restart import RestartPolicy
 
 STEPS = 2000
 
@@ -64,10 +64,12 @@ def main(folder, master="local[4]"):
     spark = SparkSession.builder.master(master).getOrCreate()
     result = run_with_recovery(
         spark,
-        lambda attempt, world: JobSpec(train, args=(folder,), kwargs={"lr": 0.1}),
-        Policy(world=4, min_world=2, max_attempts=3),
-        latest_step=lambda: saved_step(folder),
-        is_finished=lambda result: result.result["finished"],
+        RestartableJob(
+            lambda attempt, world: JobSpec(train, args=(folder,), kwargs={"lr": 0.1}),
+            RestartPolicy(world=4, min_world=2, max_attempts=3),
+            latest_step=lambda: saved_step(folder),
+            is_finished=lambda result: result.result["finished"],
+        ),
     )
     print(f"loss {result.result['loss']:.2e} on {result.world} ranks, weight {result.result['weight'].tolist()}")
     spark.stop()

@@ -1,8 +1,7 @@
-"""The barrier stage: one Spark task per rank, each the agent of a process. The driver is the rendezvous; Spark only
-places.
+"""The barrier stage: one Spark task per rank, each the agent of a process.
 
 Spark gives the slots, all at once or not at all, and takes them back. It is asked nothing while ranks start (its
-barrier and allGather answer once a second). Agents connect to the driver, which seats and starts the ranks; the
+barrier and allGather answer once a second). Agents connect to the driver, which numbers and starts the ranks; the
 stage ends when the driver says bye. The secret travels in the task's closure, Spark's own channel (encrypt it by
 spark.network.crypto.enabled).
 """
@@ -20,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,25 +27,26 @@ from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
+from conf.errors import first_line
 from conf.schema_launch import LaunchConfig
-from pipelines.launch.preflight import check_hosts, check_slots
+from pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
 from pipelines.package import code_archive
-from training.launch.agent import Agent, AgentOptions, DriverGone
 from training.launch.attempt import Control, Limits, OnEvent
-from training.launch.crew import Crew, log_event
-from training.launch.facts import code_digest
+from training.launch.group import WorkerGroup, log_event
+from training.launch.host.agent import Agent, AgentOptions, DriverGone
+from training.launch.host.info import code_digest
+from training.launch.host.rank import FILES
 from training.launch.job import JobResult, JobSpec
-from training.launch.link import Endpoint
-from training.launch.rank import FILES
-from training.launch.worker_env import check_world
+from training.launch.topology import check_world
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class StageOptions:
-    """How the agents' stage is made. Seconds end in `_s`."""
+class LaunchOptions:
+    """How ranks are started in Spark, and how long they may take. Seconds end in `_s`."""
 
+    limits: Limits = field(default_factory=Limits)
     interface: str | None = None  # of the ring on every host; None: the one that reaches the driver
     lines_per_s: float | None = 200.0
     silence_timeout_s: float = 20.0
@@ -55,20 +55,25 @@ class StageOptions:
 
 
 def training_profile(cpus_per_rank: int, gpus_per_rank: int = 0) -> ResourceProfile:
-    """What each rank's task asks for, apart from what ETL's tasks do. Spark refuses profiles on `local[n]` masters."""
+    """Make the resources of each rank's task, apart from those of ETL's.
+
+    Spark refuses profiles on `local[n]`.
+    """
     requests = TaskResourceRequests().cpus(cpus_per_rank)
     if gpus_per_rank:
         requests = requests.resource("gpu", gpus_per_rank)
     return ResourceProfileBuilder().require(requests).build
 
 
-def stage_options(launch: LaunchConfig) -> StageOptions:
-    asks = launch.cpus_per_rank is not None or launch.gpus_per_rank > 0
-    return StageOptions(
+def launch_options(launch: LaunchConfig, by_output: bool = False) -> LaunchOptions:
+    """Read the options of a recipe's `launch` block. `by_output` as in Limits."""
+    has_profile = launch.cpus_per_rank is not None or launch.gpus_per_rank > 0
+    return LaunchOptions(
+        limits=Limits(launch.start_timeout_s, launch.hang_timeout_s, by_output),
         interface=launch.interface,
         lines_per_s=launch.log_lines_per_s,
         silence_timeout_s=launch.silence_timeout_s,
-        profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if asks else None,
+        profile=training_profile(launch.cpus_per_rank or 1, launch.gpus_per_rank) if has_profile else None,
     )
 
 
@@ -78,51 +83,68 @@ def run_barrier(
     world: int,
     on_event: OnEvent = log_event,
     *,
-    attempt: int = 1,
     control: Control | None = None,
-    start_timeout_s: float = 120.0,
-    hang_timeout_s: float | None = None,
-    options: StageOptions = StageOptions(),
+    options: LaunchOptions = LaunchOptions(),
 ) -> JobResult:
-    """Run `job` on `world` slots of Spark. Raises WorkerFailed, LaunchError or Cancelled; no process is left by
-    then."""
+    """Run `job` on `world` slots of Spark.
+
+    Raises WorkerFailed, LaunchError or Cancelled; no process is left by then.
+
+    Args:
+        spark: session whose executors run the ranks.
+        job: what every rank runs.
+        world: number of ranks.
+        on_event: called with every Event.
+        control: requests to the ranks, from other threads.
+        options: interface, output, resources, limits.
+    """
     if not isinstance(spark, SparkSession):
         raise TypeError(f"spark = {spark!r}: must be the SparkSession whose executors run the ranks")
-    job.to_json()  # what cannot travel is said before anything starts
-    check_slots(spark, world, control=control, profile=options.profile)
-    with barrier_crew(spark, world, job.preload, options) as crew:
-        return crew.run(job, world, on_event, attempt, control, Limits(start_timeout_s, hang_timeout_s))
+    job.check()  # before anything starts
+    check_slots(spark, SlotRequest(world, profile=options.profile), control)
+    with barrier_group(spark, world, job.preload, options) as group:
+        return group.run(job, world, on_event, control=control, limits=options.limits)
 
 
 @contextmanager
-def barrier_crew(spark: SparkSession, world: int, preload: tuple[str, ...], options: StageOptions) -> Iterator[Crew]:
-    """A crew whose agents are the tasks of one barrier stage, for as many attempts as the stage lives."""
+def barrier_group(
+    spark: SparkSession, world: int, preload: tuple[str, ...], options: LaunchOptions
+) -> Iterator[WorkerGroup]:
+    """Make a group whose agents are the tasks of one barrier stage.
+
+    For as many attempts as the stage lives.
+    """
     check_world(world)
     sc = spark.sparkContext
     code = ship_code(sc)
     conf = sc.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
     bind = conf.get("spark.driver.bindAddress") or host
-    with Crew(bind, (host,), sc.applicationId, options.silence_timeout_s) as crew:
-        stage = Stage(sc, crew, world, preload, options)
-        crew.trouble = stage.trouble
-        crew.check = partial(check_hosts, code=None if in_process(sc) else code, horovod="horovod.torch" in preload)
+    stage = BarrierStage(sc)
+    check = partial(check_hosts, code=None if in_process(sc) else code, horovod="horovod.torch" in preload)
+    with WorkerGroup(bind, (host,), sc.applicationId, options.silence_timeout_s, stage.trouble, check) as group:
+        agent = AgentOptions(group.endpoint, {}, preload, options.interface, options.patience_s, options.lines_per_s)
+        stage.start(agent, world, options.profile)
         try:
-            yield crew
+            yield group
         finally:
-            crew.close()
-            stage.end(0.0 if crew.lost_hosts else 10.0)  # the task of a host that fell silent never returns
+            group.close()
+            stage.end(0.0 if group.lost_hosts else 10.0)  # the task of a host that fell silent never returns
 
 
 def in_process(sc: SparkContext) -> bool:
-    """Whether executors are threads of the driver's JVM: their Python finds our code where the driver's does."""
+    """Whether executors are threads of the driver's JVM.
+
+    Then their Python finds our code where the driver's does.
+    """
     return re.fullmatch(r"local(\[.*])?", str(sc.master)) is not None
 
 
 def ship_code(sc: SparkContext) -> str:
-    """Put this driver's code on the executors' path, once per application; the digest of what they must import.
+    """Put this driver's code on the executors' path and return its digest.
 
-    Once, because Python processes of executors go on with the modules they have: later edits would not reach them.
+    Once per application, because Python processes of executors go on with the modules they have: later edits would not
+    reach them.
     """
     for name in sc._python_includes or []:
         if shipped := re.fullmatch(r"sparkring-([0-9a-f]{12})\.zip", name):
@@ -131,7 +153,7 @@ def ship_code(sc: SparkContext) -> str:
     try:
         archive = code_archive()
     except ValueError:
-        return digest  # we run from an archive ourselves: it was given by --py-files
+        return digest  # we run from an archive ourselves, which --py-files has shipped
     # New and ours alone: executors import what is in it. Spark serves it for as long as the application lives.
     folder = tempfile.mkdtemp(prefix="sparkring-code-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -141,40 +163,46 @@ def ship_code(sc: SparkContext) -> str:
     return digest
 
 
-class Stage:
-    """The Spark job that carries the agents, in a thread of its own."""
+class BarrierStage:
+    """The Spark job that runs the agents, in a thread of the driver."""
 
-    def __init__(self, sc: SparkContext, crew: Crew, world: int, preload: tuple[str, ...], options: StageOptions):
-        self._sc, self._group, self._error = sc, f"sparkring-{uuid.uuid4().hex[:8]}", ""
-        task = partial(_agent_task, crew.endpoint, preload, replace(options, profile=None), self._group)
-        rdd = sc.parallelize(range(world), world).barrier().mapPartitions(task)
-        if options.profile is not None:
-            rdd = rdd.withResources(options.profile)
-        self._thread = threading.Thread(target=self._carry, args=(rdd,), name="sparkring-stage", daemon=True)
+    def __init__(self, sc: SparkContext):
+        self._sc, self._name = sc, f"sparkring-{uuid.uuid4().hex[:8]}"
+        self._error = ""
+        self._thread: threading.Thread | None = None
+
+    def start(self, options: AgentOptions, world: int, profile: ResourceProfile | None) -> None:
+        """Start `world` agents, whose environment is their executor's."""
+        task = partial(_run_agent, options, self._name)
+        rdd = self._sc.parallelize(range(world), world).barrier().mapPartitions(task)
+        if profile is not None:
+            rdd = rdd.withResources(profile)
+        self._thread = threading.Thread(target=self._run, args=(rdd,), name="sparkring-stage", daemon=True)
         self._thread.start()
 
-    def _carry(self, rdd: RDD[int]) -> None:
+    def _run(self, rdd: RDD[int]) -> None:
         try:
-            self._sc.setJobGroup(self._group, "sparkring: agents of the training ranks", interruptOnCancel=True)
+            self._sc.setJobGroup(self._name, "sparkring: agents of the training ranks", interruptOnCancel=True)
             rdd.collect()
             self._error = "the barrier stage has ended"
         except Exception as error:
             self._error = spark_reason(error)
 
     def trouble(self) -> str | None:
-        """Why the agents' stage is over; None while it runs."""
-        return None if self._thread.is_alive() else self._error
+        """Say why the stage is over; None while it runs."""
+        return None if self._thread is None or self._thread.is_alive() else self._error
 
     def end(self, patience_s: float) -> None:
         """Wait for the tasks to return, which they do on bye; cancel those that do not."""
+        assert self._thread is not None
         self._thread.join(timeout=patience_s)
         if self._thread.is_alive():
-            self._sc.cancelJobGroup(self._group)
+            self._sc.cancelJobGroup(self._name)
             self._thread.join(timeout=10.0)
 
 
 def spark_reason(error: BaseException) -> str:
-    """The sentence of a Spark failure that says why, without the stack of the scheduler."""
+    """Find the sentence of a Spark failure that says why, without the stack of the scheduler."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), None)
@@ -189,25 +217,15 @@ def spark_reason(error: BaseException) -> str:
     for line in lines:
         if found := re.search(r"(Job aborted.*|Job \d+ cancelled.*|SparkContext was shut down.*)", line):
             return found[1][:1000]
-    return lines[0][:1000] if lines else type(error).__name__
+    return first_line(error)[:1000]
 
 
-def _agent_task(
-    endpoint: Endpoint, preload: tuple[str, ...], options: StageOptions, name: str, indices: Iterator[int]
-) -> Iterator[int]:
-    """What one Spark task does: be an agent until the driver says bye."""
+def _run_agent(options: AgentOptions, stage: str, indices: Iterator[int]) -> Iterator[int]:
+    """Be an agent, as a Spark task, until the driver says bye."""
     (index,) = indices
-    context = BarrierTaskContext.get()
-    resources = context.resources()
+    resources = BarrierTaskContext.get().resources()
     gpus = tuple(resources["gpu"].addresses) if "gpu" in resources else ()
-    agent = AgentOptions(
-        endpoint=endpoint,
-        environment={**os.environ, FILES: SparkFiles.getRootDirectory()},
-        preload=preload,
-        interface=options.interface,
-        patience_s=options.patience_s,
-        lines_per_s=options.lines_per_s,
-    )
-    with contextlib.suppress(DriverGone):  # Spark will say so, or nobody is left to be told
-        Agent(agent, index, f"{name}-{index}", gpus).run()
+    options = replace(options, environment={**os.environ, FILES: SparkFiles.getRootDirectory()})
+    with contextlib.suppress(DriverGone):  # Spark reports it, or the driver is gone too
+        Agent(options, index, f"{stage}-{index}", gpus).run()
     yield index

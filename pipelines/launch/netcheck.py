@@ -1,8 +1,8 @@
-"""`sparkring netcheck`: what the network between the hosts gives, measured where training will run.
+"""`sparkring netcheck`: measure the network between the hosts where training will run.
 
-One rank per slot. In every round the ranks are paired differently (a tournament's circle), so each pair is measured
+One rank per slot. In every round the ranks are paired differently (round-robin tournament), so each pair is measured
 alone on its two cables: latency by small messages there and back, bandwidth by large ones in both directions at once.
-Then all ranks all-reduce together, which is what training does, and the result is held against what the slowest pair
+Then all ranks all-reduce together, which is what training does, and the result is compared with what the slowest pair
 predicts.
 """
 
@@ -17,8 +17,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.barrier import StageOptions, run_barrier
+from pipelines.launch.barrier import LaunchOptions, run_barrier
 from training.launch.attempt import OnEvent
+from training.launch.host.rank import WorkerContext
 from training.launch.job import JobSpec
 
 NCCL_LOG = "/tmp/sparkring-nccl-%p.log"  # NCCL puts the process id there
@@ -65,16 +66,19 @@ def netcheck(
     spark: SparkSession,
     world: int,
     on_event: OnEvent = lambda event: None,
-    options: StageOptions | None = None,
+    options: LaunchOptions | None = None,
 ) -> NetReport:
     """Measure between all ranks of a barrier stage of `world` slots. Raises what a launch raises."""
     env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
     job = JobSpec("pipelines.launch.netcheck:measure", preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S)
-    return summarise(run_barrier(spark, job, world, on_event, options=options or StageOptions()).results)
+    return summarize(run_barrier(spark, job, world, on_event, options=options or LaunchOptions()).results)
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> NetReport:
-    """Every rank's measurements as one report; a pair measured from both ends gets the worse of the two."""
+def summarize(results: Sequence[dict[str, Any]]) -> NetReport:
+    """Merge every rank's measurements into a report.
+
+    A pair measured from both ends gets the worse of the two.
+    """
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for rank, result in enumerate(results):
         for other, latency_s, rate in result["pairs"]:
@@ -89,24 +93,27 @@ def summarise(results: Sequence[dict[str, Any]]) -> NetReport:
 
 
 def rounds(world: int) -> list[list[tuple[int, int]]]:
-    """All pairs of `world` ranks in rounds where nobody is in two pairs (circle method)."""
-    seats: list[int | None] = [*range(world)] + ([None] if world % 2 else [])
-    count = len(seats)
+    """List all pairs of `world` ranks in rounds where no rank is in two pairs (circle method)."""
+    circle: list[int | None] = [*range(world)] + ([None] if world % 2 else [])
+    count = len(circle)
     found = []
     for _ in range(count - 1):
-        pairs = [(seats[i], seats[count - 1 - i]) for i in range(count // 2)]
+        pairs = [(circle[i], circle[count - 1 - i]) for i in range(count // 2)]
         found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return found
 
 
 def ring_bandwidth(world: int, size: int, seconds: float) -> float:
-    """Bus bandwidth of an all-reduce of `size` bytes: each link of a ring carries 2 (n-1)/n of them."""
+    """Bus bandwidth, in bytes/s, of an all-reduce of `size` bytes.
+
+    Each link of a ring carries 2 (n-1)/n of them.
+    """
     return 2 * (world - 1) / world * size / seconds if world > 1 else 0.0
 
 
-def measure(ctx: Any) -> dict[str, Any]:
-    """On every rank: pairs, then the ring. NCCL between GPUs, else Gloo over TCP."""
+def measure(ctx: WorkerContext) -> dict[str, Any]:
+    """Measure pairs, then the ring, on every rank. NCCL between GPUs, else Gloo over TCP."""
     import os
     import socket
     from datetime import timedelta
@@ -115,12 +122,10 @@ def measure(ctx: Any) -> dict[str, Any]:
     import torch.distributed as dist
 
     from training.parallel.compose import start_process_group
-    from training.parallel.settings import Place
     from training.worker import pick_device
 
     device = pick_device("auto", ctx.local_rank)
-    place = Place(ctx.rank, ctx.world_size, ctx.local_rank, ctx.local_size)
-    start_process_group(place, device, timedelta(seconds=TIMEOUT_S))
+    start_process_group(ctx.rank_info, device, timedelta(seconds=TIMEOUT_S))
     pairs = []
     for number, matches in enumerate(rounds(ctx.world_size)):
         ctx.heartbeat(number, "pairs")
@@ -148,7 +153,10 @@ def measure(ctx: Any) -> dict[str, Any]:
 
 
 def nccl_transport(log: str) -> str:
-    """What NCCL's own log says it uses, best first; it may be several, one within a host and another between hosts."""
+    """Read from NCCL's log what it uses, best first.
+
+    It may be one within a host and another between hosts.
+    """
     signs = {
         "NVLink": r"\bNVL\[",
         "RDMA": r"NET/IB",
@@ -161,7 +169,7 @@ def nccl_transport(log: str) -> str:
 
 
 def _pair(rank: int, other: int, device: Any) -> tuple[float, float]:
-    """(latency in s, bytes per s one way) to `other`, who does the same with us now."""
+    """Measure (latency in s, bytes per s one way) to `other`, which measures us at the same time."""
     import torch
     import torch.distributed as dist
 

@@ -1,13 +1,15 @@
-"""Before anything waits: room for every rank, settings a barrier stage can live with, hosts alike and in reach.
+"""Check before anything waits: room for every rank, Spark's settings, hosts alike and in reach.
 
 Slots are checked before the stage exists. The hosts are checked when their agents have reported, in the same stage,
-while the helpers are importing torch anyway: it costs no time of its own.
+while the fork servers are importing torch anyway: it costs no extra time.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
@@ -15,22 +17,24 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 from training.launch.attempt import Control
-from training.launch.crew import Crew
-from training.launch.facts import collect_facts, problems, unfit_for_horovod, unreachable
 from training.launch.failure import LaunchError, PreflightError
-from training.launch.worker_env import Seat
+from training.launch.group import WorkerGroup
+from training.launch.host.info import collect_host_info, problems, unfit_for_horovod
+from training.launch.messages import PeerFailure
+from training.launch.topology import AgentInfo
 
 
 def slots(sc: SparkContext, profile: ResourceProfile | None = None) -> int:
-    """Tasks this application could run at the same time now, each with the cores and GPUs of `profile` (None: what the
-    application's own tasks have). Executors on their way are not counted. LaunchError where Spark refuses the profile.
+    """Count the tasks this application could run at the same time now.
+
+    Executors on their way are not counted. LaunchError where Spark refuses the profile, which is as in SlotRequest.
     """
     jvm = sc._jsc.sc()
     manager = jvm.resourceProfileManager()
     if profile is None:
         return int(jvm.maxNumConcurrentTasks(manager.defaultResourceProfile()))
     try:
-        manager.addResourceProfile(profile._java_resource_profile)  # it counts none it has not heard of
+        manager.addResourceProfile(profile._java_resource_profile)  # it counts none it does not know
     except Py4JJavaError as error:
         raise LaunchError(
             f"launch.cpus_per_rank, launch.gpus_per_rank: {error.java_exception.getMessage()}; leave them at their "
@@ -40,7 +44,10 @@ def slots(sc: SparkContext, profile: ResourceProfile | None = None) -> int:
 
 
 def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
-    """The most tasks the settings can ever allow at a time; None where only the cluster's manager knows."""
+    """Find the most tasks the settings can ever allow at a time.
+
+    None where only the cluster's manager knows.
+    """
     cpus = int(conf.get("spark.task.cpus", "1"))
     if found := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
         return int(found[1]) * (int(found[2]) // cpus)
@@ -55,17 +62,25 @@ def slots_ceiling(master: str, conf: dict[str, str]) -> int | None:
     return min(limits, default=None)
 
 
-def check_slots(
-    spark: SparkSession,
-    world: int,
-    least: int | None = None,
-    wait_s: float = 20.0,
-    control: Control | None = None,
-    profile: ResourceProfile | None = None,
-) -> None:
-    """LaunchError at once where the application can never run `least` ranks together (launch.min_world; None: all of
-    `world`); else waits for executors to come. Cancelled where an end is asked for meanwhile."""
-    key, least = ("launch.world", world) if least is None else ("launch.min_world", least)
+@dataclass(frozen=True)
+class SlotRequest:
+    """The slots a launch needs."""
+
+    world: int  # ranks
+    least: int | None = None  # launch.min_world: fewer ranks are enough to begin; None: all of `world`
+    profile: ResourceProfile | None = None  # of each rank's task; None: the application's own tasks'
+    wait_s: float = 20.0  # for executors to come
+
+
+def check_slots(spark: SparkSession, request: SlotRequest, control: Control | None = None) -> None:
+    """Wait for executors to come.
+
+    LaunchError at once where the application can never run that many ranks together. Cancelled where an end is asked
+    for meanwhile.
+    """
+    key, least = ("launch.world", request.world)
+    if request.least is not None:
+        key, least = "launch.min_world", request.least
     sc = spark.sparkContext
     master = str(sc.master)
     conf = dict(sc.getConf().getAll())
@@ -74,17 +89,17 @@ def check_slots(
             "spark.dynamicAllocation.enabled = true: a barrier stage needs its executors from the start "
             "(SPARK-24942); set --conf spark.dynamicAllocation.enabled=false --conf spark.executor.instances=<n>"
         )
-    if profile is not None:
-        conf["spark.task.cpus"] = str(int(profile.taskResources["cpus"].amount))
+    if request.profile is not None:
+        conf["spark.task.cpus"] = str(int(request.profile.taskResources["cpus"].amount))
     ceiling = slots_ceiling(master, conf)
     if ceiling is not None and least > ceiling:
         raise LaunchError(too_few_slots(least, ceiling, master, key))
-    deadline = time.monotonic() + wait_s
-    while (free := slots(sc, profile)) < least:
+    deadline = time.monotonic() + request.wait_s
+    while (free := slots(sc, request.profile)) < least:
         if time.monotonic() > deadline:
             raise LaunchError(too_few_slots(least, free, master, key))
         if control is not None:
-            control.heed("slots were waited for")
+            control.raise_if_ending("slots were waited for")
         time.sleep(0.1)
 
 
@@ -95,18 +110,36 @@ def too_few_slots(ranks: int, count: int, master: str, key: str = "launch.world"
     )
 
 
-def check_hosts(crew: Crew, seats: list[Seat], code: str | None, horovod: bool = False) -> None:
-    """PreflightError with every reason why ranks would fail later; `code` is the digest they should have, if any, and
-    `horovod` whether the ring may be Horovod's."""
-    first = {seat.host: seat for seat in reversed(seats)}  # one agent speaks for its host
-    facts = {crew.name_of(seat): crew.facts_of(seat) for seat in seats}
-    found = problems({**collect_facts(), "code": code}, facts)
+def check_hosts(group: WorkerGroup, agents: list[AgentInfo], code: str | None, horovod: bool = False) -> None:
+    """Raise PreflightError with every reason why ranks would fail later.
+
+    Args:
+        group: whose agents have reported their hosts.
+        agents: that are about to run ranks.
+        code: digest of the code they should have; None: not compared.
+        horovod: whether the ring may be Horovod's.
+    """
+    first = {agent.host_key: agent for agent in reversed(agents)}  # one agent speaks for its host
+    reported = {group.name_of(agent): group.host_of(agent) for agent in agents}
+    hosts = {name: host for name, (host, _) in reported.items()}
+    skews_s = {name: skew_s for name, (_, skew_s) in reported.items()}
+    found = problems(replace(collect_host_info(), code=code), hosts, skews_s)
     if len(first) > 1:
-        names = {seat.agent: crew.name_of(seat) for seat in first.values()}
-        found += unreachable(names, crew.reach(list(first.values())))
+        names = {agent.name: group.name_of(agent) for agent in first.values()}
+        found += unreachable(names, group.reach(list(first.values())))
         if horovod:
-            found += unfit_for_horovod({crew.name_of(seat): crew.facts_of(seat) for seat in first.values()})
+            found += unfit_for_horovod({name: hosts[name] for name in names.values()})
     if found:
         raise PreflightError(
             f"preflight: {len(found)} problem{'s' if len(found) > 1 else ''}\n" + "\n".join(f"  - {p}" for p in found)
         )
+
+
+def unreachable(names: Mapping[str, str], failed: Mapping[str, Sequence[PeerFailure]]) -> list[str]:
+    """List what agents could not connect to. `names`: of the agents' hosts."""
+    return [
+        f"{names[agent]}: cannot reach {peer.address}:{peer.port} ({peer.reason}); "
+        "open the ports between hosts or set launch.interface"
+        for agent, peers in failed.items()
+        for peer in peers
+    ]

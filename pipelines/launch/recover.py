@@ -1,7 +1,7 @@
-"""Attempt after attempt, in one Spark application, until the job has ended or nothing is left to try.
+"""Attempt after attempt, in one Spark application, until the job has ended.
 
-Within a stage the next attempt is forked from warm helpers. A stage that lost an executor is over as a whole (that is
-what a barrier means), and the next attempt gets a new one, on whatever slots are left. `training.launch.elastic`
+Within a stage the next attempt is forked from warm fork servers. A stage that lost an executor is over as a whole (that
+is what a barrier means), and the next attempt gets a new one, on the slots that are left. `training.launch.restart`
 decides, this file acts.
 """
 
@@ -18,72 +18,78 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.barrier import StageOptions, barrier_crew
-from pipelines.launch.preflight import check_slots, slots
+from pipelines.launch.barrier import LaunchOptions, barrier_group
+from pipelines.launch.preflight import SlotRequest, check_slots, slots
 from training.launch.attempt import Control, Limits, OnEvent
-from training.launch.crew import Crew, log_event
-from training.launch.elastic import (
+from training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
+from training.launch.group import WorkerGroup, log_event
+from training.launch.job import JobResult, JobSpec
+from training.launch.messages import AttemptEnded, Event, Heartbeat, KillRank, RankEvent, Recovered, StopTraining
+from training.launch.restart import (
     PLANNED,
+    AttemptOutcome,
     Decision,
-    Ended,
-    Policy,
+    RestartPolicy,
     best_world,
     cool_until,
     decide,
-    should_grow,
     steps_lost,
 )
-from training.launch.failure import LaunchError, PreflightError, WorkerFailed
-from training.launch.job import JobResult, JobSpec
-from training.launch.local import local_crew
 
 log = logging.getLogger(__name__)
 WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
+class RestartableJob:
+    """A job that goes on from its last checkpoint."""
+
+    make_job: Callable[[int, int], JobSpec]  # (attempt, world) -> what the ranks run
+    policy: RestartPolicy
+    latest_step: Callable[[], int | None] = lambda: None  # of the last checkpoint
+    is_finished: Callable[[JobResult], bool] = lambda result: True  # else an end is tried again
+    first_attempt: int = 1
+
+
+@dataclass(frozen=True)
 class Platform:
-    """Where attempts run: room for how many ranks, agents for a world with what their helpers import, the hosts that
-    are about to leave (none of them is given an agent any more), and how hosts that fell silent are given up (they are
-    no more room, until they are heard of again)."""
+    """Where attempts run."""
 
-    slots: Callable[[], int]
-    open_crew: Callable[[int, tuple[str, ...]], AbstractContextManager[Crew]]
-    leaving: Callable[[], frozenset[str]] = frozenset
-    give_up: Callable[[frozenset[str]], None] = lambda hosts: None
+    slots: Callable[[], int]  # room for how many ranks
+    open_group: Callable[[int, tuple[str, ...]], AbstractContextManager[WorkerGroup]]  # (world, preload) -> agents
+    leaving: Callable[[], frozenset[str]] = frozenset  # hosts that are about to leave: they get no new agents
+    give_up: Callable[[frozenset[str]], None] = lambda hosts: None  # hosts that fell silent: they are no more room
 
 
-def spark_platform(spark: SparkSession, options: StageOptions) -> Platform:
+def spark_platform(spark: SparkSession, options: LaunchOptions) -> Platform:
     sc = spark.sparkContext
     return Platform(
         slots=lambda: slots(sc, options.profile),
-        open_crew=lambda world, preload: barrier_crew(spark, world, preload, options),
+        open_group=lambda world, preload: barrier_group(spark, world, preload, options),
         leaving=lambda: decommissioning(sc),
         give_up=lambda hosts: replace_executors(sc, hosts),
     )
 
 
-def local_platform(world: int) -> Platform:
-    """This machine without Spark; always room for `world`."""
-    return Platform(slots=lambda: world, open_crew=local_crew)
-
-
 def decommissioning(sc: Any) -> frozenset[str]:
-    """Executors of this application that Spark has begun to take away (spot instance, node drain)."""
+    """List this application's executors that Spark has begun to take away (spot instance, node drain)."""
     leaving = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
     return frozenset(str(leaving.keysIterator().mkString(" ")).split())  # one call, however many executors there are
 
 
 def executors(sc: Any) -> dict[str, str]:
-    """Hosts, as Spark calls them, of this application's executors by their ids."""
+    """List the hosts, as Spark calls them, of this application's executors by their ids."""
     found = sc._jsc.sc().statusStore().executorList(True)
     every = [found.apply(i) for i in range(found.size())]
     return {str(one.id()): str(one.hostPort()).rpartition(":")[0] for one in every if one.id() != "driver"}
 
 
 def replace_executors(sc: Any, hosts: frozenset[str]) -> None:
-    """Have Spark give up its executors on these hosts now; by itself it goes on counting their slots for up to
-    spark.network.timeout. The cluster's manager starts others where, and as soon as, it can."""
+    """Have Spark give up its executors on these hosts now.
+
+    The cluster's manager starts others where it can. By itself Spark goes on counting their slots for up to
+    spark.network.timeout.
+    """
     for name, host in executors(sc).items() if hosts else ():
         if host in hosts:
             log.warning("executor %s: %s has fallen silent, so Spark is asked for another", name, host)
@@ -92,82 +98,92 @@ def replace_executors(sc: Any, hosts: frozenset[str]) -> None:
 
 def run_with_recovery(
     spark: SparkSession,
-    make_job: Callable[[int, int], JobSpec],
-    policy: Policy,
+    job: RestartableJob,
     on_event: OnEvent = log_event,
-    *,
-    latest_step: Callable[[], int | None] = lambda: None,
-    is_finished: Callable[[JobResult], bool] = lambda result: True,
     control: Control | None = None,
-    limits: Limits | None = None,
-    options: StageOptions | None = None,
-    first_attempt: int = 1,
+    options: LaunchOptions | None = None,
 ) -> JobResult:
-    """Run `make_job(attempt, world)` until it returns a result that is finished; see Recovery for the rest."""
-    options = options or StageOptions()
-    check_slots(spark, policy.world, policy.min_world, control=control, profile=options.profile)
-    platform = spark_platform(spark, options)
-    recovery = Recovery(platform, make_job, policy, on_event, latest_step, is_finished, control, limits)
-    return recovery.run(first_attempt)
+    """Run a job until it returns a result that is finished; see Recovery for the rest.
+
+    Args:
+        spark: session whose executors run the ranks.
+        job: how to make each attempt's job, and when to try again.
+        on_event: called with every Event.
+        control: requests to the ranks, from other threads.
+        options: interface, output, resources, limits.
+    """
+    options = options or LaunchOptions()
+    check_slots(spark, SlotRequest(job.policy.world, job.policy.min_world, options.profile), control)
+    return Recovery(spark_platform(spark, options), job, on_event, control, options.limits).run()
 
 
 class Recovery:
     """The loop over attempts.
 
     Raises what the last attempt raised when the decision is to stop: WorkerFailed, LaunchError or Cancelled. Besides
-    the attempts' own events it emits `attempt_ended` (attempt, world, cause, words, step, steps_lost, decision,
-    next_world, why) and `recovered` (attempt, recover_s: from the last step heard of before the first of the failures
-    in a row to the first one made after them).
+    the attempts' own events it emits AttemptEnded and Recovered.
     """
 
     def __init__(
         self,
         platform: Platform,
-        make_job: Callable[[int, int], JobSpec],
-        policy: Policy,
+        job: RestartableJob,
         on_event: OnEvent,
-        latest_step: Callable[[], int | None] = lambda: None,
-        is_finished: Callable[[JobResult], bool] = lambda result: True,
         control: Control | None = None,
         limits: Limits | None = None,
         slots_wait_s: float = 15.0,
     ):
-        self._platform, self._make_job, self._policy = platform, make_job, policy
-        self._on_event, self._latest_step, self._is_finished = on_event, latest_step, is_finished
-        self._control, self._limits, self._slots_wait_s = control or Control(), limits or Limits(), slots_wait_s
-        self._history: list[Ended] = []
-        self._crew: Crew | None = None
-        self._left: frozenset[str] = frozenset()  # hosts that were leaving when the crew was opened: not in it
-        self._world = 0  # of the running attempt
-        self._stack = ExitStack()
-        self._stands_since: float | None = None  # the last step before the first failure in a row
-        self._stepped = 0.0  # monotonic time of the last heartbeat
-        self._planned: str | None = None  # why we have asked the running attempt to end
+        """Prepare the first attempt.
 
-    def run(self, first_attempt: int = 1) -> JobResult:
-        attempt, world = first_attempt, self._first_world()
+        Args:
+            platform: where attempts run.
+            job: how to make each attempt's job, and when to try again.
+            on_event: called with every Event.
+            control: requests to the ranks, from other threads.
+            limits: of each attempt.
+            slots_wait_s: for slots to come, before fewer ranks are used.
+        """
+        self._platform, self._job, self._policy = platform, job, job.policy
+        self._on_event, self._control = on_event, control or Control()
+        self._limits, self._slots_wait_s = limits or Limits(), slots_wait_s
+        self._history: list[AttemptOutcome] = []
+        self._group: WorkerGroup | None = None
+        self._left: frozenset[str] = frozenset()  # hosts that were leaving when the group was opened: not in it
+        self._world = 0  # of the running attempt
+        self._step: int | None = None  # last one of the running attempt
+        self._stepped_at = 0.0  # monotonic time of the last heartbeat
+        self._broken_since: float | None = None  # the last step before the first failure in a row
+        self._planned: str | None = None  # why we have asked the running attempt to end
+        self._stack = ExitStack()
+
+    def run(self) -> JobResult:
+        attempt, world = self._job.first_attempt, self._first_world()
         if world < self._policy.world:
             log.warning(
                 "launch.world = %d: there is room for fewer, so training begins on %d", self._policy.world, world
             )
         with self._stack:
             while True:
-                from_step = self._latest_step() or 0
+                from_step = self._job.latest_step() or 0
                 problem: WorkerFailed | LaunchError | None = None
                 try:
                     result = self._attempt(attempt, world)
                 except (WorkerFailed, LaunchError) as error:
-                    self._stands_since = self._stands_since or self._stepped or time.monotonic()
+                    self._broken_since = self._broken_since or self._stepped_at or time.monotonic()
                     if self._control.stopping:
                         raise  # the user wants an end, not another attempt
-                    ended, problem = describe(error, attempt, world, from_step), error
+                    outcome, problem = outcome_of(error, attempt, world, from_step), error
+                except Cancelled:
+                    if self._planned is None or self._control.stopping or self._control.cancelled:
+                        raise
+                    outcome = AttemptOutcome(attempt, world, self._planned, from_step, self._step)
                 else:
-                    if self._is_finished(result) or self._control.stopping:
+                    if self._job.is_finished(result) or self._control.stopping:
                         return result
                     # An end nobody asked for is no result: tried again, and counted as a failure.
-                    ended = Ended(attempt, world, self._planned or "unfinished", from_step)
-                decision = self._decide(replace(ended, lost_hosts=self._lost_hosts(), at=time.monotonic()))
-                self._tell(ended, decision, problem)
+                    outcome = AttemptOutcome(attempt, world, self._planned or "unfinished", from_step)
+                decision = self._decide(replace(outcome, lost_hosts=self._lost_hosts(), at=time.monotonic()))
+                self._report(outcome, decision, problem)
                 if decision.action == "stop":
                     raise problem or LaunchError(decision.why)
                 self._wait(decision.wait_s)
@@ -183,62 +199,63 @@ class Recovery:
         return world
 
     def _attempt(self, attempt: int, world: int) -> JobResult:
-        job = self._make_job(attempt, world)
+        job = self._job.make_job(attempt, world)
         job = replace(job, env={"TORCHELASTIC_MAX_RESTARTS": str(self._policy.max_attempts - 1), **job.env})
-        crew = self._usable_crew(world, job.preload)
-        self._planned, self._world = None, world
+        group = self._usable_group(world, job.preload)
+        self._planned, self._world, self._step = None, world, None
         self._control.forget_planned()
         with self._watching():
-            return crew.run(job, world, self._listen, attempt, self._control, limits=self._limits)
+            return group.run(job, world, self._on_attempt_event, attempt, self._control, limits=self._limits)
 
-    def _usable_crew(self, world: int, preload: tuple[str, ...]) -> Crew:
-        """The crew of the attempt before while it stands and has a seat for every rank, else a new one."""
-        if self._crew is not None and self._crew.why_over() is None and len(self._crew.seats) >= world:
-            return self._crew
-        self._close_crew()
+    def _usable_group(self, world: int, preload: tuple[str, ...]) -> WorkerGroup:
+        """The group of the attempt before while it runs and has an agent for every rank, else a new one."""
+        if self._group is not None and self._group.trouble() is None and len(self._group.agents) >= world:
+            return self._group
+        self._close_group()
         self._left = self._platform.leaving()
-        self._crew = self._stack.enter_context(self._platform.open_crew(world, preload))
-        return self._crew
+        self._group = self._stack.enter_context(self._platform.open_group(world, preload))
+        return self._group
 
-    def _close_crew(self) -> None:
-        self._crew = None
+    def _close_group(self) -> None:
+        self._group = None
         self._stack.close()
 
-    def _decide(self, ended: Ended) -> Decision:
-        """Waits a little for slots to return before settling for fewer, but not for those of a host that fell silent; a
-        decision to stop needs no slots.
+    def _decide(self, outcome: AttemptOutcome) -> Decision:
+        """Wait a little for slots to return before deciding for fewer ranks.
 
-        A host that leaves goes when nothing of ours is on it any more, so a crew that has an agent there is closed; as
+        Not for those of a host that fell silent; and a decision to stop needs no slots.
+
+        A host that leaves goes when nothing of ours is on it any more, so a group that has an agent there is closed; so
         is one on a host that fell silent, whose task Spark would notice, and end the stage for, much later.
         """
-        self._history.append(ended)
-        leaves = ended.cause == "decommission" or ended.lost_hosts
-        if self._crew is not None and (leaves or self._crew.why_over() is not None):
-            self._close_crew()
-        self._platform.give_up(ended.lost_hosts)
+        self._history.append(outcome)
+        leaves = outcome.cause == "decommission" or outcome.lost_hosts
+        if self._group is not None and (leaves or self._group.trouble() is not None):
+            self._close_group()
+        self._platform.give_up(outcome.lost_hosts)
         deadline = time.monotonic() + self._slots_wait_s
         while True:
             decision = decide(self._history, self._platform.slots(), self._policy)
             hopeless = decide(self._history, self._policy.world, self._policy).action == "stop"
             if hopeless or decision.world == self._policy.world or time.monotonic() > deadline:
                 return decision
-            if (ended.cause in PLANNED or ended.lost_hosts) and decision.action != "stop":
+            if (outcome.cause in PLANNED or outcome.lost_hosts) and decision.action != "stop":
                 return decision
             self._wait(0.2)
 
     def _lost_hosts(self) -> frozenset[str]:
-        return self._crew.lost_hosts if self._crew is not None else frozenset()
+        return self._group.lost_hosts if self._group is not None else frozenset()
 
     def _wait(self, seconds: float) -> None:
         """Sleep, but not through a cancel or a stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._control.heed("no attempt was running")
+            self._control.raise_if_ending("no attempt was running")
             time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Beside a running attempt: hosts that are about to leave, slots that have come back."""
+        """Watch for hosts that are about to leave, beside a running attempt."""
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over,), name="sparkring-watch", daemon=True)
         thread.start()
@@ -250,52 +267,59 @@ class Recovery:
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(WATCH_S) and self._planned is None:
-            with contextlib.suppress(Exception):  # the JVM is ending; the attempt hears of it too
+            with contextlib.suppress(Exception):  # the JVM is ending; the attempt notices that too
                 if self._platform.leaving() - self._left and not over.is_set():
                     self._end_for("decommission")
+        if self._planned == "decommission" and not over.wait(self._policy.grace_s):
+            log.warning("decommission: the ranks have not ended within %g s (launch.grace_s)", self._policy.grace_s)
+            self._control.ask(KillRank())
 
     def _end_for(self, reason: str) -> None:
         log.warning("%s: asking the ranks for a checkpoint and their end", reason)
         self._planned = reason
-        self._control.ask("stop")
+        self._control.ask(StopTraining())
 
-    def _listen(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "heartbeat":
-            self._stepped = time.monotonic()
-            if self._stands_since is not None and event["step"] > self._history[-1].from_step:
-                taken, self._stands_since = self._stepped - self._stands_since, None
-                self._on_event({"kind": "recovered", "attempt": event["attempt"], "recover_s": taken})
-        at_boundary = event["kind"] == "event" and event["event"] == "checkpoint"
-        wanting = self._world < self._policy.world and self._planned is None
-        wanting = wanting and time.monotonic() >= cool_until(self._history, self._policy)
-        if at_boundary and wanting and should_grow(self._world, self._platform.slots(), self._policy):
+    def _on_attempt_event(self, event: Event) -> None:
+        if isinstance(event, Heartbeat):
+            self._step, self._stepped_at = event.step, time.monotonic()
+            if self._broken_since is not None and event.step > self._history[-1].from_step:
+                recover_s, self._broken_since = self._stepped_at - self._broken_since, None
+                self._on_event(Recovered(event.attempt, recover_s))
+        if isinstance(event, RankEvent) and event.name == "checkpoint" and self._should_grow():
             self._end_for("grow")
         self._on_event(event)
 
-    def _tell(self, ended: Ended, decision: Decision, problem: Exception | None) -> None:
-        words = problem.failure.headline if isinstance(problem, WorkerFailed) else str(problem or ended.cause)
-        saved = self._latest_step() or 0
-        log.warning("attempt %d ended: %s; %s", ended.attempt, words, what_follows(decision, saved))
-        event = {
-            "kind": "attempt_ended",
-            "attempt": ended.attempt,
-            "world": ended.world,
-            "cause": ended.cause,
-            "words": words,
-            "step": ended.step,
-            "steps_lost": 0 if ended.cause in PLANNED else steps_lost(ended.step, saved),
-            "decision": decision.action,
-            "next_world": decision.world,
-            "why": decision.why,
-        }
+    def _should_grow(self) -> bool:
+        """Whether an attempt on fewer ranks than wanted should end at this checkpoint, to go on with more."""
+        if self._world >= self._policy.world or self._planned is not None:
+            return False
+        if time.monotonic() < cool_until(self._history, self._policy):
+            return False
+        return best_world(self._platform.slots(), self._policy) > self._world
+
+    def _report(self, outcome: AttemptOutcome, decision: Decision, problem: Exception | None) -> None:
+        words = problem.failure.headline if isinstance(problem, WorkerFailed) else str(problem or outcome.cause)
+        saved = self._job.latest_step() or 0
+        log.warning("attempt %d ended: %s; %s", outcome.attempt, words, what_follows(decision, saved))
+        event = AttemptEnded(
+            attempt=outcome.attempt,
+            world=outcome.world,
+            cause=outcome.cause,
+            words=words,
+            step=outcome.step,
+            steps_lost=steps_lost(outcome.step, saved),
+            decision=decision.action,
+            next_world=decision.world,
+            why=decision.why,
+        )
         try:
             self._on_event(event)
         except Exception:
-            log.exception("on_event failed for an event of kind 'attempt_ended'")
+            log.exception("on_event failed for AttemptEnded")
 
 
 def what_follows(decision: Decision, saved: int) -> str:
-    """The decision for a person who watches; `saved` is the step of the last checkpoint."""
+    """Describe the decision for a person; `saved` is the step of the last checkpoint."""
     if decision.action == "stop":
         return f"no other attempt: {decision.why}"
     ranks = "1 rank" if decision.world == 1 else f"{decision.world} ranks"
@@ -303,13 +327,13 @@ def what_follows(decision: Decision, saved: int) -> str:
     return f"going on with {ranks} in {decision.wait_s:.0f} s, {start}"
 
 
-def describe(error: WorkerFailed | LaunchError, attempt: int, world: int, from_step: int) -> Ended:
-    """An attempt's end for the policy."""
+def outcome_of(error: WorkerFailed | LaunchError, attempt: int, world: int, from_step: int) -> AttemptOutcome:
+    """Describe a failed attempt for the policy."""
     if isinstance(error, LaunchError):
         cause = "preflight" if isinstance(error, PreflightError) else "start"
-        return Ended(attempt, world, cause, from_step, message=str(error))
+        return AttemptOutcome(attempt, world, cause, from_step, message=str(error))
     failure = error.failure
-    return Ended(
+    return AttemptOutcome(
         attempt,
         world,
         failure.cause,

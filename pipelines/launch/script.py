@@ -9,18 +9,18 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from conf.load import ConfigError
 from conf.schema import SparkConfig
 from conf.schema_launch import LaunchConfig
-from pipelines.launch.barrier import in_process, stage_options
-from pipelines.launch.recover import run_with_recovery
+from pipelines.launch.barrier import in_process, launch_options
+from pipelines.launch.recover import RestartableJob, run_with_recovery
 from pipelines.signals import obeying_signals
 from pipelines.spark import spark_session
-from training.launch.attempt import Control, Limits
-from training.launch.elastic import Policy
+from training.launch.attempt import Control
 from training.launch.job import JobResult, JobSpec
+from training.launch.messages import AttemptStarted, Event, LogLines
+from training.launch.restart import RestartPolicy
 
 log = logging.getLogger(__name__)
 MAX_FOLDER_BYTES = 64 << 20
@@ -31,8 +31,10 @@ ARCHIVE = "sparkring-folder.zip"
 def launch(
     script: str, words: Sequence[str], launch: LaunchConfig, spark_config: SparkConfig, files: Sequence[str]
 ) -> None:
-    """Run `script words...` on launch.world ranks, which begin in this process's working directory, or in a copy of it
-    on hosts that do not have it. Output goes to stdout by line, with its rank. Raises what Recovery raises.
+    """Run `script words...` on launch.world ranks.
+
+    In the working directory, or in a copy of it on other hosts. Output goes to stdout by line, with its rank. Raises
+    what Recovery raises.
 
     Args:
         script: path, in the working directory where ranks are on other hosts.
@@ -44,10 +46,17 @@ def launch(
     folder, control = Path.cwd(), Control()
     job = JobSpec(script, args=tuple(words), folder=str(folder))
     try:
-        job.to_json()
+        job.check()
     except (ValueError, OSError) as error:
         raise ConfigError(NAME, [str(error)]) from error
-    policy = Policy(launch.world, launch.min_world, launch.max_attempts, launch.backoff_s, launch.max_backoff_s)
+    policy = RestartPolicy(
+        launch.world,
+        launch.min_world,
+        launch.max_attempts,
+        launch.backoff_s,
+        launch.max_backoff_s,
+        grace_s=launch.grace_s,
+    )
     with (
         tempfile.TemporaryDirectory(prefix="sparkring-folder-") as place,
         spark_session(Path(script).stem, spark_config, launch) as spark,
@@ -59,32 +68,29 @@ def launch(
             job = replace(job, archive=archive.name)
         run_with_recovery(
             spark,
-            lambda attempt, world: job,
-            policy,
+            RestartableJob(lambda attempt, world: job, policy, is_finished=is_finished),
             show,
-            is_finished=is_finished,
-            control=control,
-            limits=Limits(launch.start_timeout_s, launch.hang_timeout_s, by_output=True),
-            options=stage_options(launch),
+            control,
+            launch_options(launch, by_output=True),
         )
 
 
 def is_finished(result: JobResult) -> bool:
-    """Whether the script ended by itself: none of its ranks heard from `progress` that we wanted the end."""
+    """Whether the script ended by itself: no rank has seen our request to end."""
     return not any(result.results)
 
 
-def show(event: dict[str, Any]) -> None:
-    """Lines of the ranks on stdout; what else there is to say has been logged."""
-    if event["kind"] == "log":
-        for line in event["lines"]:
-            print(f"[rank {event['rank']}] {line}", flush=True)
-    elif event["kind"] == "started":
-        log.info("%d ranks started in %.1f s", event["world"], event["start_s"])
+def show(event: Event) -> None:
+    """Print the ranks' output; other events have been logged."""
+    if isinstance(event, LogLines):
+        for line in event.lines:
+            print(f"[rank {event.rank}] {line}", flush=True)
+    elif isinstance(event, AttemptStarted):
+        log.info("%d ranks started in %.1f s", event.world, event.start_s)
 
 
 def pack_folder(folder: Path, script: str, files: Sequence[str], place: Path) -> Path:
-    """A .zip in `place` of a folder's files, without hidden ones and caches, and of `files`.
+    """Zip a folder's files into `place`, without hidden ones and caches, and `files`.
 
     ConfigError where the script is not in the folder; where it is more than MAX_FOLDER_BYTES, with the largest files.
     """

@@ -36,6 +36,7 @@ from mlflow.entities import (
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from conf.errors import first_line
 from conf.manifest import digest
 from conf.schema_tracking import TrackingConfig
 from conf.secrets import redact
@@ -53,7 +54,7 @@ from pipelines.tracking.rules import (
     open_runs,
     without_password,
 )
-from training.launch.processes import adopt_orphans, end_descendants
+from training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
 # Error codes of a server that understood and refused; after any other the operation is tried again.
@@ -478,7 +479,7 @@ def _at_ms(version: ModelVersion) -> int:
 
 def _first_line(error: BaseException) -> str:
     """First line of a message, which may quote the store's URI: its credentials are hidden."""
-    return redact((str(error).splitlines() or [type(error).__name__])[0])[:500]
+    return redact(first_line(error))[:500]
 
 
 def replay(config: TrackingConfig) -> tuple[int, int]:

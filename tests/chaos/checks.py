@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 import victim
 
 from conf.storage import open_storage
-from training.data.audit import Expected, check_run, read_run
+from training.data.audit.check import Expected, check_run
+from training.data.audit.log import read_run
 from training.launch.job import JobSpec
 from training.launch.local import run_local
+from training.launch.messages import Event, RankEvent
 
 if TYPE_CHECKING:
     from inject import Run
@@ -55,10 +57,10 @@ def is_spark(pid: int) -> bool:
 
 def compare_weights(run: Run, undisturbed: Weights) -> str:
     """Every checkpoint so far against the one of an undisturbed run; bit for bit where the world never changed."""
-    worlds = {e["world"] for e in run.events if e["kind"] == "started"}
+    worlds = {e["world"] for e in run.events if e["kind"] == "AttemptStarted"}
     worst = 0.0
     for event in run.events:
-        if event.get("event") == "checkpoint":
+        if event.get("name") == "checkpoint":
             step, w = event["data"]["step"], event["data"]["w"]
             if step in undisturbed:  # one written because training was asked to stop is at a step of its own
                 worst = max(worst, *(abs(a - b) for a, b in zip(w, undisturbed[step], strict=True)))
@@ -70,7 +72,7 @@ def compare_weights(run: Run, undisturbed: Weights) -> str:
 def compare_rows(run: Run, at_least: int) -> int:
     """Rows consumed so far, each once, by the audit's own records; AssertionError where that is not so."""
     ids = np.arange(run.steps * victim.ROWS)
-    done = max((e["data"]["step"] for e in run.events if e.get("event") == "checkpoint"), default=0)
+    done = max((e["data"]["step"] for e in run.events if e.get("name") == "checkpoint"), default=0)
     expected = Expected(done, run.steps, victim.ROWS, ids, lambda epoch: ids, {})
     report = check_run(read_run(open_storage(str(run.folder / "audit"))), expected)
     rows = sum(epoch.rows for epoch in report.epochs)
@@ -83,7 +85,7 @@ def verdict(run: Run, undisturbed: Weights) -> str:
     rows = compare_rows(run, run.steps * victim.ROWS)
     assert rows == run.steps * victim.ROWS, f"{rows} rows instead of {run.steps * victim.ROWS}"
     assert any(e["kind"] == "result" and e["finished"] for e in run.events), run.tail()
-    last = next(e["data"] for e in reversed(run.events) if e.get("event") == "checkpoint")
+    last = next(e["data"] for e in reversed(run.events) if e.get("name") == "checkpoint")
     assert last["step"] == run.steps, f"the last checkpoint is of step {last['step']}"
     left = [pid for pids in run.ranks.values() for pid in pids if alive(pid)]
     assert not left, f"ranks {left} have outlived the run"
@@ -94,9 +96,9 @@ def undisturbed_run(steps: int, world: int) -> Weights:
     """Parameters at every checkpoint of a victim nobody disturbs, on this machine without Spark."""
     found: Weights = {}
 
-    def on_event(event: dict[str, Any]) -> None:
-        if event.get("event") == "checkpoint":
-            found[event["data"]["step"]] = event["data"]["w"]
+    def on_event(event: Event) -> None:
+        if isinstance(event, RankEvent) and event.name == "checkpoint":
+            found[event.data["step"]] = event.data["w"]
 
     with tempfile.TemporaryDirectory() as folder:
         payload = {"folder": folder, "steps": steps, "sleep_s": 0.0}

@@ -60,12 +60,12 @@ class Run:
                 if line.startswith(b'{"kind"'):
                     event = json.loads(line)
                     self.events.append(event)
-                    if event.get("event") == "pid":
+                    if event.get("name") == "pid":
                         self.ranks.setdefault(event["attempt"], []).append(event["data"]["pid"])
 
     @property
     def step(self) -> int:
-        return max((e["step"] for e in self.events if e["kind"] == "heartbeat"), default=0)
+        return max((e["step"] for e in self.events if e["kind"] == "Heartbeat"), default=0)
 
     @property
     def attempt(self) -> int:
@@ -88,7 +88,7 @@ class Run:
 
     def await_step(self, step: int, attempt: int = 0) -> float:
         """Time of the next heartbeat of `step` or later, in `attempt` or later."""
-        reached = lambda e: e["kind"] == "heartbeat" and e["step"] >= step and e["attempt"] >= attempt  # noqa: E731
+        reached = lambda e: e["kind"] == "Heartbeat" and e["step"] >= step and e["attempt"] >= attempt  # noqa: E731
         return float(self.await_event(reached)["at"])
 
     def tail(self) -> str:
@@ -123,7 +123,7 @@ def stop_rank(run: Run, chance: random.Random) -> None:
     os.kill(chance.choice(run.ranks[run.attempt]), signal.SIGSTOP)
 
 
-def kill_helper(run: Run, chance: random.Random) -> None:
+def kill_fork_server(run: Run, chance: random.Random) -> None:
     psutil.Process(chance.choice(run.ranks[run.attempt])).parent().kill()
 
 
@@ -134,7 +134,7 @@ def kill_agent(run: Run, chance: random.Random) -> None:
 def busy_node(run: Run, chance: random.Random) -> int:
     """A worker that has a rank now: what happens to another one is no fault."""
     return chance.choice(
-        [n for n in range(1, run.cluster.workers + 1) if run.cluster.find(n, "training.launch.zygote")]
+        [n for n in range(1, run.cluster.workers + 1) if run.cluster.find(n, "training.launch.host.fork_server")]
     )
 
 
@@ -176,7 +176,7 @@ def fill_disk(run: Run, chance: random.Random) -> None:
     """Full until an attempt has ended by it, and the report says so."""
     run.cluster.fill_disk()
     try:
-        run.await_event(lambda e: e["kind"] == "attempt_ended" and e["cause"] == "disk", 60)
+        run.await_event(lambda e: e["kind"] == "AttemptEnded" and e["cause"] == "disk", 60)
     finally:
         run.cluster.free_disk()
 
@@ -196,7 +196,7 @@ class Fault:
 FAULTS: dict[str, Fault] = {
     "SIGKILL of a rank": Fault(kill_rank, 9),
     "SIGSTOP of a rank": Fault(stop_rank, 5),
-    "SIGKILL of a helper": Fault(kill_helper, 7),
+    "SIGKILL of a helper": Fault(kill_fork_server, 7),
     "SIGKILL of an agent": Fault(kill_agent, 4),
     "SIGKILL of an executor": Fault(kill_executor, 1),
     "SIGKILL of a Spark worker": Fault(kill_spark_worker, 1),
@@ -220,7 +220,7 @@ def strike(run: Run, name: str, chance: random.Random, undisturbed: Weights) -> 
         except (IndexError, ProcessLookupError, psutil.NoSuchProcess):
             continue  # the attempt has just ended by itself, to go on with more ranks: nothing there to strike
     recovered = run.await_step(step + 1, attempt + FAULTS[name].ends_attempt)
-    saved = run.await_event(lambda e: e.get("event") == "checkpoint" and e["data"]["step"] > step)
+    saved = run.await_event(lambda e: e.get("name") == "checkpoint" and e["data"]["step"] > step)
     compare_weights(run, undisturbed)
     compare_rows(run, at_least=saved["data"]["step"] * victim.ROWS)
     deadline = time.time() + 10

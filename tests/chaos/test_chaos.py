@@ -46,14 +46,14 @@ def survive(cluster: Any, logs: Path, steps: int, faults: list[str]) -> inject.R
 
 def test_a_killed_rank_a_killed_helper_and_a_full_disk_change_nothing(cluster: Any, tmp_path: Path) -> None:
     run = survive(cluster, tmp_path, 150, ["SIGKILL of a rank", "full disk under checkpoints", "SIGKILL of a helper"])
-    causes = {e["cause"] for e in run.events if e["kind"] == "attempt_ended"}
+    causes = {e["cause"] for e in run.events if e["kind"] == "AttemptEnded"}
     assert {"signal", "disk", "lost"} <= causes
 
 
 @pytest.mark.slow
 def test_every_fault_once_in_one_run_and_nothing_lost(cluster: Any, tmp_path: Path) -> None:
     run = survive(cluster, tmp_path, 1200, list(inject.FAULTS))
-    causes = {e["cause"] for e in run.events if e["kind"] == "attempt_ended"}
+    causes = {e["cause"] for e in run.events if e["kind"] == "AttemptEnded"}
     assert {"signal", "hang", "lost", "disk", "decommission"} <= causes
 
 
@@ -69,8 +69,8 @@ def test_a_host_that_vanishes_costs_one_attempt_under_the_default_timeouts(tmp_p
             run.await_step(25)
             node = inject.busy_node(run, random.Random(0))
             cluster.link(node, up=False)
-            (ended,) = [run.await_event(lambda e: e["kind"] == "attempt_ended")]
-            recovered = run.await_event(lambda e: e["kind"] == "recovered")
+            (ended,) = [run.await_event(lambda e: e["kind"] == "AttemptEnded")]
+            recovered = run.await_event(lambda e: e["kind"] == "Recovered")
             print(f"named after {ended['at'] - recovered['at'] + recovered['recover_s']:.1f} s: {ended['words']}")
             print(f"training stood still for {recovered['recover_s']:.1f} s")
             assert (ended["cause"], ended["decision"], ended["next_world"]) == ("lost", "shrink", 2)
@@ -80,7 +80,7 @@ def test_a_host_that_vanishes_costs_one_attempt_under_the_default_timeouts(tmp_p
         finally:
             run.kill()
         checks.verdict(run, checks.undisturbed_run(500, 3))  # reads the disk, which goes with the cluster
-    assert [e["cause"] for e in run.events if e["kind"] == "attempt_ended"] == ["lost"]
+    assert [e["cause"] for e in run.events if e["kind"] == "AttemptEnded"] == ["lost"]
 
 
 def test_a_port_left_open_is_noticed(cluster: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +30,7 @@ def train(ctx: Any) -> dict[str, Any]:
     from conf.storage import open_storage
     from training.checkpoint.checkpointer import Checkpointer
     from training.checkpoint.peers import torch_peers
-    from training.data.audit import AuditLog
+    from training.data.audit.log import FORMAT, AuditHeader, AuditLog
     from training.data.batch import Batch
 
     folder, steps = open_storage(ctx.payload["folder"]), ctx.payload["steps"]
@@ -41,7 +42,10 @@ def train(ctx: Any) -> dict[str, Any]:
         ctx.event("checkpoint", {"step": info.step, "w": said[info.step]})
 
     checkpoints = Checkpointer(folder.at("checkpoints"), torch_peers(timedelta(seconds=60)), on_commit=announce)
-    audit = AuditLog(folder.at("audit"), ctx.attempt, ctx.rank, ctx.world_size, "", {})
+    header = AuditHeader(
+        format=FORMAT, attempt=ctx.attempt, rank=ctx.rank, size=ctx.world_size, dataset="", order_state={}
+    )
+    audit = AuditLog(folder.at("audit"), header)
     state = {"w": torch.zeros(4, dtype=torch.float64)}
     latest = checkpoints.latest()
     begin = checkpoints.load(latest, state).trainer["step"] if latest else 0
@@ -76,12 +80,12 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     from conf.storage import open_storage
-    from pipelines.launch.barrier import StageOptions
-    from pipelines.launch.recover import run_with_recovery
+    from pipelines.launch.barrier import LaunchOptions
+    from pipelines.launch.recover import RestartableJob, run_with_recovery
     from training.checkpoint.catalog import committed
     from training.launch.attempt import Limits
-    from training.launch.elastic import Policy
     from training.launch.job import JobSpec
+    from training.launch.restart import RestartPolicy
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     host = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
@@ -107,8 +111,8 @@ def main() -> None:
     spark.sparkContext.setLogLevel("OFF")
     say("up", {})
 
-    def on_event(event: dict[str, Any]) -> None:
-        say(event["kind"], {k: v for k, v in event.items() if k not in ("kind", "values", "text")})
+    def on_event(event: Any) -> None:
+        say(type(event).__name__, {k: v for k, v in asdict(event).items() if k not in ("values", "text")})
 
     def latest_step() -> int | None:
         good, _ = committed(open_storage(folder).at("checkpoints"))
@@ -118,14 +122,17 @@ def main() -> None:
     job = JobSpec(train, {"folder": folder, "steps": steps, "sleep_s": sleep_s}, preload=PRELOAD)
     result = run_with_recovery(
         spark,
-        lambda attempt, size: job,
-        Policy(world, 1, 1000, 0.2, 2.0, cool_down_s=5.0 if own_timeouts else 60.0),
+        RestartableJob(
+            lambda attempt, size: job,
+            RestartPolicy(world, 1, 1000, 0.2, 2.0, cool_down_s=5.0 if own_timeouts else 60.0),
+            latest_step,
+            is_finished=lambda r: r.result["finished"],
+            first_attempt=first_attempt,
+        ),
         on_event,
-        latest_step=latest_step,
-        is_finished=lambda r: r.result["finished"],
-        limits=Limits(90, 4.0 if own_timeouts else 300.0),
-        options=StageOptions(silence_timeout_s=6.0, patience_s=6.0) if own_timeouts else StageOptions(),
-        first_attempt=first_attempt,
+        options=LaunchOptions(Limits(90, 4.0), silence_timeout_s=6.0, patience_s=6.0)
+        if own_timeouts
+        else LaunchOptions(Limits(90, 300.0)),
     )
     say("result", {**result.result, "world": result.world})
     spark.stop()

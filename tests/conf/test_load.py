@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from conf.load import ConfigError, json_schema, load_config, parse_override, recipe_names
-from conf.manifest import ManifestError, read_manifest
-from conf.rules import IDLE
-from conf.storage import open_storage
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -74,85 +71,6 @@ def test_a_misspelt_choice_names_the_nearest(tmp_path: Path) -> None:
     assert found.startswith('optim.name = "adam"') and "did you mean 'adamw'?" in found
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("name: mine\n", "etl, dataset: neither is given"),
-        (SMALL + "train: {epochs: null}\n", "training would have no end"),
-        (SMALL + "train: {steps: 10}\noptim: {warmup_steps: 10}\n", "optim.warmup_steps = 10"),
-        (SMALL + "train: {valid_split: test}\n", "train.test_split = 'test'"),
-        (SMALL + "report: {must_beat: [loss], baselines: false}\n", "report.baselines is false"),
-        (SMALL + "report: {must_beat: [perplexity]}\n", "baselines of model.task = 'binary' have"),
-        (SMALL + "report: {must_beat: [loss]}\ntrain: {test_split: null}\n", "train.test_split is null"),
-        (SMALL + "report: {must_beat: [loss]}\nmodel: {task: regression}\n", "no baselines for model.task"),
-    ],
-)
-def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
-    assert any(expected in p for p in problems(tmp_path, text))
-
-
-MIX = "data.mix={parts: [{dataset: a}, {dataset: b}]}"
-ETL = "{sources: {t: {path: t.csv, columns: {a: int, d: date}}}, rows: t, features: {a: {kind: numeric}}"
-BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024-01-01'}}}}}}"
-BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
-PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
-SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
-
-
-@pytest.mark.parametrize(
-    ("run", "idle"),
-    [
-        ([PETASTORM], "data.tail=pad"),
-        ([PETASTORM], "data.window_row_groups=3"),
-        ([PETASTORM], "data.on_corrupt=quarantine"),
-        ([PETASTORM], "data.cache.files=/tmp/x"),
-        ([PETASTORM], "data.cache.decoded=/tmp/x"),
-        ([PETASTORM, "data.shuffle=false"], "data.petastorm.shuffle_rows=9"),
-        ([], "data.petastorm.pool=process"),
-        ([], "data.petastorm.workers=3"),
-        ([], "data.petastorm.shuffle_rows=9"),
-        ([MIX], "data.tail=pad"),
-        ([MIX], "data.mix.epoch_samples=9"),
-        (["dataset=null", BY_TIME], SHARES),
-        (["dataset=null", BY_TIME], "etl.split.key=[a]"),
-        (["dataset=null", BY_TIME], "etl.split.seed=1"),
-        (["dataset=null", BY_COLUMN], SHARES),
-        (["dataset=null", BY_COLUMN], "etl.split.key=[a]"),
-        (["dataset=null", BY_COLUMN], "etl.split.seed=1"),
-        ([TEXT], "model.inputs=[a]"),
-        ([TEXT], "model.label=a"),
-        ([TEXT], "report.share_by=[a]"),
-        (["model.task=regression"], "report.share_by=[a]"),
-        ([], "report.sample_prompt=So"),
-        ([], "report.sample_tokens=9"),
-    ],
-)
-def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, run: list[str], idle: str) -> None:
-    load_config(recipe(tmp_path, SMALL), run)
-    (found,) = problems(tmp_path, SMALL, *run, idle)
-    assert found.startswith(f"{idle.partition('=')[0]} = ") and "has no effect" in found
-
-
-def test_every_row_of_the_table_is_tried_above() -> None:
-    marks = test_a_key_without_effect_is_refused_and_its_default_is_not.pytestmark  # type: ignore[attr-defined]
-    tried = {idle.partition("=")[0] for _, idle in marks[0].args[1]}
-    assert tried == {key for idle in IDLE for key in idle.keys}
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("storage.datasets=nosuch://b/x", "storage.datasets: nosuch://b/x: no filesystem for scheme 'nosuch'"),
-        ("storage.runs=s3://b/x?nonsense=1", "storage.runs: s3://b/x?nonsense=1: unknown option"),
-        ("dataset=s3://key:hunter2@b/x", "dataset = 's3://**********@b/x' holds a secret, which would be logged"),
-        (MIX.replace("dataset: b", "dataset: 'no://b'"), "data.mix.parts.1.dataset: no://b: no filesystem"),
-    ],
-)
-def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expected: str) -> None:
-    (found,) = problems(tmp_path, SMALL, override)
-    assert found.startswith(expected) and "hunter2" not in found
-
-
 def test_a_recipe_that_is_not_utf8_is_one_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(SMALL.encode() + b"description: caf\xe9\n")
@@ -195,18 +113,6 @@ def test_golden_resolved_recipes(name: str, request: pytest.FixtureRequest) -> N
     if request.config.getoption("--rewrite-golden"):
         path.write_text(resolved)
     assert path.read_text() == resolved, f"{name} resolves differently; see CONTRIBUTING.md"
-
-
-def test_a_folder_without_a_manifest_is_not_a_dataset(tmp_path: Path) -> None:
-    (tmp_path / "part-0.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ManifestError, match=r"not a dataset: the folder has no _manifest\.json"):
-        read_manifest(open_storage(str(tmp_path)))
-
-
-def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "_manifest.json").write_text('{"format_version": 99}')
-    with pytest.raises(ManifestError, match=r"format_version = 99.*upgrade sparkring"):
-        read_manifest(open_storage(str(tmp_path)))
 
 
 def bomb(levels: int = 9, merge: bool = False) -> str:

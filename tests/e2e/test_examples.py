@@ -38,6 +38,21 @@ def test_the_elastic_example_goes_on_from_its_checkpoint_after_a_rank_was_killed
 
 def is_helper(process: psutil.Process) -> bool:
     try:
-        return any("training.launch.zygote" in word for word in process.cmdline()) and bool(process.children())
+        return any("training.launch.host.fork_server" in word for word in process.cmdline()) and bool(
+            process.children()
+        )
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.spark
+def test_the_petastorm_example_trains_on_a_data_frame_and_removes_its_files(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    command = [sys.executable, str(ROOT / "examples/petastorm/train.py"), str(cache)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("epoch")]
+    assert len(losses) == 3 and losses[-1] < 0.1 * losses[0]
+    assert list(cache.iterdir()) == []

@@ -259,7 +259,7 @@ def wait_until_gone(pid: int) -> None:
         left = [
             p
             for p in psutil.process_iter(["cmdline"])
-            if any("training.launch.zygote" in w for w in p.info["cmdline"] or [])
+            if any("training.launch.host.fork_server" in w for w in p.info["cmdline"] or [])
         ]
         if not left:
             return

@@ -11,6 +11,7 @@ import pytest
 from conf.schema_etl import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
 from etl.errors import EtlError
 from etl.features import (
+    Moments,
     anchor_of,
     apply_numpy,
     cardinality,
@@ -58,7 +59,7 @@ def test_a_mean_far_above_the_deviation_is_taken_again(mean, std, anchor):
 
 
 def test_numbers_are_standardised_and_nulls_become_the_mean():
-    made = numeric_state("x", NumericFeature(kind="numeric"), count=4, nulls=1, mean=2.0, std=4.0)
+    made = numeric_state("x", NumericFeature(kind="numeric"), Moments(count=4, nulls=1, mean=2.0, std=4.0))
     out = apply_numpy(state(made), {"x": [10, None, 2.0, float("nan")]})
     assert out["x"].tolist() == [2.0, 0.0, 0.0, 0.0] and out["x__null"].tolist() == [0.0, 1.0, 0.0, 1.0]
     assert output_names(made) == ["x", "x__null"] and out["x"].dtype == np.float32
@@ -69,17 +70,17 @@ def test_numbers_are_standardised_and_nulls_become_the_mean():
 )
 def test_indicator(indicator, nulls, there):
     feature = NumericFeature(kind="numeric", indicator=indicator)
-    assert ("x__null" in output_names(numeric_state("x", feature, 1, nulls, 0.0, 1.0))) == there
+    assert ("x__null" in output_names(numeric_state("x", feature, Moments(1, nulls, 0.0, 1.0)))) == there
 
 
 def test_fill_scale_and_log_are_applied():
     feature = NumericFeature(kind="numeric", fill=math.e - 1, transform="log1p", scale=False)
-    out = apply_numpy(state(numeric_state("x", feature, 1, 0, 3.0, 2.0)), {"x": [None, 0.0, -5.0]})
+    out = apply_numpy(state(numeric_state("x", feature, Moments(1, 0, 3.0, 2.0))), {"x": [None, 0.0, -5.0]})
     assert out["x"].tolist() == [1.0, 0.0, 0.0]
 
 
 def test_a_constant_column_is_zero_not_nan():
-    made = numeric_state("x", NumericFeature(kind="numeric"), 3, 0, 5.0, 0.0)
+    made = numeric_state("x", NumericFeature(kind="numeric"), Moments(3, 0, 5.0, 0.0))
     assert apply_numpy(state(made), {"x": [5, 5]})["x"].tolist() == [0.0, 0.0]
 
 
@@ -130,7 +131,7 @@ def test_nulls_of_columns_passed_through():
 @pytest.mark.parametrize(("count", "mean", "words"), [(0, None, "no value"), (3, math.inf, "infinite")])
 def test_columns_without_statistics_are_refused(count, mean, words):
     with pytest.raises(EtlError, match=words):
-        numeric_state("x", NumericFeature(kind="numeric"), count, 0, mean, 1.0)
+        numeric_state("x", NumericFeature(kind="numeric"), Moments(count, 0, mean, 1.0))
 
 
 def test_a_missing_raw_column_is_named():

@@ -30,12 +30,13 @@ from pipelines.runs import RunRecord, Runs
 from pipelines.tracking.journal import Journal, abandoned_journals
 from pipelines.tracking.ops import Artifact, Metrics, StartRun
 from tests.pipelines.results import train_result
-from training.checkpoint.catalog import committed, parse_marker
-from training.checkpoint.checkpointer import Checkpointer, RankFile, TrainerFile
+from tests.training.launch.examples import MESSAGES, example
+from training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.dcp import mismatch, read_index, to_metadata
 from training.checkpoint.format import CheckpointError
-from training.checkpoint.plan import mismatch, read_index, to_metadata
-from training.data.audit import read_records
-from training.launch.channel import ProtocolError, decode
+from training.data.audit.log import read_records
+from training.launch.channel.frames import ProtocolError, decode, encode
 from training.loop import LoopRecord, TrainerState
 from training.parallel.state import Described
 from training.result import SUMMARY, FailedAttempt, read_result
@@ -62,12 +63,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
     made = {"manifest": _manifest(folder), "run.json": _run(folder), SUMMARY: _summary(folder)}
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
-    frames = [{"kind": "hello", "agent": "a-1", "proof": SHA}, {"kind": "metrics", "step": 3, "values": {"loss": 0.5}}]
     header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
     records = np.array([0, 0, 4, 2, 5, 6, 0, 1, 4, 2, 1, 7], np.int64).tobytes()
     audit = json.dumps(header).encode() + b"\n" + records
     made["audit"] = Kind([audit], lambda data: read_records(data, "a.ids"), (ValueError,), 2.0)
-    made["frame"] = Kind([json.dumps(frame).encode() for frame in frames], decode, (ProtocolError,), 2.0)
+    for message in MESSAGES:
+        made[message.__name__] = Kind([encode(example(message))[4:]], decode, (ProtocolError,), 2.0 / len(MESSAGES))
     return made
 
 

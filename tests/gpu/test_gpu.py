@@ -13,7 +13,7 @@ import torch
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ def run(precision: str, compiled: bool, steps: int = 30, poison: int | None = No
     torch.manual_seed(0)
     model = GPT(vocab=64, width=64, layers=2, heads=4)
     device = torch.device("cuda")
-    strategy = build_strategy(ParallelSettings(precision=precision), Place(), device, clip_norm=1.0)  # type: ignore[arg-type]
+    strategy = build_strategy(ParallelSettings(precision=precision), RankInfo(), device, clip_norm=1.0)  # type: ignore[arg-type]
     strategy.prepare(model, LanguageModelTask(), lambda named: build_optimizer(named), compiled=compiled)
     tokens = torch.randint(0, 64, (16, 33), device=device)
     losses, skipped = [], []

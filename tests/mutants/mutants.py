@@ -25,24 +25,25 @@ BATCHING, CORE, NORM, LAYOUT = (f"{PARALLEL}/{name}.py" for name in ("batching",
 REDUCE, ZERO, HVD_ZERO = (f"{PARALLEL}/data_parallel/{name}.py" for name in ("reduce", "zero", "horovod_zero"))
 CONTEXT, TENSOR, SCHEDULES = (f"{PARALLEL}/model_parallel/{name}.py" for name in ("context", "tensor", "schedules"))
 OPTIM, LOSS = "training/optim.py", "training/loss.py"
-ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit.py", "training/data/pool.py"
-ELASTIC, POLICY, LOOP = "training/launch/elastic.py", "training/checkpoint/policy.py", "training/loop.py"
-CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/plan.py", "training/data/reader.py"
+ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "training/data/pool.py"
+AUDIT_LOG = "training/data/audit/log.py"
+ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
+CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
-CSV_FILE, T_CSV_FILE = "etl/csv_file.py", "tests/etl/test_csv_file.py"
+CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
 
 RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
 ROUNDED = "tests/ranks/test_mesh.py::test_rounded_precisions_go_the_way_of_float64"
 T_ORDER, T_AUDIT = "tests/training/data/test_order.py", "tests/training/data/test_audit.py"
 T_AUDIT_RUN = "tests/training/data/test_audit_run.py"
-T_READER, T_ELASTIC = "tests/training/data/test_reader.py", "tests/training/launch/test_elastic.py"
+T_READER, T_ELASTIC = "tests/training/data/test_reader.py", "tests/training/launch/test_restart.py"
 T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/checkpoint/test_policy.py"
 T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "tests/training/checkpoint/test_damage.py"
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/test_loss.py"
 T_SCHEDULES, T_NORM = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_norm.py"
 T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
-T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_build_rules.py"
+T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 
 MUTANTS = (
     # Gradients: what is summed, weighted, clipped and stepped.
@@ -83,32 +84,32 @@ MUTANTS = (
     # Order: which row is in which global batch.
     Mutant(
         ORDER,
-        "lengths = rows // lanes + (slot_of_lane < rows % lanes)",
-        "lengths = rows // lanes + 0 * slot_of_lane",
+        "lengths = rows // lanes + (turn_of_lane < rows % lanes)",
+        "lengths = rows // lanes + 0 * turn_of_lane",
         T_ORDER,
     ),
     Mutant(ORDER, "left_first = (lane + epoch) % 2 == 1", "left_first = lane % 2 == 1", T_ORDER),
-    Mutant(ORDER, "_random(plan.seed, epoch, lane, group, 0)", "_random(plan.seed, 0, lane, group, 0)", T_ORDER),
-    Mutant(ORDER, "_random(plan.seed, epoch, lane, window, 1)", "_random(plan.seed, epoch, lane, 0, 1)", T_ORDER),
+    Mutant(ORDER, "_random(plan.config.seed, *piece, 0)", "_random(plan.config.seed, 0, *piece[1:], 0)", T_ORDER),
+    Mutant(ORDER, "self.epoch, self.lane, window, 1)", "self.epoch, self.lane, 0, 1)", T_ORDER),
     Mutant(ORDER, "range(plan.lanes * rank // size,", "range(plan.lanes * rank // size + 1,", T_ORDER),
-    Mutant(ORDER, 'whole + (1 if rest and self.tail == "pad" else 0)', "whole", T_ORDER),
+    Mutant(ORDER, 'self.rows if self.config.tail == "pad" else whole', "whole", T_ORDER),
     Mutant(ORDER, "for step in range(1, lanes + 1) if gcd(step, lanes) == 1", "for step in (1,)", T_ORDER),
     Mutant(
-        ORDER,
-        "end = (epoch + 1) * steps_per_epoch if steps is None",
-        "end = epoch * steps_per_epoch if steps is None",
-        T_ORDER,
+        "training/data/epochs.py",
+        "end = (epoch + 1) * self.steps if steps is None",
+        "end = epoch * self.steps if steps is None",
+        "tests/training/data/test_epochs.py",
     ),
     # Reader and audit: that the rows of the order are those decoded.
     Mutant(
         READER,
-        "order = group_order(self.plan, epoch, group, self._lanes)",
-        "order = group_order(self.plan, 0, group, self._lanes)",
+        "order = group_order(self.plan, epoch, group, self._order.lanes)",
+        "order = group_order(self.plan, 0, group, self._order.lanes)",
         f"{T_READER} {T_AUDIT}",
     ),
     Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),
     Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/models/test_dropout.py"),
-    Mutant(AUDIT, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
+    Mutant(AUDIT_LOG, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
     Mutant(
         AUDIT,
         "ids[1:][ids[1:] == ids[:-1]]",
@@ -133,19 +134,21 @@ MUTANTS = (
         AUDIT, "-(-expected.steps // expected.steps_per_epoch)", "expected.steps // expected.steps_per_epoch", T_AUDIT
     ),
     Mutant(
-        AUDIT,
+        AUDIT_LOG,
         "if min(epoch, step, global_rows, count) < 0 or end > len(numbers):",
         "if end > len(numbers):",
         T_AUDIT,
     ),
-    Mutant("pipelines/audit.py", "if problem := damaged(", "if problem := '' and damaged(", T_AUDIT_RUN),
+    Mutant("pipelines/audit.py", "if problem := damage(", "if problem := '' and damage(", T_AUDIT_RUN),
     Mutant("pipelines/audit.py", "if number > newest.step", "if number < newest.step", T_AUDIT_RUN),
     # Checkpoints.
     Mutant(POLICY, "by_step[-max(keep.last, 1) :]", "by_step[-keep.last :]", T_POLICY),
     Mutant(POLICY, 'sign = 1.0 if mode == "min" else -1.0', "sign = 1.0", T_POLICY),
     Mutant(POLICY, "metric is not None and math.isfinite(metric)", "metric is not None", T_POLICY),
     Mutant(CATALOG, "if digest(content) != expected:", "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"),
-    Mutant(CATALOG, 'if folder.sha256(path, tick) != want["sha256"]:', "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"),
+    Mutant(
+        CATALOG, 'if folder.sha256(path, on_progress) != want["sha256"]:', "if False:", f"{T_CHECKPOINT} {T_DAMAGE}"
+    ),
     Mutant(
         PLAN,
         "if have != math.prod(shape) or _overlap(chunks, len(shape)):",
@@ -166,14 +169,14 @@ MUTANTS = (
     Mutant(
         ELASTIC, "if in_a_row(history) >= policy.max_attempts:", "if len(history) >= policy.max_attempts:", T_ELASTIC
     ),
-    Mutant(ELASTIC, "ended.from_step >= furthest", "ended.from_step > furthest", T_ELASTIC),
+    Mutant(ELASTIC, "outcome.from_step >= furthest", "outcome.from_step > furthest", T_ELASTIC),
     Mutant(
         ELASTIC,
         "min(slots, policy.world) // policy.multiple_of * policy.multiple_of",
         "min(slots, policy.world)",
         T_ELASTIC,
     ),
-    Mutant(ELASTIC, "before = ended.step is None or ended.step <= ended.from_step", "before = True", T_ELASTIC),
+    Mutant(ELASTIC, "before = outcome.step is None or outcome.step <= outcome.from_step", "before = True", T_ELASTIC),
     Mutant(ELASTIC, 'second.cause in ("exception", "exit") and', "", T_ELASTIC),
     Mutant(ELASTIC, "wait_s = 0.0 if last.cause in PLANNED else", "wait_s =", T_ELASTIC),
     Mutant(ELASTIC, "policy.cool_down_s * 2 ** (min(times, MOST_DOUBLINGS) - 1)", "policy.cool_down_s", T_ELASTIC),

@@ -25,6 +25,7 @@ from pipelines.evaluate import evaluate
 from pipelines.split_rows import split_rows
 from tests.pipelines.results import rank_result, train_result
 from training.data.build import make_reader
+from training.data.request import ReadRequest
 from training.worker import left_out
 
 SIZES = {"train": 240, "test": 120}
@@ -107,7 +108,8 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     config = RunConfig.model_validate(
         {"name": "b", "dataset": str(tmp_path), "data": data, "report": {"share_by": ["month"]}}
     )
-    reader = make_reader(config.data, dataset.folder, dataset.manifest, "test", ["month", "late"], 16, evaluation=True)
+    request = ReadRequest(dataset.folder, dataset.manifest, "test", ["month", "late"], 16)
+    reader = make_reader(config.data, request, evaluation=True)
     batches = [(batch, batch.row_weights() > 0) for batch in reader.batches(0)]
     left: dict[str, Any] = {"test_left_out": left_out(reader), "train_left_out": []}
     reader.close()

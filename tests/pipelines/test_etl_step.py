@@ -1,11 +1,15 @@
-"""The dataset of a job: found, asked for, and described for MLflow."""
+"""The dataset of a job: its sources pinned and hashed once, found, asked for, and described for MLflow."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from conf.load import load_config
 from conf.manifest import (
     MANIFEST_NAME,
     Accounting,
@@ -17,8 +21,11 @@ from conf.manifest import (
     SplitInfo,
 )
 from conf.schema import RunConfig
-from conf.storage import open_storage
+from conf.schema_tracking import TrackingConfig
+from conf.storage import Storage, open_storage
+from pipelines import etl_step
 from pipelines.etl_step import Dataset, dataset_info, find, record_build, require, wanted_fingerprint
+from pipelines.tracking.tracker import Tracker
 
 MANIFEST = DatasetManifest(
     name="d", fingerprint="a" * 64, created_at="",
@@ -29,16 +36,26 @@ MANIFEST = DatasetManifest(
 )  # fmt: skip
 
 
+RECIPE = """
+name: small
+etl:
+  sources: {t: {path: TABLE, columns: {a: int}}}
+  rows: t
+  features: {a: {kind: numeric}}
+storage: {datasets: DATASETS}
+"""
+
+
 def config(folder: Path) -> RunConfig:
     return RunConfig.model_validate({"name": "d", "dataset": str(folder)})
 
 
 def test_a_dataset_named_by_its_folder_is_found_there(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=str(tmp_path)):
-        wanted_fingerprint(config(tmp_path))
+        wanted_fingerprint(config(tmp_path), {})
     (tmp_path / MANIFEST_NAME).write_text(MANIFEST.to_json())
     (tmp_path / "a.parquet").write_bytes(bytes(9))
-    assert wanted_fingerprint(config(tmp_path)) == "a" * 64
+    assert wanted_fingerprint(config(tmp_path), {}) == "a" * 64
     found = require(config(tmp_path), "a" * 64)
     assert found.manifest == MANIFEST and not found.rebuilt and found.seconds == {}
 
@@ -79,3 +96,38 @@ def test_a_build_is_recorded_with_every_row_accounted_for(tmp_path: Path) -> Non
         "rows/in": 5.0, "rows/out": 3.0, "rows/quarantined_r": 2.0, "rows/train": 3.0, "time/join_s": 1.5,
     }  # fmt: skip
     assert recorder.files == ["checks.json", "manifest.json"]
+
+
+def test_one_job_hashes_every_source_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "t"
+    table.mkdir()
+    for name in ("a.csv", "b.csv", "c.csv"):
+        (table / name).write_text("a\n1\n")
+    (tmp_path / "small.yaml").write_text(
+        RECIPE.replace("TABLE", str(table)).replace("DATASETS", str(tmp_path / "datasets"))
+    )
+    resolved = load_config(str(tmp_path / "small.yaml"))
+    hashed: Counter[str] = Counter()
+    real = Storage.sha256
+
+    def counted(self: Storage, relative: str, *rest: Any) -> str:
+        hashed[self.path(relative)] += 1
+        return real(self, relative, *rest)
+
+    monkeypatch.setattr(Storage, "sha256", counted)
+    fingerprints = []
+
+    def build(spark: Any, request: Any) -> Any:
+        fingerprints.append(
+            etl_step.dataset_fingerprint(request.config, request.sources, etl_step.pyspark.__version__, {})
+        )
+        return SimpleNamespace(manifest=MANIFEST, uri=str(tmp_path / "datasets"), rebuilt=True, seconds={})
+
+    monkeypatch.setattr(etl_step, "build_dataset", build)
+    sources = etl_step.pin(resolved.config)
+    wanted = etl_step.wanted_fingerprint(resolved.config, sources)
+    assert etl_step.find(resolved.config, wanted) is None
+    tracker = Tracker(TrackingConfig(enabled=False), "j", "n")
+    etl_step.build(None, resolved, sources, "commit", tracker)  # type: ignore[arg-type]
+    assert fingerprints == [wanted]
+    assert hashed == {str(table / name): 1 for name in ("a.csv", "b.csv", "c.csv")}

@@ -13,7 +13,7 @@ import pytest
 DRIVER = """
 import json, os, sys
 from pyspark.sql import SparkSession
-from pipelines.launch.barrier import StageOptions, run_barrier, training_profile
+from pipelines.launch.barrier import LaunchOptions, run_barrier, training_profile
 from pipelines.launch.preflight import slots
 from training.launch.job import JobSpec
 script = sys.argv[1]
@@ -28,11 +28,11 @@ spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 def entry(ctx):
     return [os.environ.get("CUDA_VISIBLE_DEVICES"), ctx.local_rank, ctx.local_size]
-def run(stage=StageOptions(), **options):
+def run(stage=LaunchOptions(), **options):
     return run_barrier(spark, JobSpec(entry, preload=(), **options), 2, lambda e: None, options=stage).results
 found = {"own": run(), "host": run(visible_devices="host")}
 profile = training_profile(cpus_per_rank=1, gpus_per_rank=1)
-found["profile"] = run(StageOptions(profile=profile))
+found["profile"] = run(LaunchOptions(profile=profile))
 wide = [training_profile(2), training_profile(1, 2)]
 found["slots"] = [slots(spark.sparkContext, asked) for asked in (None, profile, *wide)]
 print("RESULT " + json.dumps(found))

@@ -19,6 +19,7 @@ from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.serving import Predictor
 from training.data.build import make_reader
+from training.data.request import ReadRequest
 from training.tasks import build_task
 from training.worker import build_model, pick_columns
 
@@ -67,7 +68,8 @@ def test_training_and_serving_make_the_same_inputs(
 ) -> None:
     manifest = written(tmp_path, features)
     columns = pick_columns(manifest, inputs, None)
-    reader = make_reader(DataConfig(), open_storage(str(tmp_path)), manifest, "train", columns.read, 5, evaluation=True)
+    request = ReadRequest(open_storage(str(tmp_path)), manifest, "train", columns.read, 5)
+    reader = make_reader(DataConfig(), request, evaluation=True)
     (batch,) = reader.batches(0)
     as_stored = {name: values[batch.ids.argsort()] for name, values in batch.columns.items()}
     trained = build_task("binary", columns.features, columns.label, inputs).inputs(as_stored)

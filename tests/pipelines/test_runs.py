@@ -23,6 +23,7 @@ from conf.stored import StoredError
 from pipelines import etl_step, train_step
 from pipelines import job as job_module
 from pipelines.context import JobContext
+from pipelines.launch.preflight import SlotRequest
 from pipelines.runs import Runs, RunTaken
 from pipelines.tracking.process_id import start_ticks
 from training.launch.failure import LaunchError
@@ -47,7 +48,8 @@ def resolved(folder: Path, *words: str) -> Resolved:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
-    monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config: "f")
+    monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config, sources: "f")
+    monkeypatch.setattr(etl_step, "pin", lambda config: {})
     monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace())
     monkeypatch.setattr(job_module, "spark_session", lambda *_: nullcontext())
     for name in ("check_against", "describe_job"):
@@ -85,8 +87,8 @@ def test_attempt_numbers_survive_an_orderly_end(
 def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
     without_spark: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def check_slots(spark: Any, world: int, least: int | None, **_: Any) -> None:
-        raise LaunchError(f"{world} {least}")
+    def check_slots(spark: Any, request: SlotRequest) -> None:
+        raise LaunchError(f"{request.world} {request.least}")
 
     monkeypatch.setattr(job_module, "check_slots", check_slots)
     with pytest.raises(LaunchError, match="4 2"):

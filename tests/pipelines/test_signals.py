@@ -10,6 +10,7 @@ import pytest
 from pipelines.signals import obeying_signals
 from training.launch.attempt import Control
 from training.launch.failure import Cancelled
+from training.launch.messages import KillRank, StopTraining, WriteCheckpoint
 
 
 def test_a_signal_asks_for_a_checkpoint_and_training_goes_on() -> None:
@@ -17,7 +18,7 @@ def test_a_signal_asks_for_a_checkpoint_and_training_goes_on() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     with obeying_signals(control, grace_s=60):
         os.kill(os.getpid(), signal.SIGUSR1)
-    assert control.pending() == ["checkpoint"] and not control.stopping
+    assert control.pending() == [WriteCheckpoint()] and not control.stopping
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
@@ -28,9 +29,9 @@ def test_the_first_signal_asks_for_an_end_and_the_second_makes_it(
     control = Control()
     with pytest.raises(left), obeying_signals(control, grace_s=60):
         os.kill(os.getpid(), number)
-        assert control.pending() == ["stop"] and control.stopping
+        assert control.pending() == [StopTraining()] and control.stopping
         os.kill(os.getpid(), number)
-        assert control.pending() == ["cancel"]
+        assert control.pending() == [KillRank()]
         raise Cancelled("as the attempt does")
 
 

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from conf.load import load_config
-from pipelines.launch.progress import Progress
+from pipelines.launch.progress import ProgressDisplay
 from pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, policy
-from training.launch.elastic import best_world
+from training.launch.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    LateLogLines,
+    Recovered,
+    Stacks,
+    Straggler,
+)
+from training.launch.restart import best_world
 from training.result import FailedAttempt
 
 
@@ -50,23 +58,20 @@ class Recorder:
         self.named |= tags
 
 
-ENDED = {
-    "kind": "attempt_ended", "attempt": 1, "world": 3, "cause": "lost", "words": "was lost: nothing is heard",
-    "step": 17, "steps_lost": 7, "decision": "shrink", "next_world": 2, "why": "lost in attempt 1 on 3 ranks",
-}  # fmt: skip
+ENDED = AttemptEnded(1, 3, "lost", "was lost: nothing is heard", 17, 7, "shrink", 2, why="lost in attempt 1 on 3 ranks")
 
 
 def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
     tracker = Recorder()
-    events = Events(tracker, Progress(interactive=False))  # type: ignore[arg-type]
+    events = Events(tracker, ProgressDisplay(interactive=False))  # type: ignore[arg-type]
     for event in (
-        {"kind": "started", "attempt": 1, "world": 3, "start_s": 4.5},
+        AttemptStarted(1, 3, 4.5),
         ENDED,
-        {"kind": "started", "attempt": 2, "world": 2, "start_s": 0.5},
-        {"kind": "recovered", "attempt": 2, "recover_s": 1.5},
-        {"kind": "straggler", "attempt": 2, "rank": 1, "host": "h7 (10.0.0.7)", "step": 20, "busy_s": 2.0},
-        {"kind": "late_log", "attempt": 1, "rank": 1, "lines": ["Traceback ...", "  ..."]},
-        {"kind": "stacks", "attempt": 2, "rank": 0, "text": "File ..."},
+        AttemptStarted(2, 2, 0.5),
+        Recovered(2, 1.5),
+        Straggler(1, 2, "h7 (10.0.0.7)", 20, 2.0, 1.0),
+        LateLogLines(1, 1, ("Traceback ...", "  ...")),
+        Stacks(0, 2, "File ..."),
     ):
         events.on_event(event)
     assert tracker.points == {
@@ -101,6 +106,6 @@ def test_what_a_reader_needed_once_is_no_mean_of_steps() -> None:
         {"perf/step_s": 0.2, "perf/rows_per_s": 9.0, "data/decode_s": 0.3},
         {"valid/loss": 1.0},
     ]
-    result: Any = SimpleNamespace(metrics=[{"values": values} for values in windows])
+    result: Any = SimpleNamespace(metrics=[SimpleNamespace(values=values) for values in windows])
     assert per_step_s(result) == pytest.approx({"step_s": 0.3, "decode_s": 0.2})
     assert once_s(result) == {"first_batch_s": 2.0}

@@ -11,14 +11,14 @@ import torch.distributed as dist
 from problem import Net, SquaredError, table_batch, train
 from torch.utils._pytree import tree_map_only
 
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 from training.parallel.core import MeshStrategy
 
 
 def strategy_on_gpu(rank: int, world: int, settings: dict[str, Any]) -> MeshStrategy:
     torch.cuda.set_device(rank)
     return build_strategy(
-        ParallelSettings(**settings), Place(rank, world, rank, world), torch.device("cuda", rank), clip_norm=0.5
+        ParallelSettings(**settings), RankInfo(rank, world, rank, world), torch.device("cuda", rank), clip_norm=0.5
     )
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from training.data.batch import Batch
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 from training.parallel.batching import part_bounds, slice_batch
 from training.parallel.core import MeshStrategy
 from training.parallel.data_parallel.reduce import local_tensor
@@ -72,7 +72,7 @@ def table_batch(step: int, rows: int, dtype: torch.dtype = torch.float64) -> Bat
     weight[::5] = 0
     y = functional.softplus(x.sum(1)) + 0.1 * torch.randn(rows, generator=make, dtype=torch.float64)
     columns = {"x": x.to(dtype), "y": y.to(dtype)}
-    return Batch(columns, rows, int((weight > 0).sum()), cursor=(step + 1) * rows, weight=weight)
+    return Batch(columns, rows, int((weight > 0).sum()), consumed_samples=(step + 1) * rows, weight=weight)
 
 
 def rank_part(batch: Batch, strategy: MeshStrategy, uneven: bool = False) -> Batch:
@@ -88,7 +88,7 @@ def make_strategy(
 ) -> MeshStrategy:
     """`local_size`: as if every so many ranks were on one host."""
     local = local_size or world
-    return build_strategy(ParallelSettings(**settings), Place(rank, world, rank % local, local), CPU, clip_norm=clip)
+    return build_strategy(ParallelSettings(**settings), RankInfo(rank, world, rank % local, local), CPU, clip_norm=clip)
 
 
 class Recorder:

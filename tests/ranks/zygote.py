@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
 import signal
@@ -19,6 +18,8 @@ import sys
 import time
 import traceback
 from pathlib import Path
+
+from conf.references import load_reference
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent.parent)]
 
@@ -46,8 +47,7 @@ def run_rank(rank: int, world: int, function: str, payload: dict, out: Path) -> 
     import torch
 
     try:
-        module, _, name = function.partition(":")
-        result = getattr(importlib.import_module(module), name)(rank, world, payload)
+        result = load_reference(function)(rank, world, payload)
         torch.save(result, out / f"{rank}.pt")
         return 0
     except BaseException:

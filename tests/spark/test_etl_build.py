@@ -16,9 +16,11 @@ import yaml
 from conf.manifest import DatasetManifest
 from conf.schema_etl import EtlConfig
 from conf.storage import open_storage
-from etl.build import _own_session, build_dataset, find_dataset
+from etl.build import BuildRequest, build_dataset, find_dataset
 from etl.errors import ChecksFailed, EtlError
 from etl.raw import unpack_flights
+from etl.session import build_session
+from etl.sources.snapshot import pin_sources
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +47,7 @@ def recipe(raw, **changes) -> EtlConfig:
 
 
 def build(spark, config, root, **keys):
-    return build_dataset(spark, config, name="flights", root_uri=str(root), **keys)
+    return build_dataset(spark, BuildRequest(config, pin_sources(config.sources), "flights", str(root), **keys))
 
 
 def rows_of(built, split):
@@ -148,7 +150,7 @@ def test_settings_of_the_cluster_decide_no_rows_and_those_of_the_recipe_do(spark
             session.conf.set("spark.sql.ansi.enabled", "false")
             return session
 
-    session = _own_session(Cluster(), {"spark.sql.mapKeyDedupPolicy": "LAST_WIN", "spark.executor.cores": "2"})
+    session = build_session(Cluster(), {"spark.sql.mapKeyDedupPolicy": "LAST_WIN", "spark.executor.cores": "2"})
     asked = ("legacy.timeParserPolicy", "ansi.enabled", "mapKeyDedupPolicy", "shuffle.partitions")
     found = [session.conf.get(f"spark.sql.{key}") for key in asked]
     assert found == ["CORRECTED", "true", "LAST_WIN", spark.conf.get("spark.sql.shuffle.partitions")]
@@ -189,8 +191,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 sys.path.insert(0, {root!r}); sys.path.insert(0, {tests!r})
 from pyspark.sql import SparkSession
 from conf.storage import Storage
-from etl.build import build_dataset
-from test_etl_build import recipe
+from test_etl_build import build, recipe
 if {when!r} == "manifest":
     def stop(self, relative, data):
         Path({mark!r}).touch()
@@ -201,7 +202,7 @@ builder = SparkSession.builder.master("local[2]")
 for key, value in conf.items():
     builder = builder.config(key, value)
 shards = dict(shards=dict(train={shards}, valid=1, test=1), row_group=16)
-build_dataset(builder.getOrCreate(), recipe(Path({raw!r}), shard=shards), name="flights", root_uri={datasets!r})
+build(builder.getOrCreate(), recipe(Path({raw!r}), shard=shards), {datasets!r})
 """
 
 

@@ -70,7 +70,7 @@ def frame(spark, rows):
 
 
 def in_spark(spark, rows, state):
-    joined, expressions = fit.apply(spark, rows, state)
+    joined, expressions = fit.apply(rows, state)
     names = [n for s in state["features"] for n in output_names(s)]
     values = [e for s in state["features"] for e in expressions[s["name"]]]
     table = joined.select(*[v.alias(n) for v, n in zip(values, names, strict=True)]).coalesce(1).toArrow()

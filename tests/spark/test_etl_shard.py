@@ -17,12 +17,13 @@ from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
 from conf.schema_etl import Feature, ShardConfig
 from conf.storage import open_storage
 from etl import fit, layout, shard
-from etl.columns import manifest_column, stored_expression
+from etl.columns import ColumnOptions, manifest_column, stored_expression
 from etl.errors import EtlError
-from etl.shard import Plan, number_rows, plan, with_order, write_shards
+from etl.shard import ShardPlan, number_rows, plan_files, with_order, write_shards
 from etl.split import SPLIT
 from training.data.batch import Ragged
 from training.data.reader import ParquetReader
+from training.data.request import ReadRequest
 
 pytestmark = pytest.mark.spark
 
@@ -31,17 +32,17 @@ def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, **
     """Write `rows` (SPLIT where they have one, else all `train`); `options` by column go to manifest_column."""
     rows = rows if SPLIT in rows.columns else rows.withColumn(SPLIT, F.lit("train"))
     fields = [f for f in rows.schema.fields if f.name != SPLIT]
-    columns = [manifest_column(f.name, f.dataType, "feature", **options.get(f.name, {})) for f in fields]
+    columns = [manifest_column(f.name, f.dataType, "feature", ColumnOptions(**options.get(f.name, {}))) for f in fields]
     counts = counts or {r[SPLIT]: r["count"] for r in rows.groupBy(SPLIT).count().collect()}
     config = ShardConfig(shards=shards, row_group=row_group)
     stored = [
         stored_expression(F.col(f.name), f.dataType, c).alias(f.name) for f, c in zip(fields, columns, strict=True)
     ]
     keyed = with_order(rows, key or [f.name for f in fields], 0)
-    made = plan(rows.select(*stored), dict(sorted(counts.items(), reverse=True)), columns, config)
+    made = plan_files(rows.select(*stored), dict(sorted(counts.items(), reverse=True)), columns, config)
     numbered = number_rows(keyed, made.shards)
     frame = numbered.select(*stored, *[c for c in numbered.columns if c.startswith("__")])
-    return write_shards(frame, columns, made, open_storage(str(folder)), "d", "snappy"), columns
+    return write_shards(frame, columns, made, open_storage(str(folder)), "d"), columns
 
 
 def table(folder, files):
@@ -56,7 +57,7 @@ def tensors(folder, files, columns):
         splits={"train": SplitInfo(rows=rows, files=len(files))},
         accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}),
     )  # fmt: skip
-    with closing(ParquetReader(open_storage(str(folder)), manifest, "train", None, rows)) as reader:
+    with closing(ParquetReader(ReadRequest(open_storage(str(folder)), manifest, "train", None, rows))) as reader:
         (batch,) = reader.batches(0)
     return batch.columns
 
@@ -141,7 +142,7 @@ TYPES = """
 def coded(spark, rows, column):
     """The strings of a column as the features make them: codes of a vocabulary."""
     state = fit.fit(rows, {column: TypeAdapter(Feature).validate_python({"kind": "categorical", "min_count": 2})})
-    joined, expressions = fit.apply(spark, rows, state)
+    joined, expressions = fit.apply(rows, state)
     return joined.select(*[c for c in rows.columns if c != column], expressions[column][0].alias(column))
 
 
@@ -280,7 +281,7 @@ def test_row_groups_are_smaller_where_rows_are_wide(spark, wide, rows):
     """Measured where the width varies: 100 kB of bytes or of numbers make 8 MiB in 64 rows."""
     frame = spark.range(20).select("id", F.expr(wide).alias("wide"))
     columns = [manifest_column(f.name, f.dataType, "feature") for f in frame.schema.fields]
-    made = plan(frame, {"train": 100_000}, columns, ShardConfig())
+    made = plan_files(frame, {"train": 100_000}, columns, ShardConfig())
     assert made.row_group == rows
     assert len(made.shards) == {64: 150, 1024: 6}[rows]
 
@@ -292,8 +293,8 @@ def test_more_shards_than_rows_are_refused(spark, tmp_path):
 
 def test_shards_for_a_split_there_is_not(spark):
     with pytest.raises(EtlError, match=r"\['dev'\] are no splits"):
-        plan(spark.range(3), {"train": 3}, [], ShardConfig(shards={"dev": 1}))
-    assert isinstance(plan(spark.range(3), {"train": 3}, [], ShardConfig()), Plan)
+        plan_files(spark.range(3), {"train": 3}, [], ShardConfig(shards={"dev": 1}))
+    assert isinstance(plan_files(spark.range(3), {"train": 3}, [], ShardConfig()), ShardPlan)
 
 
 def sent_to_driver(spark, group):

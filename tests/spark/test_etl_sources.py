@@ -10,7 +10,8 @@ import pytest
 
 from conf.schema_etl import SourceConfig
 from etl.errors import EtlError
-from etl.source import _split_glob, find_source, fingerprint, read_source
+from etl.sources.read import read_source
+from etl.sources.snapshot import pin
 from etl.views import build_rows
 
 pytestmark = pytest.mark.spark
@@ -26,7 +27,7 @@ def csv_source(tmp_path, **files):
     for name, text in files.items():
         write(tmp_path / "t" / f"{name}.csv", text)
     config = {"path": str(tmp_path / "t"), "columns": COLUMNS, "options": {"nullValue": "NA"}}
-    return find_source("t", SourceConfig.model_validate(config))
+    return pin("t", SourceConfig.model_validate(config))
 
 
 def test_csv_rows_are_typed_and_nulls_are_nulls(spark, tmp_path):
@@ -56,7 +57,7 @@ def test_csv_values_of_every_type_come_through_spark(spark, tmp_path):
     write(tmp_path / "t.csv", ",".join(kinds) + "\n" + line + "\n" + "," * 11 + "\n")
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    read = read_source(session, find_source("t", SourceConfig(path=f"{tmp_path}/t.csv", columns=kinds)))
+    read = read_source(session, pin("t", SourceConfig(path=f"{tmp_path}/t.csv", columns=kinds)))
     assert {f.name: f.dataType.simpleString() for f in read.schema} == kinds
     asked = "a", "b", "c", "d", "e = float(0.1)", "f", "g", "h", "unix_micros(i)", "unix_micros(timestamp(j))", "k", "l"
     found, empty = (tuple(row) for row in read.selectExpr(*asked).collect())
@@ -76,7 +77,7 @@ def test_a_csv_table_is_never_taken_for_a_small_one_in_a_join(spark, tmp_path):
 def test_a_type_no_csv_value_has_is_refused(spark, tmp_path):
     write(tmp_path / "t.csv", "a\n1\n")
     for kind in ("array<int>", "varchar(3)", "interval day"):
-        source = find_source("t", SourceConfig(path=f"{tmp_path}/t.csv", columns={"a": kind}))
+        source = pin("t", SourceConfig(path=f"{tmp_path}/t.csv", columns={"a": kind}))
         with pytest.raises(EtlError, match=r"etl\.sources\.t\.columns\.a = .*declare it string"):
             read_source(spark, source)
 
@@ -106,7 +107,7 @@ def test_every_parquet_footer_is_checked(spark, tmp_path):
     (tmp_path / "p/2.parquet").write_bytes(b"PAR1 not really")
     config = SourceConfig(path=str(tmp_path / "p"), format="parquet", columns={"a": "int", "b": "string"})
     with pytest.raises(EtlError) as caught:
-        read_source(spark, find_source("p", config))
+        read_source(spark, pin("p", config))
     message = str(caught.value)
     assert "1.parquet: column 'a' is bigint, declared int" in message and "0.parquet" not in message
     assert "1.parquet: has no column 'b'" in message and "2.parquet: not a readable Parquet file" in message
@@ -117,86 +118,29 @@ def test_a_parquet_column_that_differs_by_case_is_named(spark, tmp_path):
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
         config = SourceConfig(path=f"{tmp_path}/{name}.parquet", format="parquet", columns={"v": "bigint"})
         with pytest.raises(EtlError, match=rf"{name}\.parquet: has a column 'V', which Spark.* declared 'v'"):
-            read_source(spark, find_source("p", config))
+            read_source(spark, pin("p", config))
 
 
 def test_a_parquet_table_is_read_by_its_declared_columns(spark, tmp_path):
     pq.write_table(pa.table({"b": ["x"], "a": [1], "c": [0.5]}), tmp_path / "p.parquet")
     config = SourceConfig(path=str(tmp_path / "p.parquet"), format="parquet", columns={"a": "bigint", "b": "string"})
-    assert [tuple(r) for r in read_source(spark, find_source("p", config)).collect()] == [(1, "x")]
+    assert [tuple(r) for r in read_source(spark, pin("p", config)).collect()] == [(1, "x")]
 
 
 def test_text_documents_have_path_and_text(spark, tmp_path):
     write(tmp_path / "docs/a/one.py", "first\nsecond\n")
     write(tmp_path / "docs/two.txt", "other")
     write(tmp_path / f"docs{tmp_path}/docs/a b+.py", "its path repeats the root's")
-    found = find_source("d", SourceConfig(path=f"{tmp_path}/docs/**/*.py", format="text"))
+    found = pin("d", SourceConfig(path=f"{tmp_path}/docs/**/*.py", format="text"))
     rows = {r.path: r.text for r in read_source(spark, found).collect()}
     again = f"{tmp_path}/docs/a b+.py".lstrip("/")
     assert rows == {"a/one.py": "first\nsecond\n", again: "its path repeats the root's"}
 
 
-def paths_of(path, kind="csv"):
-    columns = {} if kind == "text" else {"a": "int"}
-    return [f.path for f in find_source("t", SourceConfig(path=str(path), format=kind, columns=columns)).files]
-
-
-def test_a_folder_gives_the_files_of_its_format_and_a_glob_what_it_says(tmp_path):
-    for name in ("x.csv", "y.CSV.gz", "z.json", "sub/x.csv", "sub/deep/x.csv", ".hidden/x.csv", "_new/x.csv"):
-        write(tmp_path / "d" / name, "a\n")
-    assert paths_of(tmp_path / "d") == ["sub/deep/x.csv", "sub/x.csv", "x.csv", "y.CSV.gz"]
-    assert paths_of(tmp_path / "d/*.csv") == ["x.csv"]
-    assert paths_of(tmp_path / "d/*/?.csv") == ["sub/x.csv"]
-    assert paths_of(tmp_path / "d/**/x.csv") == ["sub/deep/x.csv", "sub/x.csv", "x.csv"]
-    assert paths_of(tmp_path / "d/z.json") == ["z.json"] and len(paths_of(tmp_path / "d", "text")) == 5
-    with pytest.raises(EtlError, match=r"no files named \*\.parquet below it \(7 files lie there, such as"):
-        paths_of(tmp_path / "d", "parquet")
-    with pytest.raises(EtlError, match=r"no file matches it .*`\*\*` stands for any folders"):
-        paths_of(tmp_path / "d/*/deep.csv")
-
-
-@pytest.mark.parametrize(
-    ("path", "root", "pattern"),
-    [
-        ("s3://b/raw/x.csv?endpoint_override=h:1", "s3://b/raw/x.csv?endpoint_override=h:1", None),
-        ("s3://b/raw/*.csv?endpoint_override=h:1", "s3://b/raw?endpoint_override=h:1", ["*.csv"]),
-        ("data/x?.csv", "data", ["x?.csv"]),
-        ("file:///data/x?.csv", "file:///data", ["x?.csv"]),
-        ("/*.csv", "/", ["*.csv"]),
-        ("*.csv", ".", ["*.csv"]),
-    ],
-)
-def test_a_question_mark_begins_the_options_of_a_uri(path, root, pattern):
-    assert _split_glob(path) == (root, pattern)
-
-
-@pytest.mark.parametrize("path", ["nowhere", "nowhere/*.csv"])
-def test_a_missing_table_is_one_clear_error(tmp_path, path):
-    with pytest.raises(EtlError, match=r"etl\.sources\.t\.path.*the table 't' is missing"):
-        find_source("t", SourceConfig(path=str(tmp_path / path), columns={"a": "int"}))
-
-
 def test_a_type_that_is_none_is_named(spark, tmp_path):
     write(tmp_path / "t.csv", "a\n1\n")
     with pytest.raises(EtlError, match=r"etl\.sources\.t\.columns\.a = 'integr'"):
-        read_source(spark, find_source("t", SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "integr"})))
-
-
-def test_one_changed_byte_changes_the_fingerprint_and_the_place_does_not(tmp_path):
-    text = "id,day,price,note\n1,2024-01-01,1.00,x\n"
-    first = fingerprint(csv_source(tmp_path / "one", a=text))
-    assert fingerprint(csv_source(tmp_path / "two", a=text)) == first
-    assert fingerprint(csv_source(tmp_path / "three", a=text.replace("1.00", "1.01"))) != first
-    assert fingerprint(csv_source(tmp_path / "two", a=text, b=text)) != first
-
-
-def test_stat_fingerprints_see_a_touched_file(tmp_path):
-    write(tmp_path / "t.csv", "a\n1\n")
-    config = SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "int"}, fingerprint="stat")
-    before = fingerprint(find_source("t", config))
-    assert fingerprint(find_source("t", config)) == before
-    os.utime(tmp_path / "t.csv", (1, 1))
-    assert fingerprint(find_source("t", config)) != before
+        read_source(spark, pin("t", SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "integr"})))
 
 
 def test_views_build_on_each_other_and_errors_have_the_key(spark):

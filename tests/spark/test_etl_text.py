@@ -11,8 +11,10 @@ import yaml
 
 from conf.schema_etl import EtlConfig
 from etl import text
-from etl.build import build_dataset
+from etl.build import BuildRequest, build_dataset
 from etl.errors import EtlError
+from etl.shard import with_order
+from etl.sources.snapshot import pin_sources
 from etl.tokenizer import Codec
 
 pytestmark = pytest.mark.spark
@@ -35,7 +37,7 @@ def build(spark, documents, root, shard=None, **block):
     base["sources"]["python"]["path"] = str(documents)
     base["split"] = {"kind": "hash", "shares": {"train": 0.7, "test": 0.3}}
     config = EtlConfig.model_validate(base | {"shard": shard or {}, "text": block})
-    return build_dataset(spark, config, name="t", root_uri=str(root))
+    return build_dataset(spark, BuildRequest(config, pin_sources(config.sources), "t", str(root)))
 
 
 def codec_of(built):
@@ -108,7 +110,7 @@ def test_the_tokenizer_sees_training_documents_only(spark, documents, tmp_path):
     config = EtlConfig.model_validate(
         {"kind": "text", "sources": {"s": {"path": "x", "format": "text"}}, "rows": "s", "text": {"vocab_size": 300}}
     ).text
-    packed = text.pack(spark, rows, config, ["id"], {"train": 90, "test": 10}, 0)
+    packed = text.pack(with_order(rows, ["id"], 0), config, {"train": 90, "test": 10})
     vocabulary = json.loads(packed.info["tokenizer_json"])["model"]["vocab"]
     packed.held.unpersist()
     assert "ab" in vocabulary and "qz" not in vocabulary and packed.info["splits"]["test"]["tokens"] == 10 * 1001

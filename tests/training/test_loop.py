@@ -16,10 +16,12 @@ from pydantic import TypeAdapter
 from conf.manifest import DatasetManifest
 from conf.schema import EarlyStopping, TrainConfig
 from conf.schema_checkpoint import CheckpointConfig
+from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.order import epoch_ids
-from training.data.reader import ParquetReader, ReaderSettings
+from training.data.reader import ParquetReader
+from training.data.request import ReadRequest
 from training.loop import (
     Callbacks,
     LoopRecord,
@@ -121,8 +123,8 @@ class Clocked(Still):
     def __init__(self, step_s: float, steps_per_epoch: int):
         self.step_s, self.steps_per_epoch, self.now = step_s, steps_per_epoch, 0.0
 
-    def batches(self, epoch: int, step: int, count: int) -> Any:
-        return (SimpleNamespace(global_rows=1, cursor=i + 1) for i in range(step, step + count))
+    def batches(self, consumed: int, count: int) -> Any:
+        return (SimpleNamespace(global_rows=1, consumed_samples=i + 1) for i in range(consumed, consumed + count))
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         self.now += self.step_s
@@ -167,20 +169,19 @@ def test_training_reads_on_across_epochs_and_not_past_its_last_step(
 ) -> None:
     """Whole, stopped early, or resumed in the middle or at the end of an epoch: each step has the same batch."""
     manifest = make_dataset(tmp_path, [[20] * 5])  # 10 steps an epoch
-    asked: list[tuple[int, int, int]] = []
+    asked: list[tuple[int, int]] = []
     batches = ParquetReader.batches
     monkeypatch.setattr(ParquetReader, "batches", lambda self, *at: asked.append(at) or batches(self, *at))
 
     def train(state: TrainerState, losses: tuple[float, ...] = (), **how: Any) -> tuple[TrainerState, dict[Any, Any]]:
-        reader = ParquetReader(
-            open_storage(str(tmp_path)), manifest, "train", None, 10, settings=ReaderSettings(lanes=2, audit=True)
-        )
+        request = ReadRequest(open_storage(str(tmp_path)), manifest, "train", None, 10)
+        reader = ParquetReader(request, config=DataConfig(lanes=2, audit=True))
         seen: dict[tuple[int, int], list[int]] = {}
 
         def on_step(epoch: int, step: int, batch: Batch) -> None:
             seen[epoch, step] = batch.ids.tolist()  # type: ignore[union-attr]
             plan = epoch_ids(reader.plan, epoch)[step * 10 : (step + 1) * 10]
-            assert seen[epoch, step] == plan.tolist() and batch.cursor == reader.plan.cursor_after(epoch, step)
+            assert seen[epoch, step] == plan.tolist() and batch.consumed_samples == (epoch * 10 + step + 1) * 10
 
         value = iter(losses)
         still: Any = Still()
@@ -205,7 +206,7 @@ def test_training_reads_on_across_epochs_and_not_past_its_last_step(
     state, early = train(TrainerState(), (1.0, 2.0, 2.0), early_stopping=EarlyStopping(patience=1))
     assert state.stopped_early and list(early) == list(whole)[:20]
     assert train(state)[1] == {} == train(TrainerState(step=30))[1]
-    assert asked == [(0, 0, 30), (0, 7, 23), (1, 0, 20), (2, 0, 10), (0, 0, 14), (0, 0, 30)]
+    assert asked == [(0, 30), (70, 23), (100, 20), (200, 10), (0, 14), (0, 30)]
 
 
 STEPS, LOSSES = 24, (5.0, 4.0, 6.0, 3.0)  # of the validations at steps 6, 12, 18, 24

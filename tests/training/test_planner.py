@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from conf.load import load_config
 from training.models.gpt import GPT, LanguageModelTask
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 from training.parallel.check import layout_problems
 from training.parallel.data_parallel.reduce import local_tensor
 from training.parallel.world import Mesh, resolve_mesh
@@ -71,7 +71,7 @@ def assert_built_as_planned(
     for stage in range(mesh.pp):
         rank = stage * mesh.dp * mesh.tp
         fake_world(rank, world)
-        strategy = build_strategy(settings, Place(rank, world), META)
+        strategy = build_strategy(settings, RankInfo(rank, world), META)
         strategy.prepare(gpt(recipe), LanguageModelTask(), lambda named: torch.optim.AdamW([p for _, p in named]))
         held = sum(4 * local_tensor(p.detach()).numel() for _, p in strategy.named)
         planned = plan.stages[stage]

@@ -13,9 +13,10 @@ import pytest
 
 from conf.load import load_config
 from conf.manifest import MANIFEST_NAME, Column
-from training.launch.crew import Crew
+from training.launch.group import WorkerGroup
 from training.launch.job import JobSpec
-from training.launch.local import local_crew
+from training.launch.local import local_group
+from training.launch.messages import Event, RankMetrics
 
 from .conftest import write_dataset
 
@@ -55,45 +56,47 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with local_crew(2, PRELOAD) as crew:
-        yield crew
+def group() -> Iterator[WorkerGroup]:
+    with local_group(2, PRELOAD) as group:
+        yield group
 
 
-def train(crew: Crew, text: Path, run: Path, world: int, words: list[str]) -> tuple[list[float], dict[str, Any]]:
+def train(
+    group: WorkerGroup, text: Path, run: Path, world: int, words: list[str]
+) -> tuple[list[float], dict[str, Any]]:
     """Loss of every step, and rank 0's summary."""
     losses = []
 
-    def on_event(event: dict[str, Any]) -> None:
-        if event["kind"] == "metrics" and event["rank"] == 0 and "train/loss" in event["values"]:
-            losses.append(event["values"]["train/loss"])
+    def on_event(event: Event) -> None:
+        if isinstance(event, RankMetrics) and event.rank == 0 and "train/loss" in event.values:
+            losses.append(event.values["train/loss"])
 
     config = load_config("text", [*SMALL, f"launch.world={world}", *words]).as_dict()
     payload = {"config": config, "dataset": str(text), "run": str(run)}
-    result = crew.run(JobSpec("training.worker:train", payload, preload=PRELOAD), world, on_event)
+    result = group.run(JobSpec("training.worker:train", payload, preload=PRELOAD), world, on_event)
     return losses, result.result
 
 
 @pytest.fixture(scope="module")
-def expected(crew: Crew, text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    losses, _ = train(crew, text, tmp_path_factory.mktemp("one"), 1, [])
+def expected(group: WorkerGroup, text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    losses, _ = train(group, text, tmp_path_factory.mktemp("one"), 1, [])
     assert losses[-1] < losses[0] and len(losses) == 6
     return losses
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_one_override_gives_the_same_curve(
-    crew: Crew, text: Path, expected: list[float], tmp_path: Path, name: str
+    group: WorkerGroup, text: Path, expected: list[float], tmp_path: Path, name: str
 ) -> None:
     words, axis = STRATEGIES[name]
-    losses, summary = train(crew, text, tmp_path, 2, words)
+    losses, summary = train(group, text, tmp_path, 2, words)
     assert losses == pytest.approx(expected, abs=1e-12)
     assert summary["measured"][f"sent_bytes {axis}"] > 0
 
 
 @pytest.mark.horovod
 @pytest.mark.parametrize("zero", [0, 1])
-def test_so_does_horovod(crew: Crew, text: Path, expected: list[float], tmp_path: Path, zero: int) -> None:
-    losses, summary = train(crew, text, tmp_path, 2, ["parallel.engine=horovod", f"parallel.zero={zero}"])
+def test_so_does_horovod(group: WorkerGroup, text: Path, expected: list[float], tmp_path: Path, zero: int) -> None:
+    losses, summary = train(group, text, tmp_path, 2, ["parallel.engine=horovod", f"parallel.zero={zero}"])
     assert losses == pytest.approx(expected, abs=1e-12)
     assert summary["measured"]["sent_bytes dp x cp"] > 0

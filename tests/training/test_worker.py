@@ -23,10 +23,11 @@ from conf.storage import open_storage
 from conf.stored import StoredError
 from pipelines.audit import audit_run
 from training.launch.attempt import Control
-from training.launch.crew import Crew
 from training.launch.failure import WorkerFailed
+from training.launch.group import WorkerGroup
 from training.launch.job import JobSpec
-from training.launch.local import local_crew
+from training.launch.local import local_group
+from training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
 from training.result import RankResult
 from training.weights import read_weights
 from training.worker import agree_threads
@@ -89,10 +90,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def group() -> Iterator[WorkerGroup]:
     """Three warm seats for all the jobs of this file."""
-    with local_crew(3, PRELOAD) as crew:
-        yield crew
+    with local_group(3, PRELOAD) as group:
+        yield group
 
 
 RECIPE = """
@@ -122,22 +123,27 @@ class Job:
         self.results: list[Any] = []
 
     def run(
-        self, crew: Crew, world: int, attempt: int = 1, on_step: Callable[[int], None] | None = None, **options: Any
+        self,
+        group: WorkerGroup,
+        world: int,
+        attempt: int = 1,
+        on_step: Callable[[int], None] | None = None,
+        **options: Any,
     ) -> Job:
-        def on_event(event: dict[str, Any]) -> None:
-            if event["kind"] == "metrics" and event["rank"] == 0 and "train/loss" in event["values"]:
-                self.losses[event["step"]] = event["values"]["train/loss"]
-                self.metrics[event["step"]] = event["values"]
+        def on_event(event: Event) -> None:
+            if isinstance(event, RankMetrics) and event.rank == 0 and "train/loss" in event.values:
+                self.losses[event.step] = event.values["train/loss"]
+                self.metrics[event.step] = event.values
                 if on_step is not None:
-                    on_step(event["step"])
-            elif event["kind"] == "event" and event["event"] == "training":
-                self.from_step = event["data"]["from_step"]
-            elif event["kind"] == "heartbeat":
-                self.phases.append(event["phase"])
+                    on_step(event.step)
+            elif isinstance(event, RankEvent) and event.name == "training":
+                self.from_step = event.data["from_step"]
+            elif isinstance(event, Heartbeat):
+                self.phases.append(event.phase)
 
         payload = {"config": self.config, "dataset": str(self.table), "run": str(self.folder)}
         job = JobSpec("training.worker:train", payload, preload=PRELOAD)
-        self.results = crew.run(job, world, on_event, attempt, **options).results
+        self.results = group.run(job, world, on_event, attempt, **options).results
         return self
 
     @property
@@ -150,15 +156,15 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def oracle(crew: Crew, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def oracle(group: WorkerGroup, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """One process, never disturbed."""
-    return Job(tmp_path_factory.mktemp("oracle") / "run", table).run(crew, 1)
+    return Job(tmp_path_factory.mktemp("oracle") / "run", table).run(group, 1)
 
 
 @pytest.fixture(scope="module")
-def pair(crew: Crew, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def pair(group: WorkerGroup, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Two ranks of the default engine, never disturbed."""
-    return Job(tmp_path_factory.mktemp("pair") / "run", table).run(crew, 2)
+    return Job(tmp_path_factory.mktemp("pair") / "run", table).run(group, 2)
 
 
 def test_it_learns(oracle: Job) -> None:
@@ -177,9 +183,9 @@ def test_it_learns(oracle: Job) -> None:
     ],
 )
 def test_any_world_and_engine_give_the_same_model(
-    crew: Crew, oracle: Job, table: Path, tmp_path: Path, world: int, words: list[str], engine: str
+    group: WorkerGroup, oracle: Job, table: Path, tmp_path: Path, world: int, words: list[str], engine: str
 ) -> None:
-    job = Job(tmp_path / "run", table, *words).run(crew, world)
+    job = Job(tmp_path / "run", table, *words).run(group, world)
     assert job.result.engine == engine
     assert {r["steps"] for r in job.results} == {30}, "ranks must take the same number of steps"
     np.testing.assert_allclose(
@@ -203,13 +209,13 @@ def kill_one_rank(step: int, at: int, killed: list[int]) -> None:
     os.kill(youngest.pid, signal.SIGKILL)
 
 
-def test_a_killed_rank_changes_nothing_in_the_end(crew: Crew, pair: Job, table: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_changes_nothing_in_the_end(group: WorkerGroup, pair: Job, table: Path, tmp_path: Path) -> None:
     """Bit-equal on the same world; and every row is still consumed once per epoch. A command that was told not to go on
     with an earlier one's run goes on with its own all the same."""
     job, killed = Job(tmp_path / "run", table, "checkpoint.resume=false"), list[int]()
     with pytest.raises(WorkerFailed, match="SIGKILL"):
-        job.run(crew, 2, on_step=lambda step: kill_one_rank(step, 12, killed))
-    job.run(crew, 2, attempt=2)
+        job.run(group, 2, on_step=lambda step: kill_one_rank(step, 12, killed))
+    job.run(group, 2, attempt=2)
     assert job.from_step >= 5 and job.result.steps == 30
     told = " ".join(job.phases)
     assert "found data/train-00000.parquet" in told and "verify step-" in told, "whole files are progress"
@@ -219,7 +225,7 @@ def test_a_killed_rank_changes_nothing_in_the_end(crew: Crew, pair: Job, table: 
     assert report.ok and report.epochs[-1].attempts == (2,), report.lines()
 
 
-def test_stopped_on_two_ranks_and_finished_on_one(crew: Crew, oracle: Job, table: Path, tmp_path: Path) -> None:
+def test_stopped_on_two_ranks_and_finished_on_one(group: WorkerGroup, oracle: Job, table: Path, tmp_path: Path) -> None:
     control = Control()
 
     def stop_at(step: int) -> None:
@@ -227,11 +233,11 @@ def test_stopped_on_two_ranks_and_finished_on_one(crew: Crew, oracle: Job, table
             control.stop()
 
     job = Job(tmp_path / "run", table, "train.threads_per_rank=null")
-    job.run(crew, 2, on_step=stop_at, control=control)
+    job.run(group, 2, on_step=stop_at, control=control)
     assert not job.result.finished and 8 <= job.result.steps < 30
     threads = job.result.threads_per_rank
     assert threads == max(1, (os.cpu_count() or 1) // 2)
-    job.run(crew, 1, attempt=2)
+    job.run(group, 1, attempt=2)
     assert job.result.threads_per_rank == threads, "as the run began, though the host is one rank's alone now"
     assert job.result.finished and job.result.steps == 30
     for name, expected in oracle.weights().items():
@@ -253,7 +259,7 @@ def test_threads_are_chosen_once_for_the_run_unless_configured(
         agree_threads(run, None, 2, lambda mine: [mine], 0)
 
 
-def test_a_mix_stopped_on_two_ranks_and_finished_on_one(crew: Crew, table: Path, tmp_path: Path) -> None:
+def test_a_mix_stopped_on_two_ranks_and_finished_on_one(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
     """Epochs of 700 samples, in which the smaller part's 300 rows end inside a batch."""
     parts = f"[{{dataset: {table}, weight: 2}}, {{dataset: {table}, split: valid}}]"
     words = [f"data.mix={{parts: {parts}, stop: forever, epoch_samples: 700}}", "data.audit=false"]
@@ -263,39 +269,39 @@ def test_a_mix_stopped_on_two_ranks_and_finished_on_one(crew: Crew, table: Path,
         if step == 10:
             control.stop()
 
-    whole = Job(tmp_path / "whole", table, *words).run(crew, 1)
-    job = Job(tmp_path / "run", table, *words).run(crew, 2, on_step=stop_at, control=control)
+    whole = Job(tmp_path / "whole", table, *words).run(group, 1)
+    job = Job(tmp_path / "run", table, *words).run(group, 2, on_step=stop_at, control=control)
     assert not job.result.finished and 10 <= job.result.steps < 21
-    job.run(crew, 1, attempt=2)
+    job.run(group, 1, attempt=2)
     assert job.from_step >= 10 and job.result.steps == whole.result.steps == 21
     for name, expected in whole.weights().items():
         torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
 
 
 def test_another_order_is_refused_by_name_unless_told_otherwise(
-    crew: Crew, table: Path, tmp_path: Path, oracle: Job
+    group: WorkerGroup, table: Path, tmp_path: Path, oracle: Job
 ) -> None:
-    Job(tmp_path / "run", table, "train.epochs=1").run(crew, 1)
+    Job(tmp_path / "run", table, "train.epochs=1").run(group, 1)
     with pytest.raises(WorkerFailed, match=r"seed: 0 in the checkpoint, 5 now"):
-        Job(tmp_path / "run", table, "data.seed=5", "data.audit=false").run(crew, 1)
+        Job(tmp_path / "run", table, "data.seed=5", "data.audit=false").run(group, 1)
     told = Job(tmp_path / "run", table, "data.seed=5", "data.audit=false", "checkpoint.allow_other_order=true").run(
-        crew, 1
+        group, 1
     )
     assert told.result.steps == 30
 
 
 def test_another_dataset_is_refused_by_name(
-    crew: Crew, table: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    group: WorkerGroup, table: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    Job(tmp_path / "run", table, "train.epochs=1").run(crew, 1)
+    Job(tmp_path / "run", table, "train.epochs=1").run(group, 1)
     other = write_table(tmp_path_factory.mktemp("other"), poisoned=True)
     with pytest.raises(WorkerFailed, match=r"another order of samples: dataset: '\w+' in the checkpoint, '\w+' now"):
-        Job(tmp_path / "run", other).run(crew, 1)
+        Job(tmp_path / "run", other).run(group, 1)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_a_damaged_file_of_a_held_out_split_is_named_before_the_first_step(
-    crew: Crew, tmp_path: Path, split: str
+    group: WorkerGroup, tmp_path: Path, split: str
 ) -> None:
     """Not when training, which may take days, is done."""
     table = write_table(tmp_path / "table")
@@ -304,14 +310,16 @@ def test_a_damaged_file_of_a_held_out_split_is_named_before_the_first_step(
     path.write_bytes(data[:60] + bytes([data[60] ^ 255]) + data[61:])
     job = Job(tmp_path / "run", table)
     with pytest.raises(WorkerFailed, match=rf"{split}-00000.parquet.*: sha256 is"):
-        job.run(crew, 2)
+        job.run(group, 2)
     assert job.losses == {}
 
 
-def test_petastorms_uneven_shards_end_on_every_rank_at_the_same_step(crew: Crew, table: Path, tmp_path: Path) -> None:
+def test_petastorms_uneven_shards_end_on_every_rank_at_the_same_step(
+    group: WorkerGroup, table: Path, tmp_path: Path
+) -> None:
     """400, 300 and 300 rows: ranks that read to their ends would wait in the ring for each other for ever."""
     words = ["data.reader=petastorm", "data.audit=false", "data.petastorm.pool=dummy"]
-    job = Job(tmp_path / "run", table, *words).run(crew, 3)
+    job = Job(tmp_path / "run", table, *words).run(group, 3)
     assert [r["steps"] for r in job.results] == [3 * 8] * 3  # the last rank takes 34 of each 100 rows
     assert job.losses[24] < job.losses[1]
 
@@ -323,27 +331,27 @@ def test_where_a_reader_spends_its_seconds_is_among_the_metrics(pair: Job) -> No
     assert {"data/rows", "data/data_stall_s"} <= later[0].keys() and "data/first_batch_s" not in later[0]
 
 
-def test_early_stopping_ends_every_rank_at_the_same_step(crew: Crew, table: Path, tmp_path: Path) -> None:
+def test_early_stopping_ends_every_rank_at_the_same_step(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
     words = ["train.early_stopping={patience: 1, min_delta: 10}", "train.epochs=50", "train.eval_every_steps=5"]
-    job = Job(tmp_path / "run", table, *words).run(crew, 2)
+    job = Job(tmp_path / "run", table, *words).run(group, 2)
     assert [r["steps"] for r in job.results] == [10, 10] and job.result.stopped_early
 
 
-def test_the_best_checkpoint_is_what_is_exported(crew: Crew, table: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_what_is_exported(group: WorkerGroup, table: Path, tmp_path: Path) -> None:
     words = ["optim.lr=1.0", "optim.schedule=constant", "train.eval_every_steps=1", "train.best_metric=accuracy"]
-    job = Job(tmp_path / "run", table, *words, "train.best_mode=max").run(crew, 1)
+    job = Job(tmp_path / "run", table, *words, "train.best_mode=max").run(group, 1)
     best = job.result.best_step
     assert best is not None and best < 30 and job.result.exported_step == best
-    last = Job(tmp_path / "last", table, *words, "train.best_mode=max", "train.export=last").run(crew, 1)
+    last = Job(tmp_path / "last", table, *words, "train.best_mode=max", "train.export=last").run(group, 1)
     assert last.result.best_step == best and last.result.exported_step == 30
     assert last.result.test != job.result.test
 
 
 def test_rows_that_give_no_finite_gradient_are_skipped_by_all_ranks(
-    crew: Crew, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    group: WorkerGroup, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     table = write_table(tmp_path_factory.mktemp("poisoned"), poisoned=True)
-    job = Job(tmp_path / "run", table).run(crew, 2)
+    job = Job(tmp_path / "run", table).run(group, 2)
     assert [r["skipped_steps"] for r in job.results] == [3, 3], "one bad row in each of three epochs"
     with pytest.raises(WorkerFailed, match=r"not finite.*samples up to \d+.*first on rank [01]"):
-        Job(tmp_path / "strict", table, "train.max_skipped_steps=0").run(crew, 2)
+        Job(tmp_path / "strict", table, "train.max_skipped_steps=0").run(group, 2)

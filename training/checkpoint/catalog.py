@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints: which are committed, and whether their files are whole."""
+"""The stored files of checkpoints: the marker and what it lists, which steps are committed, what is damaged."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from conf.manifest import digest
 from conf.storage import Storage
 from conf.stored import Count, FolderName, RelativePath, Sha256, Stored, StoredError, parse, up_to
 from training.checkpoint.format import decode_value, encode_value, to_json
+from training.checkpoint.rng import checked_rng
 
 MARKER = "COMMIT.json"
 FORMAT_VERSION = 1
@@ -23,7 +24,7 @@ SHARED = ("index.json", "trainer.json")
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A committed checkpoint. `skipped`: why newer ones were passed over, as `step-30: ...`."""
+    """A committed checkpoint. `skipped`: why better ones were passed over, as `step-30: ...`."""
 
     step: int
     uri: str
@@ -64,9 +65,32 @@ class Marker(Stored):
         return self
 
 
+class TrainerFile(Stored):
+    """trainer.json: the plain values of the training loop."""
+
+    trainer: Annotated[dict[str, Any], AfterValidator(decode_value)]
+    versions: dict[str, str]
+
+
+class RankFile(Stored):
+    """rank-00000.json: the random state and the plain values of one rank."""
+
+    rng: Annotated[Any, AfterValidator(decode_value), AfterValidator(checked_rng)]
+    state: Annotated[dict[str, Any] | None, AfterValidator(decode_value)]
+
+
 def encode_marker(
     step: int, generation: str, world: int, metric: float | None, files: dict[str, dict[str, Any]]
 ) -> bytes:
+    """Content of COMMIT.json.
+
+    Args:
+        step: the training step.
+        generation: name of the folder, below the step's, that holds the files.
+        world: number of ranks that wrote it.
+        metric: what checkpoints are compared by, if any.
+        files: path below the step's folder -> {"bytes", "sha256"}.
+    """
     marker = {
         "format": FORMAT_VERSION,
         "step": step,
@@ -80,7 +104,7 @@ def encode_marker(
 
 
 def parse_marker(data: bytes, uri: str) -> CheckpointInfo:
-    """Raises StoredError for a marker that is cut, changed, of a newer format, or lacks a file of its checkpoint."""
+    """Read COMMIT.json. StoredError for one that is cut, changed, of a newer format, or lacks a file."""
     marker, content = parse(Marker, data, f"{uri}/{MARKER}"), json.loads(data)
     expected = content.pop("digest")
     if digest(content) != expected:
@@ -90,7 +114,7 @@ def parse_marker(data: bytes, uri: str) -> CheckpointInfo:
 
 
 def committed(storage: Storage) -> tuple[list[CheckpointInfo], dict[int, str]]:
-    """Checkpoints below `storage` that have a good marker, by step, and by step why the others are not among them."""
+    """List checkpoints with a good marker, in order of step, and for other marked steps what is wrong."""
     good, bad = [], {}
     for path in storage.list_files():
         if not re.fullmatch(rf"step-\d+/{MARKER}", path):
@@ -106,18 +130,20 @@ def committed(storage: Storage) -> tuple[list[CheckpointInfo], dict[int, str]]:
     return sorted(good, key=lambda info: info.step), bad
 
 
-def damaged(folder: Storage, path: str, want: dict[str, Any], tick: Callable[[], None] = lambda: None) -> str | None:
-    """What is wrong with one file, or None. Reads all of it; `tick` as in Storage.sha256."""
+def damage(
+    folder: Storage, path: str, want: dict[str, Any], on_progress: Callable[[], None] = lambda: None
+) -> str | None:
+    """Say what is wrong with one file, or None. Reads all of it; `on_progress` as in Storage.sha256."""
     size = folder.size_bytes(path)
     if size != want["bytes"]:
         return f"{path} has {'no' if size is None else size} bytes, not {want['bytes']}"
-    if folder.sha256(path, tick) != want["sha256"]:
+    if folder.sha256(path, on_progress) != want["sha256"]:
         return f"{path} has another sha256 than its marker says"
     return None
 
 
 def leftovers(paths: list[str], kept: dict[str, str]) -> list[str]:
-    """What killed saves left among `paths`, as files and folders to delete. `kept`: step folder -> its generation.
+    """Pick the files and folders that killed saves left among `paths`. `kept`: step folder -> its generation.
 
     A folder whose marker cannot be read is left alone: a newer sparkring may have written it.
     """

@@ -8,21 +8,19 @@ on the way, to any storage. A tensor sharded over ranks is cut into chunks named
 from __future__ import annotations
 
 import base64
-import hashlib
+import itertools
 import json
 import math
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import AfterValidator
 
-from conf.storage import CHUNK_BYTES, Storage, fsync_folder
+from conf.storage import Storage
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -51,10 +49,11 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of one tensor as it lies in a file. `begin` and `end` are byte positions in that file."""
+    """A box of one tensor in a file. `shape` is the whole tensor's; `begin` and `end` are byte positions in `file`."""
 
     fqn: str
     dtype: torch.dtype
+    shape: tuple[int, ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str = ""
@@ -65,33 +64,26 @@ class Chunk:
     def nbytes(self) -> int:
         return math.prod(self.sizes) * self.dtype.itemsize
 
-    def name(self, shape: Sequence[int]) -> str:
+    @property
+    def name(self) -> str:
         """Its key in the file: the tensor's own name where the chunk is the whole tensor."""
-        return self.fqn if self.sizes == tuple(shape) else f"{self.fqn}@{','.join(map(str, self.offsets))}"
+        return self.fqn if self.sizes == self.shape else f"{self.fqn}@{','.join(map(str, self.offsets))}"
 
 
-def layout(
-    chunks: Sequence[tuple[Chunk, Sequence[int]]], file: str, notes: Mapping[str, str] | None = None
-) -> tuple[bytes, list[Chunk]]:
-    """Header of a safetensors file of `chunks` (each with its tensor's full shape) in order, and where each lies.
-    `notes`: further words of the header's metadata."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(notes or {})}}
-    position = 0
-    for chunk, shape in chunks:
-        name = chunk.name(shape)
-        end = position + chunk.nbytes
-        header[name] = {
-            "dtype": DTYPE_NAMES[chunk.dtype],
-            "shape": list(chunk.sizes),
-            "data_offsets": [position, end],
-        }
-        position = end
+def layout(chunks: Sequence[Chunk], file: str, metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[Chunk]]:
+    """Header of the safetensors file of `chunks`, in order, and the chunks with their places in `file`."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    ends = list(itertools.accumulate((chunk.nbytes for chunk in chunks), initial=0))
+    for chunk, (begin, end) in zip(chunks, itertools.pairwise(ends), strict=True):
+        entry = {"dtype": DTYPE_NAMES[chunk.dtype], "shape": list(chunk.sizes), "data_offsets": [begin, end]}
+        header[chunk.name] = entry
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    start, placed = 8 + len(text), []
-    for chunk, _ in chunks:
-        placed.append(Chunk(chunk.fqn, chunk.dtype, chunk.offsets, chunk.sizes, file, start, start + chunk.nbytes))
-        start += chunk.nbytes
+    start = 8 + len(text)
+    placed = [
+        replace(chunk, file=file, begin=start + begin, end=start + end)
+        for chunk, (begin, end) in zip(chunks, itertools.pairwise(ends), strict=True)
+    ]
     return len(text).to_bytes(8, "little") + text, placed
 
 
@@ -100,39 +92,8 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else memoryview(b"")
 
 
-def write_stream(storage: Storage, relative: str, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a file in pieces of at most CHUNK_BYTES; `{"bytes": ..., "sha256": ...}`. On a local disk it is flushed to
-    the device before this returns. The file may stay behind half-written after an error: nothing lists it yet.
-    """
-    hasher, size = hashlib.sha256(), 0
-    with _output(storage, relative) as stream:
-        for part in parts:
-            for start in range(0, len(part), CHUNK_BYTES):
-                piece = part[start : start + CHUNK_BYTES]
-                hasher.update(piece)
-                stream.write(piece)
-                size += len(piece)
-    return {"bytes": size, "sha256": hasher.hexdigest()}
-
-
-@contextmanager
-def _output(storage: Storage, relative: str) -> Iterator[Any]:
-    path = storage.path(relative)
-    if not storage.is_local:
-        with storage.fs.open_output_stream(path) as stream:
-            yield stream
-        return
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    with open(path, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    fsync_folder(folder)
-
-
 def read_rows(storage: Storage, chunk: Chunk, start: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    """The box at `start` (relative to the chunk) of `lengths` from a stored chunk; whole rows of dim 0 are read."""
+    """Read the box `lengths` at `start`, relative to a stored chunk. Reads whole rows of dim 0."""
     first, count = (start[0], lengths[0]) if chunk.sizes else (0, 1)
     row_bytes = math.prod(chunk.sizes[1:]) * chunk.dtype.itemsize
     with storage.fs.open_input_file(storage.path(chunk.file)) as file:
@@ -176,7 +137,7 @@ def encode_value(value: Any, where: str) -> Any:
 
 
 def decode_value(value: Any) -> Any:
-    """ValueError for what `encode_value` does not make."""
+    """Turn the form of `encode_value` back into the value. ValueError for any other form."""
     if isinstance(value, list):
         return [decode_value(item) for item in value]
     if not isinstance(value, dict):

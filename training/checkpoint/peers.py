@@ -1,4 +1,4 @@
-"""How the ranks of a checkpoint agree: one all-gather of bytes, given by torch.distributed, Horovod or nobody."""
+"""How the ranks of a checkpoint agree: one all-gather of bytes, over torch.distributed, or alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Peers:
     gather: Gather
 
     def together(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """Run `act` on every rank; the JSON-able results of all. If it failed on any, CheckpointError on every rank."""
+        """Run `act` on every rank; returns the JSON-able results of all. A failure on any is CheckpointError on all."""
         failure: Exception | None = None
         try:
             mine = {"ok": act()}
@@ -40,7 +40,7 @@ class Peers:
 
 
 def solo() -> Peers:
-    """One process, no process group."""
+    """Peers of a single process, without a process group."""
     return Peers(0, 1, lambda mine: [mine])
 
 

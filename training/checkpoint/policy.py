@@ -1,4 +1,4 @@
-"""Which checkpoints may go, and which is best: pure decisions."""
+"""Decide which checkpoints may be deleted, and rank them by their metric."""
 
 from __future__ import annotations
 
@@ -23,19 +23,14 @@ def expendable(committed: Iterable[tuple[int, float | None]], keep: Retention) -
     by_step = sorted(dict(committed).items())
     kept = {step for step, _ in by_step[-max(keep.last, 1) :]}
     if keep.best:
-        kept |= set(_ranked(by_step, keep.mode)[: keep.best])
+        kept |= set(ranked_steps(by_step, keep.mode)[: keep.best])
     if keep.every:
         kept |= {step for step, _ in by_step if step % keep.every == 0}
     return [step for step, _ in by_step if step not in kept]
 
 
-def best_step(committed: Iterable[tuple[int, float | None]], mode: Literal["min", "max"]) -> int | None:
-    """The step of the best metric; the earliest of equals; None where no checkpoint has a finite metric."""
-    ranked = _ranked(sorted(committed), mode)
-    return ranked[0] if ranked else None
-
-
-def _ranked(by_step: list[tuple[int, float | None]], mode: str) -> list[int]:
+def ranked_steps(committed: Iterable[tuple[int, float | None]], mode: Literal["min", "max"]) -> list[int]:
+    """Steps with a finite metric, best first, the earlier of equals first."""
     sign = 1.0 if mode == "min" else -1.0
-    finite = [(sign * metric, step) for step, metric in by_step if metric is not None and math.isfinite(metric)]
+    finite = [(sign * metric, step) for step, metric in committed if metric is not None and math.isfinite(metric)]
     return [step for _, step in sorted(finite)]

@@ -22,7 +22,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def checked_rng(state: dict[str, Any]) -> dict[str, Any]:
-    """The same; ValueError for what `restore_rng` could not restore, or what would make numpy read beyond its state."""
+    """Check a captured state. ValueError if it cannot be restored, or numpy would read beyond its own state."""
     try:
         torch.Generator().set_state(torch.from_numpy(state["torch"]))
         random.Random().setstate(state["python"])
@@ -37,6 +37,7 @@ def checked_rng(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
+    """Set the random states of torch, numpy and `random` to the captured ones."""
     torch.set_rng_state(torch.from_numpy(state["torch"]))
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

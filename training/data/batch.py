@@ -1,4 +1,4 @@
-"""What a reader hands to a strategy: one rank's part of one global batch."""
+"""Batches: one rank's part of one global batch, from a reader to a strategy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 SAMPLE = "sparkring_sample"
-"""Column (B,) int64 a reader makes where it is among the wanted: the row's number in the run, which no other has and
-which is the same on any world. Padding is numbered too."""
+"""Column (B,) int64 that a reader makes on request: the row's number in the run, unique and the same on any world.
+Padding rows are numbered too."""
 
 Columns = dict[str, Any]
 """Column name -> tensor (B, ...), `Ragged`, or a list of B decoded values for binary columns."""
@@ -26,17 +26,27 @@ class Ragged:
     values: torch.Tensor
     offsets: tuple[torch.Tensor, ...]
 
+    def rows(self, start: int, stop: int) -> Ragged:
+        """Rows [start, stop), as views of the values."""
+        levels: list[torch.Tensor] = []
+        for offsets in reversed(self.offsets):
+            cut = offsets[start : stop + 1]
+            start, stop = int(cut[0]), int(cut[-1])
+            levels.insert(0, cut - start)
+        return Ragged(self.values[start:stop], tuple(levels))
+
 
 @dataclass(frozen=True)
 class Batch:
-    """`rows` are this rank's; `global_rows` is the number of real (unpadded) rows of the whole global batch: gradients
-    are sums over rows divided by it, never by the number of ranks. A rank may hold 0 rows of a global batch.
+    """One rank's rows of one global batch; a rank may hold none.
+
+    Gradients are sums over rows divided by `global_rows`, never by the number of ranks.
     """
 
     columns: Columns
-    rows: int
-    global_rows: int
-    cursor: int  # samples the optimizer has consumed, over all ranks and epochs, once this batch has been
+    rows: int  # of this rank
+    global_rows: int  # of all ranks, without padding
+    consumed_samples: int  # since the run began, over all ranks, once this batch is done
     weight: torch.Tensor | None = None  # (B,) float32: 0 on padding rows; None = all ones
     ids: torch.Tensor | None = None  # (B,) int64 stored row numbers, decoded with the values, in audit mode
 
@@ -47,12 +57,12 @@ class Batch:
 
 
 ONCE = ("first_batch_s", "verify_s")
-"""What a meter has of the beginning, once, and not of every step."""
+"""What a meter measures once, at the beginning, and not per step."""
 
 
 @dataclass
 class Meter:
-    """Seconds by cause and counts since the last `take`; the reader adds, the loop takes and logs."""
+    """Seconds by cause and counts: the reader adds to it, the loop takes and logs."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -62,6 +72,14 @@ class Meter:
 
     def count(self, name: str, amount: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount
+
+    def absorb(self, other: Meter) -> None:
+        """Add everything `other` holds, and empty it."""
+        for name, seconds_s in other.seconds.items():
+            self.add(name, seconds_s)
+        for name, amount in other.counts.items():
+            self.count(name, amount)
+        other.take()
 
     def take(self) -> dict[str, float]:
         """`{<name>_s: seconds, <name>: count}` since the last call."""
@@ -77,17 +95,22 @@ class Reader(Protocol):
     meter: Meter
 
     def verify(self) -> None:
-        """Check, once, the files that this rank reads; ValueError names the first that is not what was written. What
-        was not checked before is checked when `batches` is called."""
+        """Check the files that this rank reads, once.
+
+        ValueError names the first that is not what was written. `batches` calls it, if nobody did before.
+        """
         ...
 
-    def batches(self, epoch: int, start_step: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """The rank's part of `steps` global batches: start_step, start_step + 1, ... of the epoch and, past its end, of
-        the epochs after it; None: those that are left of the epoch."""
+    def batches(self, consumed_samples: int = 0, steps: int | None = None) -> Iterator[Batch]:
+        """Read the rank's part of the next `steps` global batches, across epochs.
+
+        steps None: of the rest of the epoch. `consumed_samples` of all ranks since the run began say where to go on;
+        each batch carries the next value.
+        """
         ...
 
     def order_state(self) -> dict[str, Any]:
-        """Every setting that decides the order of global batches, JSON-able; the world is not among them."""
+        """Return every setting, but the world, that decides the order; JSON-able."""
         ...
 
     def close(self) -> None: ...

@@ -1,14 +1,15 @@
-"""Local copies that survive crashes and neighbours: remote files, and decoded row groups for later epochs.
+"""Cache files, and decoded row groups for later epochs, on a local disk.
 
-An entry is written beside its place under a lock, fsynced and renamed, so it is whole or absent; locks are flock's,
-which die with their process. When a cache is full it keeps what it has: reading a dataset larger than the cache round
-and round would evict every entry just before its use, while keeping the first ones serves their share of every epoch.
-Only entries that no running job touches (of other datasets, idle for a while) make room.
+Entries survive crashes and are shared by jobs. An entry is written to a part file under a lock, fsynced and renamed, so
+it is whole or absent; locks are flock's, which die with their process. When a cache is full it keeps what it has:
+reading a dataset larger than the cache again and again would evict every entry just before its use, while keeping the
+first ones serves their share of every epoch. Only entries that no running job touches (of other datasets, idle for a
+while) make room.
 """
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import logging
 import os
 import threading
@@ -21,9 +22,9 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from conf.manifest import DataFile, digest
-from conf.storage import CHUNK_BYTES, Storage, sha256_stream
-from training.data.columns import DataError, Unreachable
-from training.data.source import Direct, check_hash, check_size
+from conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish
+from training.data.columns import DataError
+from training.data.files import FileOpener, missing, other_content, unreadable
 
 log = logging.getLogger(__name__)
 IDLE_S = 600.0
@@ -31,10 +32,11 @@ PART = ".part"
 
 
 class DiskCache:
-    """Files by key in one folder, of at most `max_bytes` together, shared by threads and processes.
+    """Files by key in one folder, shared by threads and processes.
 
-    `owners`: what the keys this job uses begin with (before the first dash); those are never evicted by it. A folder
-    that cannot be written, or a full disk, turns the cache off with one warning; reading goes on without it.
+    `max_bytes`: of all together. `owners`: prefixes (before the first dash) of the keys that this job uses, which it
+    never evicts. A folder that cannot be written, or a full disk, turns the cache off with one warning; reading goes on
+    without it.
     """
 
     def __init__(self, folder: str, max_bytes: int, owners: Collection[str], idle_s: float = IDLE_S) -> None:
@@ -55,22 +57,22 @@ class DiskCache:
         return os.path.join(self.folder, "locks")
 
     def lookup(self, key: str) -> str | None:
-        """Path of an entry, marked as used just now; None where there is none."""
+        """Return the path of an entry, marked as used now; None if it is absent."""
         path = os.path.join(self.folder, key)
         try:
             os.utime(path)
         except FileNotFoundError:
             return None
-        except OSError:  # a read-only folder someone else filled still serves
+        except OSError:  # a read-only folder that another job filled still serves
             if not os.path.exists(path):
                 return None
         self.count("cache_hit")
         return path
 
     def fill(self, key: str, size: int, write: Callable[[BinaryIO], None]) -> str | None:
-        """Path of the entry, written by `write` if it is not there yet; None where it is not to be kept.
+        """Write an entry, if it is absent, and return its path.
 
-        What `write` raises passes through, and leaves no entry.
+        None if the cache is full or off. Errors of `write` pass through and leave no entry.
         """
         if not self.enabled:
             return None
@@ -81,7 +83,7 @@ class DiskCache:
                     return path
                 part = self._reserve(key, size)
                 return None if part is None else self._write(part, path, write)
-        except OSError as error:  # the disk: what cannot be read for writing is the writer's, and a DataError
+        except OSError as error:  # of the cache's disk: where `write` cannot read its source, it raises DataError
             self._turn_off(error)
             return None
 
@@ -90,9 +92,7 @@ class DiskCache:
             with open(part, "r+b") as file:
                 write(file)
                 file.truncate()
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
+                publish(file, part, path)
         except BaseException:
             _unlink(part)
             raise
@@ -111,7 +111,7 @@ class DiskCache:
         return taken
 
     def _reserve(self, key: str, size: int) -> str | None:
-        """An empty part file of the final size, so that every process sees the space as taken; None where full."""
+        """Create a part file of the final size, so that its space is taken; None if full."""
         with self._held("folder"):
             entries = self._entries()
             excess = sum(entry.st_size for _, entry in entries) + size - self._max_bytes
@@ -148,7 +148,7 @@ class DiskCache:
         return found
 
     def _remove_abandoned(self) -> None:
-        """Part files whose writer is dead: nobody holds their key's lock."""
+        """Remove part files whose writer is dead: nobody holds their key's lock."""
         for name, _ in self._entries():
             if name.endswith(PART):
                 with self._held(name.split(".")[0], wait=False) as free:
@@ -157,14 +157,12 @@ class DiskCache:
 
     @contextmanager
     def _held(self, name: str, wait: bool = True) -> Iterator[bool]:
-        descriptor = os.open(os.path.join(self._locks, name), os.O_CREAT | os.O_RDWR, 0o666)
+        descriptor = lock_file(os.path.join(self._locks, name), wait, mode=0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            yield True
-        except BlockingIOError:
-            yield False
+            yield descriptor is not None
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _turn_off(self, error: OSError) -> None:
         with self._lock:
@@ -173,23 +171,21 @@ class DiskCache:
             log.warning("cache %s cannot be written (%s); reading goes on without it", self.folder, error)
 
 
-class CachedFiles:
-    """Opens files from local copies, made on first use and checked against the manifest's hash while they are made."""
+class CachedFiles(FileOpener):
+    """Opens files from local copies, made on first use and checked while made."""
 
     def __init__(self, storage: Storage, cache: DiskCache) -> None:
-        self._storage, self._cache = storage, cache
-        self._direct = Direct(storage)
+        super().__init__(storage)
+        self._cache = cache
         self._checked: set[str] = set()
 
     def open(self, file: DataFile) -> pa.NativeFile:
         path = self._local(file)
-        return self._direct.open(file) if path is None else pa.OSFile(path)
+        return super().open(file) if path is None else pa.OSFile(path)
 
     def check(self, file: DataFile, content: bool) -> None:
-        if not content:
-            check_size(self._storage, file)
-        elif self._local(file) is None:
-            check_hash(self._storage, file)
+        if not content or self._local(file) is None:
+            super().check(file, content)
 
     def take_counts(self) -> dict[str, int]:
         return self._cache.take_counts()
@@ -205,49 +201,43 @@ class CachedFiles:
         return path
 
     def _intact(self, path: str, file: DataFile) -> bool:
-        """The hash once per process, the size every time."""
+        """Whether a copy is whole: by its hash once per process, by its size every time."""
         try:
             if os.path.getsize(path) != file.bytes:
                 return False
             if file.sha256 not in self._checked:
                 with open(path, "rb") as copy:
-                    if sha256_stream(iter(lambda: copy.read(CHUNK_BYTES), b"")) != file.sha256:
+                    if hashlib.file_digest(copy, "sha256").hexdigest() != file.sha256:
                         return False
                 self._checked.add(file.sha256)
-        except FileNotFoundError:  # evicted between two looks
+        except FileNotFoundError:  # evicted meanwhile
             return False
         return True
 
     def _fetch(self, file: DataFile, out: BinaryIO) -> None:
-        found = sha256_stream(_copied(self._storage, file, out))
+        """Copy the file to `out`.
+
+        DataError where reading fails or the hash is another, OSError where writing fails.
+        """
+        copy = HashingFile(out)
+        for chunk in self._chunks(file):
+            copy.write(chunk)
+        found = copy.sha256
         if found != file.sha256:
-            raise DataError(
-                f"{file.path}: sha256 is {found[:12]}..., the manifest says {file.sha256[:12]}...; "
-                "rebuild the dataset, or set on_corrupt to quarantine to train without this file"
-            )
+            raise other_content(file, found)
         self._checked.add(file.sha256)
         self._cache.count("cache_miss")
         self._cache.count("cache_fetched_bytes", file.bytes)
 
-
-def _copied(storage: Storage, file: DataFile, out: BinaryIO) -> Iterator[bytes]:
-    """The chunks of a stored file, written to `out`. DataError where reading fails, OSError where writing does."""
-    for chunk in _chunks(storage, file):
-        out.write(chunk)
-        yield chunk
-
-
-def _chunks(storage: Storage, file: DataFile) -> Iterator[bytes]:
-    try:
-        with storage.fs.open_input_stream(storage.path(file.path)) as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                yield chunk
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{file.path}: listed in the manifest, missing in {storage.uri}; rebuild the dataset"
-        ) from error
-    except (OSError, pa.ArrowException) as error:
-        raise Unreachable(f"{file.path}: cannot be read from {storage.uri} ({error})") from error
+    def _chunks(self, file: DataFile) -> Iterator[bytes]:
+        try:
+            with self.storage.fs.open_input_stream(self.storage.path(file.path)) as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    yield chunk
+        except FileNotFoundError as error:
+            raise DataError(missing(file, self.storage)) from error
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(file, self.storage, error) from error
 
 
 def _unlink(path: str) -> None:
@@ -258,11 +248,11 @@ def _unlink(path: str) -> None:
 
 
 class DecodedGroups:
-    """Decoded row groups as Arrow IPC files, memory-mapped: later epochs copy instead of decoding."""
+    """Decoded row groups as memory-mapped Arrow files, copied in later epochs."""
 
     def __init__(self, cache: DiskCache, columns: Collection[str], filters: object = None) -> None:
         self._cache = cache
-        self._what = digest([sorted(columns), repr(filters)])[:16]
+        self._suffix = digest([sorted(columns), repr(filters)])[:16]
 
     def get(self, file: DataFile, group: int) -> pa.Table | None:
         path = self._cache.lookup(self._key(file, group))
@@ -287,4 +277,4 @@ class DecodedGroups:
         return {f"decoded_{name}": amount for name, amount in self._cache.take_counts().items()}
 
     def _key(self, file: DataFile, group: int) -> str:
-        return f"{file.sha256}-{group}-{self._what}"
+        return f"{file.sha256}-{group}-{self._suffix}"

@@ -1,4 +1,4 @@
-"""From gathered arrays to the tensors of batches: views, no copies, for everything but decoded binary columns."""
+"""Cut gathered arrays into batches: views, except for decoded images."""
 
 from __future__ import annotations
 
@@ -12,95 +12,79 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conf.manifest import ROW_NUMBER, Column
-from training.data.batch import Batch, Columns, Ragged
-from training.data.columns import Rows
-from training.data.decode import Decoder, decode_into, decode_rows, find_decoder
-from training.data.spare import Spare
+from conf.manifest import Column
+from training.data.batch import Columns, Ragged
+from training.data.buffers import BufferPool
+from training.data.columns import RaggedArray
+from training.data.decode import decode_into, decode_rows
 
 DECODE_ROWS = 32  # binary rows decoded by one task
 
 
 class Collator:
-    """Cuts gathered rows into batches. `decoders`: column name -> decoder name, for binary columns."""
+    """Cuts gathered rows into batches; images are decoded in the executor's threads."""
 
-    def __init__(self, columns: Sequence[Column], decoders: Mapping[str, str]) -> None:
+    def __init__(
+        self, columns: Sequence[Column], decoders: Mapping[str, str], executor: Executor, buffers: BufferPool
+    ) -> None:
+        """Raise ValueError for decoders (by column) of what is not read, or not binary."""
         self._columns = {c.name: c for c in columns}
         if unknown := set(decoders) - set(self._columns):
             raise ValueError(
                 f"data.decoders names {sorted(unknown)}, which are not read; columns: {sorted(self._columns)}"
             )
-        self._decoders = {name: find_decoder(self._columns[name], kind) for name, kind in decoders.items()}
+        for column in (self._columns[name] for name in decoders):
+            if column.layout != "binary":
+                raise ValueError(
+                    f"data.decoders: column {column.name!r} is {column.layout}, only binary columns are decoded"
+                )
+        self._images = set(decoders)
+        self._executor, self._buffers = executor, buffers
 
     @property
     def decoded_row_bytes(self) -> int:
-        """What the decoded columns of one row take, as far as their shape is declared."""
-        return sum(math.prod(self._columns[name].shape) for name in self._decoders if self._columns[name].shape)
+        """Bytes of the decoded columns of one row, as far as their shape is declared."""
+        return sum(math.prod(self._columns[name].shape) for name in self._images if self._columns[name].shape)
 
-    def split(
-        self, gathered: Mapping[str, NDArray[Any] | Rows], sizes: Sequence[int], executor: Executor, spare: Spare
-    ) -> list[Columns]:
-        """One dict of columns per batch of `sizes` rows; what is decoded, in spare memory."""
+    def split(self, gathered: Mapping[str, NDArray[Any] | RaggedArray], sizes: Sequence[int]) -> list[Columns]:
+        """One dict of columns per batch of `sizes` rows."""
         parts: list[Columns] = [{} for _ in sizes]
         for name, values in gathered.items():
-            for part, value in zip(parts, self._split_column(name, values, sizes, executor, spare), strict=True):
+            for part, value in zip(parts, self._split_column(name, values, sizes), strict=True):
                 part[name] = value
         return parts
 
-    def _split_column(
-        self, name: str, values: NDArray[Any] | Rows, sizes: Sequence[int], executor: Executor, spare: Spare
-    ) -> Sequence[Any]:
-        if not isinstance(values, Rows):
+    def _split_column(self, name: str, values: NDArray[Any] | RaggedArray, sizes: Sequence[int]) -> Sequence[Any]:
+        if not isinstance(values, RaggedArray):
             return torch.from_numpy(values).split(list(sizes))
-        edges = np.concatenate(([0], np.cumsum(sizes))).tolist()
+        edges = list(itertools.accumulate(sizes, initial=0))
         column = self._columns[name]
         if column.layout != "binary":
-            return [_ragged(values, a, b) for a, b in itertools.pairwise(edges)]
-        rows = _byte_strings(values)
-        decoder = self._decoders.get(name)
-        if decoder is None:
-            return [rows[a:b] for a, b in itertools.pairwise(edges)]
-        if column.shape:
-            out = spare.take(f"{name} decoded", (len(rows), *column.shape), np.dtype(np.uint8))
-            _decode(column, decoder, rows, out, executor)
-            return torch.from_numpy(out).split(list(sizes))
-        images = _decoded_apart(column, decoder, rows, executor)
-        return [images[a:b] for a, b in itertools.pairwise(edges)]
+            levels = tuple(torch.from_numpy(level) for level in reversed(values.offsets))
+            ragged = Ragged(torch.from_numpy(values.values), levels)
+            return [ragged.rows(a, b) for a, b in itertools.pairwise(edges)]
+        data = values.values.tobytes()
+        rows: Sequence[Any] = [data[a:b] for a, b in itertools.pairwise(values.offsets[0].tolist())]
+        if name in self._images and column.shape:
+            return self._decode_same(column, rows).split(list(sizes))
+        if name in self._images:
+            rows = self._decode_apart(column, rows)
+        return [rows[a:b] for a, b in itertools.pairwise(edges)]
 
+    def _decode_same(self, column: Column, rows: Sequence[bytes]) -> torch.Tensor:
+        """(n, *shape) uint8 of rows that all decode to the declared shape."""
+        out = self._buffers.take(f"{column.name} decoded", (len(rows), *column.shape), np.dtype(np.uint8))
 
-def _decode(column: Column, decoder: Decoder, rows: list[bytes], out: NDArray[np.uint8], executor: Executor) -> None:
-    """Decode rows of one shape in the executor's threads into `out` (n, *shape)."""
+        def decode(begin: int) -> None:
+            part = slice(begin, begin + DECODE_ROWS)
+            decode_into(column, rows[part], out[part])
 
-    def decode(begin: int) -> None:
-        part = slice(begin, begin + DECODE_ROWS)
-        decode_into(column, decoder, rows[part], out[part])
+        for _ in self._executor.map(decode, range(0, len(rows), DECODE_ROWS)):
+            pass  # raises the first error
+        return torch.from_numpy(out)
 
-    for _ in executor.map(decode, range(0, len(rows), DECODE_ROWS)):
-        pass  # the first error, if any
-
-
-def _decoded_apart(column: Column, decoder: Decoder, rows: list[bytes], executor: Executor) -> list[torch.Tensor]:
-    """The same for rows whose shapes differ."""
-    parts = [rows[i : i + DECODE_ROWS] for i in range(0, len(rows), DECODE_ROWS)]
-    decoded = executor.map(lambda part: [row.copy() for row in decode_rows(column, decoder, part)], parts)
-    return [torch.from_numpy(row) for part in decoded for row in part]
-
-
-def _ragged(rows: Rows, begin: int, end: int) -> Ragged:
-    offsets = []
-    for level in rows.offsets:
-        cut = level[begin : end + 1]
-        begin, end = int(cut[0]), int(cut[-1])
-        offsets.append(torch.from_numpy(cut - begin))
-    return Ragged(torch.from_numpy(rows.values[begin:end]), tuple(reversed(offsets)))
-
-
-def _byte_strings(rows: Rows) -> list[bytes]:
-    data = rows.values.tobytes()
-    offsets = rows.offsets[0].tolist()
-    return [data[a:b] for a, b in itertools.pairwise(offsets)]
-
-
-def batch_of(columns: Columns, rows: int, global_rows: int, cursor: int) -> Batch:
-    ids = columns.pop(ROW_NUMBER, None)
-    return Batch(columns, rows, global_rows, cursor, ids=ids)
+    def _decode_apart(self, column: Column, rows: Sequence[bytes]) -> list[torch.Tensor]:
+        """One tensor per row, for rows whose shapes differ."""
+        parts = [rows[i : i + DECODE_ROWS] for i in range(0, len(rows), DECODE_ROWS)]
+        decoded = self._executor.map(lambda part: [row.copy() for row in decode_rows(column, part)], parts)
+        return [torch.from_numpy(row) for part in decoded for row in part]

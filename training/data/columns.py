@@ -1,4 +1,7 @@
-"""From one column of a decoded row group to numpy, as the manifest declares it. No value changes silently."""
+"""Convert one column of a decoded row group to numpy, as the manifest declares.
+
+No value changes silently.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,24 @@ class DataError(ValueError):
     """The stored data is not what the manifest says: names file, row group and column."""
 
 
-class Unreachable(DataError):
-    """Storage failed to give what may well be sound: never a reason to leave a file out."""
+class StorageFailure(DataError):
+    """Storage failed to deliver a file that may be sound: no reason to leave it out."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of unequal length of one row group. offsets: outermost first, each (n + 1,) int64; level l + 1 is indexed by
-    the values of level l, the last one indexes `values` (N,), which for binary columns are bytes."""
+class RaggedArray:
+    """n rows of unequal length, in numpy.
+
+    offsets: outermost first, each (n + 1,) int64; level l + 1 is indexed by the values of level l, the last one indexes
+    `values` (N, *shape), which for binary columns are bytes.
+    """
 
     values: Array
     offsets: tuple[NDArray[np.int64], ...]
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.values.nbytes + sum(o.nbytes for o in self.offsets))
-
 
 def is_fixed(column: Column) -> bool:
-    """Whether every row takes the same number of bytes, so that rows can be gathered from one array."""
+    """Whether every row takes the same number of bytes: a scalar or a vector."""
     return column.layout in ("scalar", "vector")
 
 
@@ -47,7 +49,7 @@ def numpy_dtype(column: Column) -> np.dtype[Any]:
     return _dtype_of(column.dtype)
 
 
-@lru_cache  # asked for every column of every row group
+@lru_cache  # called for every column of every row group
 def _dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(np.uint8) if name == "binary" else np.dtype(name)
 
@@ -58,7 +60,7 @@ def row_bytes(column: Column) -> int:
 
 
 def check_type(column: Column, stored: pa.DataType) -> None:
-    """DataError where a stored type cannot be the declared column without changing values."""
+    """Raise DataError where a stored type cannot become the declared one unchanged."""
     if column.layout == "binary":
         fits = _is_bytes(stored) or pa.types.is_string(stored) or pa.types.is_large_string(stored)
     elif column.layout == "scalar":
@@ -87,7 +89,10 @@ def _scalar_fits(column: Column, stored: pa.DataType) -> bool:
 
 
 def fixed_values(column: Column, data: pa.ChunkedArray) -> tuple[Array, Array | None]:
-    """A row group's rows of a scalar or vector column (n, *shape), and which of them are present (None: all)."""
+    """Convert a row group's rows of a scalar or vector column.
+
+    Returns the values (n, *shape), and which rows are present (n,); None: all.
+    """
     array = _one_array(data)
     present = _present(column, array)
     if column.layout == "vector":
@@ -108,7 +113,7 @@ def _one_array(data: pa.ChunkedArray) -> pa.Array:
 
 
 def _present(column: Column, array: pa.Array) -> Array | None:
-    """(n,) bool where there are nulls and the column may have them, None where there are none; else DataError."""
+    """Find rows that are not null (n,), None: all; DataError if no null is allowed."""
     if not array.null_count:
         return None
     if column.nulls == "refuse":
@@ -124,7 +129,7 @@ def _zero(stored: pa.DataType) -> pa.Scalar:
 
 
 def scalar_values(column: Column, array: pa.Array) -> Array:
-    """(n,) values of an array without nulls, in the stored precision; no copy where Arrow's layout is numpy's."""
+    """Convert an array without nulls to (n,) values, as views where layouts agree."""
     stored = array.type
     if pa.types.is_timestamp(stored):
         array = (array if stored.unit == "us" else array.cast(pa.timestamp("us", stored.tz))).view(pa.int64())
@@ -147,9 +152,10 @@ PLAIN: dict[pa.DataType, np.dtype[Any]] = {
 
 
 def plain_values(array: pa.Array) -> Array:
-    """(n,) values of a boolean or numeric array without nulls, a view of its buffer where Arrow's layout is numpy's.
+    """Convert a boolean or numeric array without nulls to (n,) values.
 
-    What `to_numpy` gives; but that imports pandas, which costs every process 30 MB and a quarter of a second.
+    A view of its buffer where Arrow's layout is numpy's. `to_numpy` does the same, but it imports pandas, which costs
+    every process 30 MB and a quarter of a second.
     """
     if not len(array):
         return np.zeros(0, PLAIN.get(array.type, np.dtype(np.bool_)))
@@ -167,7 +173,7 @@ def _refuse_overflow(column: Column, values: Array, target: np.dtype[Any]) -> No
 
 
 def vector_values(column: Column, array: pa.Array) -> Array:
-    """(n, *shape) of a list or bytes array without nulls; DataError where a row has another length."""
+    """Convert a list or bytes array without nulls to (n, *shape) values."""
     width = int(np.prod(column.shape, dtype=np.int64))
     if _is_bytes(array.type):
         offsets, values = _byte_rows(array)
@@ -196,8 +202,11 @@ def _same_length(column: Column, lengths: Array, expected: int, unit: str) -> No
         )
 
 
-def variable_rows(column: Column, data: pa.ChunkedArray) -> tuple[Rows, Array | None]:
-    """A row group's rows of a ragged, nested or binary column, and which of them are present (None: all)."""
+def ragged_values(column: Column, data: pa.ChunkedArray) -> tuple[RaggedArray, Array | None]:
+    """Convert a row group's rows of a ragged, nested or binary column.
+
+    Returns them, and which are present (n,); None: all.
+    """
     array = _one_array(data)
     present = _present(column, array)
     if present is not None and column.fill is not None:
@@ -206,7 +215,7 @@ def variable_rows(column: Column, data: pa.ChunkedArray) -> tuple[Rows, Array | 
         )
     if column.layout == "binary":
         offsets, values = _byte_rows(array)
-        return Rows(values, (offsets,)), present
+        return RaggedArray(values, (offsets,)), present
     levels: list[NDArray[np.int64]] = []
     while _is_list(array.type):
         lengths = pc.list_value_length(array)
@@ -216,7 +225,7 @@ def variable_rows(column: Column, data: pa.ChunkedArray) -> tuple[Rows, Array | 
         if array.null_count:
             raise DataError(f"column {column.name!r} has {array.null_count} nulls inside its lists")
     values = scalar_values(column, array).astype(numpy_dtype(column), copy=False)
-    return Rows(values.reshape(-1, *column.shape), tuple(levels)), present
+    return RaggedArray(values.reshape(-1, *column.shape), tuple(levels)), present
 
 
 def _byte_rows(array: pa.Array) -> tuple[NDArray[np.int64], Array]:

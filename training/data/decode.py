@@ -1,9 +1,9 @@
-"""What binary columns become: plain functions from bytes, run in the reader's threads."""
+"""Decodes images of binary columns, in the reader's threads."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,42 +13,30 @@ from PIL import Image
 from conf.manifest import Column
 from training.data.columns import DataError
 
-Decoder = Callable[[bytes], NDArray[Any]]
-
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """JPEG, PNG, ... -> uint8 (H, W, 3), or (H, W) where the image is grey."""
+    """JPEG, PNG, ... -> uint8 (H, W, 3), or (H, W) where the image is gray."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
 
 
-DECODERS: dict[str, Decoder] = {"image": decode_image}
-
-
-def find_decoder(column: Column, name: str) -> Decoder:
-    """The decoder called `name`; ValueError for one there is not, or a column it cannot apply to."""
-    if column.layout != "binary":
-        raise ValueError(f"data.decoders: column {column.name!r} is {column.layout}, only binary columns are decoded")
-    if name not in DECODERS:
-        raise ValueError(f"data.decoders.{column.name}: no decoder {name!r}; there are {sorted(DECODERS)}")
-    return DECODERS[name]
-
-
-def decode_rows(column: Column, decoder: Decoder, rows: Sequence[bytes]) -> Iterator[NDArray[Any]]:
-    """Each row decoded; DataError names the column of one that cannot be."""
+def decode_rows(column: Column, rows: Sequence[bytes]) -> Iterator[NDArray[Any]]:
+    """Decode each row; DataError names the column of one that cannot be."""
     for number, data in enumerate(rows):
         try:
-            yield decoder(data)
+            yield decode_image(data)
         except Exception as error:  # decoders raise what they like
             raise DataError(
                 f"column {column.name!r}: {len(data)} bytes cannot be decoded ({error}); row {number} of its part"
             ) from error
 
 
-def decode_into(column: Column, decoder: Decoder, rows: Sequence[bytes], out: NDArray[np.uint8]) -> None:
-    """Decode each row into its place of `out` (n, *shape): threads that allocate every image wait for each other in
-    the kernel, and spend two thirds more CPU time."""
-    for place, row in zip(out, decode_rows(column, decoder, rows), strict=True):
+def decode_into(column: Column, rows: Sequence[bytes], out: NDArray[np.uint8]) -> None:
+    """Decode each row into its place of `out` (n, *shape).
+
+    Threads that allocate every image wait for each other in the kernel, and spend two thirds more CPU time.
+    """
+    for place, row in zip(out, decode_rows(column, rows), strict=True):
         if row.shape != place.shape:
             raise DataError(
                 f"column {column.name!r}: decoded to shape {row.shape}, the manifest declares {column.shape}"

@@ -1,4 +1,4 @@
-"""Runs an iterator in a thread, a few items ahead, and ends with its consumer whatever ends that."""
+"""Runs a generator in a thread, a few items ahead of its consumer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """Iterator over `items`, produced up to `depth` ahead in one daemon thread; its error is raised here, in order.
+    """Iterator over `items`, produced up to `depth` ahead in one daemon thread.
 
-    `close` (or exhaustion, or the error) ends the thread: the generator is closed in the thread that ran it. That
-    thread also drops what its consumer has done with: each tensor freed lets go of the interpreter, and among busy
-    threads a consumer that frees some hundreds waits milliseconds for it.
+    Its error is raised here, in order. `close` (or exhaustion, or the error) ends the thread, and closes the generator
+    in it. The thread also drops the items that the consumer is done with: each tensor that is freed releases the
+    interpreter, and among busy threads a consumer that frees some hundreds waits milliseconds to get it back.
     """
 
     def __init__(self, items: Generator[T, None, None], depth: int) -> None:
         self._items, self._depth = items, depth
         self._ready: deque[T] = deque()
-        self._given: list[T] = []  # what the consumer has; all but the last it has done with
+        self._given: list[T] = []  # to the consumer, which is done with all but the last
         self._changed = threading.Condition()
         self._closed = self._ended = False
         self._error: BaseException | None = None
@@ -39,7 +39,7 @@ class Prefetcher(Generic[T]):
                     self._changed.notify_all()
                     done, self._given = self._given[:-1], self._given[-1:]
                 del done  # not while the consumer would wait for the lock
-        except BaseException as error:  # carried to the consumer's thread, whatever it is
+        except BaseException as error:  # raised again in the consumer's thread
             self._error = error
         finally:
             try:

@@ -1,9 +1,12 @@
-"""May a run go on in this order? Compares what a checkpoint says of the order with what the reader says."""
+"""Compare the order in a checkpoint with that of a reader: may the run go on?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from conf.schema_data import Condition
+from conf.stored import Count, Stored
 
 MEANING = {
     "order_version": "the program that decides the order changed",
@@ -16,8 +19,26 @@ MEANING = {
 }
 
 
+class OrderState(Stored):
+    """What decides the native reader's order, as a checkpoint holds it."""
+
+    order_version: int
+    fingerprint: str
+    split: str
+    rows: Count
+    row_groups: str  # a digest of their rows
+    global_batch: Count
+    lanes: Count
+    window_row_groups: Count
+    seed: Count
+    tail: Literal["drop", "pad", "error"]
+    shuffle: bool
+    filters: list[Condition]
+    quarantined: list[str]
+
+
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[str]:
-    """One line per setting that differs between two `order_state`s, by its path; empty where the order is the same."""
+    """Describe each setting that differs between two `order_state`s, by its path."""
     lines = []
     for key in sorted(old.keys() | new.keys()):
         before, after, path = old.get(key), new.get(key), f"{where}{key}"

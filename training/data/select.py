@@ -1,13 +1,15 @@
-"""What is decided before the plan, by all ranks together: which files are sound, which rows a filter keeps.
+"""Decide which files are sound and which rows a filter keeps.
 
-Every rank looks at its share of the files; an all-gather of what they found makes the same selection everywhere.
+This comes before the order is planned, and is alike on all ranks: every rank looks at its share of the files, and an
+all-gather of what they found makes the same selection everywhere.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,121 +17,120 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.manifest import DataFile, DatasetManifest
-from training.data.columns import DataError, Unreachable
-from training.data.source import Keep, Opener
+from training.data.columns import DataError, StorageFailure
+from training.data.files import FileOpener
+from training.data.request import DataRank
 
 log = logging.getLogger(__name__)
-AllGather = Callable[[Any], list[Any]]
-"""One JSON-able value per rank in, the list of all ranks' values, in the order of ranks, out. Collective."""
-
-Tick = Callable[[str], None]
-"""Called with other words after every piece of a long work, by the thread that waits for it: it makes progress."""
-
 Condition = tuple[str, str, Any]
-COMPARE: dict[str, Callable[[pc.Expression, Any], pc.Expression]] = {
-    "==": lambda field, value: field == value,
-    "!=": lambda field, value: field != value,
-    "<": lambda field, value: field < value,
-    "<=": lambda field, value: field <= value,
-    ">": lambda field, value: field > value,
-    ">=": lambda field, value: field >= value,
-    "in": lambda field, value: field.isin(list(value)),
-    "not in": lambda field, value: ~field.isin(list(value)),
+COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda field, values: field.isin(list(values)),
+    "not in": lambda field, values: ~field.isin(list(values)),
 }
 
 
-def alone(value: Any) -> list[Any]:
-    """The all-gather of one rank."""
-    return [value]
+@dataclass(frozen=True)
+class RowFilter:
+    """Keeps the rows for which an expression over `columns` is true."""
 
-
-def unheard(words: str) -> None:
-    """The tick of whoever is not watched."""
+    expression: pc.Expression
+    columns: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The files that are read, the rows of each of their row groups, in stored order, and why others are not."""
+    """Selected files, their row groups' rows in stored order, and what is left out."""
 
     files: tuple[DataFile, ...]
     group_rows: tuple[int, ...]
-    keep: Keep | None = None
+    row_filter: RowFilter | None = None
     conditions: tuple[Condition, ...] = ()
     quarantined: tuple[tuple[str, int, str], ...] = ()  # (path, rows, reason)
 
-    @property
-    def lost_rows(self) -> int:
-        return sum(rows for _, rows, _ in self.quarantined)
 
-
-def everything(files: Sequence[DataFile]) -> Selection:
+def select_all(files: Sequence[DataFile]) -> Selection:
     return Selection(tuple(files), tuple(rows for file in files for rows in file.row_groups))
 
 
-def quarantine(
-    files: Sequence[DataFile], opener: Opener, rank: int, size: int, gather: AllGather, tick: Tick = unheard
-) -> Selection:
-    """Leave out the files whose content is not what the manifest says, whole: where one page is wrong, no other is
-    trusted. The same on every rank; counted and logged with the reason. DataError where nothing is left."""
+def quarantine(files: Sequence[DataFile], opener: FileOpener, rank: DataRank) -> Selection:
+    """Leave out, whole, the files whose content is not what the manifest says.
+
+    Where one page is wrong, no other is trusted. The same on every rank; logged with the reason. DataError where no
+    file is left.
+    """
     found: dict[str, str] = {}
-    for file in list(files)[rank::size]:
-        tick(f"check {file.path}")
+    for file in files[rank.rank :: rank.size]:
+        rank.on_progress(f"check {file.path}")
         try:
             opener.check(file, content=True)
-        except Unreachable:
+        except StorageFailure:
             raise
         except DataError as error:
             found[file.path] = str(error)
-    return without(files, gather(found))
-
-
-def without(files: Sequence[DataFile], reports: Sequence[dict[str, str]]) -> Selection:
-    """The selection that every rank makes of all ranks' reports (path -> reason)."""
-    reasons = {path: reason for report in reports for path, reason in report.items()}
+    reasons = {path: reason for report in rank.gather(found) for path, reason in report.items()}
     sound = [file for file in files if file.path not in reasons]
-    gone = tuple((file.path, file.rows, reasons[file.path]) for file in files if file.path in reasons)
-    for path, rows, reason in gone:
+    damaged = tuple((file.path, file.rows, reasons[file.path]) for file in files if file.path in reasons)
+    for path, rows, reason in damaged:
         log.warning("quarantined %s with %d rows: %s", path, rows, reason)
     if files and not sound:
-        raise DataError(f"all {len(gone)} files are damaged, such as: {gone[0][2]}")
-    chosen = everything(sound)
-    return Selection(chosen.files, chosen.group_rows, quarantined=gone)
+        raise DataError(f"all {len(damaged)} files are damaged, such as: {damaged[0][2]}")
+    return replace(select_all(sound), quarantined=damaged)
 
 
-def filtered(
-    chosen: Selection, manifest: DatasetManifest, conditions: Sequence[Condition], opener: Opener,
-    rank: int, size: int, gather: AllGather, tick: Tick = unheard,
-) -> Selection:  # fmt: skip
-    """Keep the rows for which all conditions are true (a null is not). One pass over the filter's columns, shared by
-    the ranks, counts what is left of each row group: the plan is made of that."""
+def apply_filters(
+    selection: Selection,
+    manifest: DatasetManifest,
+    conditions: Sequence[Condition],
+    opener: FileOpener,
+    rank: DataRank,
+) -> Selection:
+    """Keep the rows for which all conditions are true (a null is not).
+
+    One pass over the filter's columns, shared by the ranks, counts the rows that are left of each row group, from which
+    the order is planned.
+
+    Args:
+        selection: the sound files.
+        manifest: the columns that conditions may name.
+        conditions: (column, operator, value); none leave the selection as it is.
+        opener: how files are read.
+        rank: which share of the files this rank counts.
+    """
     if not conditions:
-        return chosen
-    keep = make_keep(manifest, conditions)
+        return selection
+    row_filter = make_row_filter(manifest, conditions)
     counts: dict[str, list[int]] = {}
-    for file in chosen.files[rank::size]:
-        tick(f"filter {file.path}")
+    for file in selection.files[rank.rank :: rank.size]:
+        rank.on_progress(f"filter {file.path}")
         with opener.open(file) as handle:
             parquet = pq.ParquetFile(handle)
-            groups = [parquet.read_row_group(g, columns=sorted(keep.columns)) for g in range(len(file.row_groups))]
+            names = sorted(row_filter.columns)
+            groups = [parquet.read_row_group(g, columns=names) for g in range(len(file.row_groups))]
             try:
-                counts[file.path] = [group.filter(keep.expression).num_rows for group in groups]
+                counts[file.path] = [group.filter(row_filter.expression).num_rows for group in groups]
             except pa.ArrowException as error:
                 types = {field.name: str(field.type) for field in groups[0].schema}
                 raise ValueError(f"data.filters = {_shown(conditions)}: stored are {types}; {error}") from error
-    every = {path: rows for report in gather(counts) for path, rows in report.items()}
-    rows = tuple(n for file in chosen.files for n in every[file.path])
-    log.info("filters keep %d of %d rows", sum(rows), sum(chosen.group_rows))
-    return Selection(chosen.files, rows, keep, tuple(conditions), chosen.quarantined)
+    counted = {path: rows for report in rank.gather(counts) for path, rows in report.items()}
+    rows = tuple(n for file in selection.files for n in counted[file.path])
+    log.info("filters keep %d of %d rows", sum(rows), sum(selection.group_rows))
+    return replace(selection, group_rows=rows, row_filter=row_filter, conditions=tuple(conditions))
 
 
 def _shown(conditions: Sequence[Condition]) -> str:
     return str([list(condition) for condition in conditions])
 
 
-def make_keep(manifest: DatasetManifest, conditions: Sequence[Condition]) -> Keep:
-    """ValueError for a column there is not, or one that cannot be compared."""
+def make_row_filter(manifest: DatasetManifest, conditions: Sequence[Condition]) -> RowFilter:
+    """Make the filter that keeps rows which meet all conditions."""
     expression, columns = None, set()
-    for name, operator, value in conditions:
+    for name, compare, value in conditions:
         try:
             layout = manifest.column(name).layout
         except KeyError as error:
@@ -137,9 +138,9 @@ def make_keep(manifest: DatasetManifest, conditions: Sequence[Condition]) -> Kee
         if layout not in ("scalar", "binary"):
             raise ValueError(f"data.filters: column {name!r} is {layout}; only scalar columns can be compared")
         try:
-            one = COMPARE[operator](pc.field(name), value)
+            one = COMPARE[compare](pc.field(name), value)
         except (pa.ArrowException, TypeError) as error:
-            raise ValueError(f"data.filters = {_shown([(name, operator, value)])}: {error}") from error
+            raise ValueError(f"data.filters = {_shown([(name, compare, value)])}: {error}") from error
         expression = one if expression is None else expression & one
         columns.add(name)
-    return Keep(expression, frozenset(columns))
+    return RowFilter(expression, frozenset(columns))

@@ -1,106 +1,62 @@
-"""The files of a split: checked against the manifest, opened, decoded row group by row group, in any thread."""
+"""Row groups of a split, decoded one by one, in any thread."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.manifest import ROW_NUMBER, Column, DataFile
-from conf.storage import Storage
-from training.data.columns import DataError, Unreachable, check_type
+from training.data.cache import DecodedGroups
+from training.data.columns import DataError, check_type
+from training.data.files import FileOpener, missing
+from training.data.select import Selection
 
-log = logging.getLogger(__name__)
 KEPT_FOOTERS = 256
 
 
-@dataclass(frozen=True)
-class Keep:
-    """A filter on rows: the expression, and the columns it looks at."""
-
-    expression: pc.Expression
-    columns: frozenset[str]
-
-
-class Opener(Protocol):
-    """How a listed file's bytes are reached: straight from storage, or through a cache."""
-
-    def open(self, file: DataFile) -> pa.NativeFile: ...
-
-    def check(self, file: DataFile, content: bool) -> None:
-        """DataError where the file is not what the manifest says, by its hash (content) or its length."""
-        ...
-
-    def take_counts(self) -> dict[str, int]:
-        """What happened since the last call, for the meter."""
-        ...
-
-
-class Direct:
-    """Opens files where they lie."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def open(self, file: DataFile) -> pa.NativeFile:
-        return self._storage.fs.open_input_file(self._storage.path(file.path))
-
-    def check(self, file: DataFile, content: bool) -> None:
-        (check_hash if content else check_size)(self._storage, file)
-
-    def take_counts(self) -> dict[str, int]:
-        return {}
-
-
-class Decoded(Protocol):
-    """Where decoded row groups are kept for later epochs."""
-
-    def get(self, file: DataFile, group: int) -> pa.Table | None: ...
-
-    def put(self, file: DataFile, group: int, table: pa.Table) -> None: ...
-
-    def take_counts(self) -> dict[str, int]: ...
-
-
 class FileSource:
-    """Row groups of the listed files by their index in stored order. Thread-safe; keeps the last footers it parsed.
-
-    `keep`: rows for which it is not true are left out of every row group. `decoded`: kept row groups of earlier epochs.
-    `check_pages`: verify the checksum of every page, a quarter of the time; needless where hashes were checked.
-    """
+    """Row groups of the selected files by their index in stored order; thread-safe."""
 
     def __init__(
-        self, storage: Storage, files: Sequence[DataFile], columns: Sequence[Column], opener: Opener | None = None,
-        keep: Keep | None = None, decoded: Decoded | None = None, check_pages: bool = True,
-    ) -> None:  # fmt: skip
-        self.storage, self.files, self._columns = storage, tuple(files), tuple(columns)
-        self.opener = opener or Direct(storage)
-        self._keep, self.decoded, self._check_pages = keep, decoded, check_pages
+        self,
+        opener: FileOpener,
+        selection: Selection,
+        columns: Sequence[Column],
+        decoded: DecodedGroups | None = None,
+        check_pages: bool = True,
+    ) -> None:
+        """Args:
+        opener: reads files, from their storage or from a cache.
+        selection: the files, and the filter that their rows must pass.
+        columns: what is decoded.
+        decoded: row groups that were kept from earlier epochs.
+        check_pages: verify the checksum of every page, a quarter of the time; needless where hashes were checked.
+        """
+        self.opener, self.decoded = opener, decoded
+        self._files, self._filter = selection.files, selection.row_filter
+        self._columns, self._check_pages = tuple(columns), check_pages
         self._names = [c.name for c in columns]
-        counts = np.fromiter((len(f.row_groups) for f in self.files), np.int64, len(self.files))
-        self._first_group = np.concatenate(([0], np.cumsum(counts)))
+        counts = np.fromiter((len(f.row_groups) for f in self._files), np.int64, len(self._files))
+        self._first_group = np.concatenate(([0], np.cumsum(counts)))  # (files + 1,)
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
-        self._types: dict[str, tuple[pa.DataType, str]] = {}
+        self._types: dict[str, tuple[pa.DataType, str]] = {}  # of each column, and the file where it was seen first
         self._lock = threading.Lock()
 
-    def place(self, group: int) -> tuple[int, int]:
-        """(index of the file, row group inside it) of a row group of the split."""
-        file = int(np.searchsorted(self._first_group, group, side="right")) - 1
-        return file, int(group - self._first_group[file])
+    def locate(self, group: int) -> tuple[DataFile, int]:
+        """The file of a row group of the split, and its number inside."""
+        number = int(np.searchsorted(self._first_group, group, side="right")) - 1
+        return self._files[number], int(group - self._first_group[number])
 
     def read(self, group: int) -> tuple[pa.Table, float, float]:
-        """Decode one row group; (table of the wanted columns, seconds opening, seconds reading and decoding)."""
-        index, inside = self.place(group)
-        file = self.files[index]
+        """Decode a row group: (table, seconds opening, seconds reading and decoding)."""
+        file, inside = self.locate(group)
         began = time.perf_counter()
         if self.decoded is not None and (kept := self.decoded.get(file, inside)) is not None:
             return kept, time.perf_counter() - began, 0.0
@@ -109,32 +65,33 @@ class FileSource:
             raise DataError(
                 f"{file.path}, row group {inside}: {table.num_rows} rows, the manifest says {file.row_groups[inside]}"
             )
-        if self._keep is not None:
-            table = table.filter(self._keep.expression).select(self._names)
+        if self._filter is not None:
+            table = table.filter(self._filter.expression).select(self._names)
         if self.decoded is not None:
             self.decoded.put(file, inside, table)
         return table, opened - began, time.perf_counter() - opened
 
+    def describe(self, group: int) -> str:
+        file, inside = self.locate(group)
+        return f"{file.path}, row group {inside}"
+
     def _decode(self, file: DataFile, inside: int) -> tuple[pa.Table, float]:
-        names = self._names if self._keep is None else [*self._names, *sorted(self._keep.columns - set(self._names))]
+        """The wanted columns and those of the filter, and when the file was open."""
+        names = self._names
+        if self._filter is not None:
+            names = [*names, *sorted(self._filter.columns - set(names))]
         try:
             with self.opener.open(file) as handle:
                 parquet = self._parquet(file, handle)
                 opened = time.perf_counter()
                 return parquet.read_row_group(inside, columns=names, use_threads=False), opened
         except FileNotFoundError as error:
-            raise DataError(
-                f"{file.path}: listed in the manifest, missing in {self.storage.uri}; rebuild the dataset"
-            ) from error
+            raise DataError(missing(file, self.opener.storage)) from error
         except (OSError, pa.ArrowException) as error:
             raise DataError(
                 f"{file.path}, row group {inside}: cannot be read ({error}); file damaged or storage failing: "
                 "rebuild the dataset, or set on_corrupt to quarantine to go on without it"
             ) from error
-
-    def describe(self, group: int) -> str:
-        index, inside = self.place(group)
-        return f"{self.files[index].path}, row group {inside}"
 
     def _parquet(self, file: DataFile, handle: pa.NativeFile) -> pq.ParquetFile:
         with self._lock:
@@ -142,19 +99,19 @@ class FileSource:
         parquet = pq.ParquetFile(
             handle,
             metadata=footer,
-            pre_buffer=not self.storage.is_local,
+            pre_buffer=not self.opener.storage.is_local,
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=self._check_pages,
         )
         if footer is None:
-            self._check(file, parquet)
+            self._check_footer(file, parquet)
             with self._lock:
                 self._footers[file.path] = parquet.metadata
                 if len(self._footers) > KEPT_FOOTERS:
                     self._footers.popitem(last=False)
         return parquet
 
-    def _check(self, file: DataFile, parquet: pq.ParquetFile) -> None:
+    def _check_footer(self, file: DataFile, parquet: pq.ParquetFile) -> None:
         meta = parquet.metadata
         rows = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
         if rows != file.row_groups:
@@ -187,61 +144,6 @@ class FileSource:
                 f"{file.path}: column {column.name!r} is stored as {stored}, "
                 f"in {where} as {first} (schema drift); rebuild the dataset"
             )
-
-
-def check_size(storage: Storage, file: DataFile) -> None:
-    """DataError where a listed file is missing or has another length: one request, before its hash is worth reading."""
-    try:
-        size = storage.size_bytes(file.path)
-    except OSError as error:
-        raise Unreachable(f"{file.path}: cannot be looked up in {storage.uri} ({error})") from error
-    if size is None:
-        raise DataError(
-            f"{file.path}: listed in the manifest, missing in {storage.uri}; rebuild the dataset or restore the file"
-        )
-    if size != file.bytes:
-        raise DataError(
-            f"{file.path}: {size} bytes, the manifest says {file.bytes}; "
-            "the file was truncated or replaced: rebuild the dataset"
-        )
-
-
-def check_hash(storage: Storage, file: DataFile) -> None:
-    """DataError where a listed file's content is not what was written, naming the row group that no longer decodes."""
-    check_size(storage, file)
-    try:
-        found = storage.sha256(file.path)
-    except OSError as error:
-        raise Unreachable(f"{file.path}: cannot be read from {storage.uri} ({error})") from error
-    if found != file.sha256:
-        group = first_damaged_group(storage, file)
-        where = "" if group is None else f", row group {group} does not decode"
-        raise DataError(
-            f"{file.path}{where}: sha256 is {found[:12]}..., the manifest says {file.sha256[:12]}...; "
-            "rebuild the dataset, or set on_corrupt to quarantine to train without this file"
-        )
-
-
-def first_damaged_group(storage: Storage, file: DataFile) -> int | None:
-    """Index of the first row group of a damaged file that fails to decode; None where all still do."""
-    for group in range(len(file.row_groups)):
-        try:
-            with storage.fs.open_input_file(storage.path(file.path)) as handle:
-                pq.ParquetFile(handle, page_checksum_verification=True).read_row_group(group)
-        except (OSError, pa.ArrowException):
-            return group
-    return None
-
-
-def unlisted_files(storage: Storage, files: Sequence[DataFile]) -> list[str]:
-    """Parquet files of the folder that the manifest does not list: not part of the dataset, and worth a word.
-
-    Rows the build has quarantined lie beside the shards on purpose.
-    """
-    listed = {f.path for f in files}
-    own = {p.split("/")[0] + "/quarantine" for p in listed}
-    found = [p for p in storage.list_files() if p.endswith(".parquet") and p not in listed]
-    return [p for p in found if "/".join(p.split("/")[:2]) not in own]
 
 
 def _brief(values: Sequence[Any]) -> str:

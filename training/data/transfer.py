@@ -1,7 +1,4 @@
-"""Batches to the device: on CUDA one batch ahead, from pinned memory, on a stream beside the computation's.
-
-Written against torch's documented semantics; not run on a GPU by this project's tests.
-"""
+"""Move batches to the device: on CUDA one ahead, from pinned memory."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ T = TypeVar("T")
 
 
 def to_device(batches: Iterator[Batch], device: torch.device | None, meter: Meter) -> Iterator[Batch]:
-    """The same batches with their tensors on `device`; None and the CPU cost nothing."""
+    """Move the tensors of batches to `device`; None and the CPU cost nothing."""
     if device is None or device.type == "cpu":
         return batches
     return _cuda(batches, device, meter) if device.type == "cuda" else _plain(batches, device, meter)
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with `change` applied to every tensor in it: tensors, `Ragged`, lists and dicts of them."""
+    """Apply `change` to all tensors of a value: one, a `Ragged`, a list or a dict."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Ragged):
@@ -40,10 +37,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def _moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    weight = None if batch.weight is None else change(batch.weight)
-    return replace(
-        batch, columns=map_tensors(batch.columns, change), weight=weight
-    )  # ids stay: the audit is the host's
+    columns, weight = map_tensors(batch.columns, change), map_tensors(batch.weight, change)
+    return replace(batch, columns=columns, weight=weight)  # ids stay: the audit runs on the host
 
 
 def _plain(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Iterator[Batch]:
@@ -55,7 +50,7 @@ def _plain(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Iter
 
 
 def staged(batches: Iterator[Batch], send: Callable[[Batch], T]) -> Generator[T, None, None]:
-    """`send` of each batch, one ahead, in a thread of its own: page-locking and copying take nothing of the step."""
+    """Send each batch one ahead, in another thread, so that the step does not wait."""
     sent = Prefetcher(_each(batches, send), depth=1)
     try:
         yield from sent
@@ -75,7 +70,7 @@ def _cuda(batches: Iterator[Batch], device: torch.device, meter: Meter) -> Itera
     def send(batch: Batch) -> tuple[Batch, Batch, torch.cuda.Event]:
         began = time.perf_counter()
         pinned = _moved(batch, lambda t: t.pin_memory())
-        with torch.cuda.device(device), torch.cuda.stream(side):  # both are settings of this thread
+        with torch.cuda.device(device), torch.cuda.stream(side):  # set per thread
             moved, copied = _moved(pinned, lambda t: t.to(device, non_blocking=True)), torch.cuda.Event()
             copied.record(side)
         meter.add("transfer", time.perf_counter() - began)

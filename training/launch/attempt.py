@@ -1,32 +1,55 @@
-"""One attempt as the driver follows it: from the start messages to the end of the last rank, and why it failed if it
-did."""
+"""One attempt as the driver follows it, from the first start to the last end."""
 
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from training.launch.channel import Message
-from training.launch.failure import Cancelled, Failure, RankState, WorkerFailed, first_failure
+from conf.errors import first_line
+from training.launch.failure import Cancelled, Cause, Failure, WorkerFailed, cause_of, first_failure
+from training.launch.health import HangDetector, RankProgress, StragglerDetector
 from training.launch.job import JobResult
+from training.launch.messages import (
+    AttemptStarted,
+    DumpStacks,
+    Event,
+    FromRank,
+    Heartbeat,
+    KillRank,
+    LateLogLines,
+    LogLines,
+    RankEnded,
+    RankError,
+    RankEvent,
+    RankFailed,
+    RankMetrics,
+    RankResult,
+    RankRunning,
+    Stacks,
+    StopTraining,
+    Straggler,
+    ToDriver,
+    WriteCheckpoint,
+)
 from training.launch.results import unpack
-from training.launch.watch import Progress, StragglerWatch, hanging, name_culprit, waiting_for_work
+
+if TYPE_CHECKING:
+    from training.launch.group import WorkerGroup
 
 log = logging.getLogger(__name__)
-OnEvent = Callable[[dict[str, Any]], None]
-SETTLE_S = 0.5  # after a first failure: time for the one that caused it to be heard
+OnEvent = Callable[[Event], None]
+Request: TypeAlias = StopTraining | WriteCheckpoint | DumpStacks | KillRank
+SETTLE_S = 0.5  # after a first failure: time for the one that caused it to arrive
 END_S = 10.0  # for killed ranks to be gone
-NO_ANSWER_S = 5.0  # without a word of an agent told to kill its rank: then it is lost, and likely the cause
+NO_ANSWER_S = 5.0  # without anything from an agent that must kill its rank: then it is lost, and likely the cause
 HELD_LINES = 100  # of each rank's output after a failure
-DUMP_S = 4.0  # for the stacks of all ranks to arrive
-LOOK_S = 0.2  # between looks at all ranks, however much they say meanwhile
-HASTE_S = 0.05  # the same after a first failure
+CHECK_S = 0.2  # between checks of all ranks, however many messages they send meanwhile
+CHECK_AFTER_FAILURE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -38,60 +61,48 @@ class Limits:
     by_output: bool = False  # a line of output of any rank is progress of all: for scripts, which report no steps
 
 
-class Agents(Protocol):
-    """What an attempt needs of the crew."""
-
-    def tell(self, agent: str, kind: str) -> None: ...
-    def next_message(self, timeout_s: float) -> tuple[str, Message | None] | None: ...
-    def beats(self) -> dict[str, Message]: ...
-    def beat_of(self, agent: str) -> Message | None: ...
-    def note(self, agent: str, message: Message | None) -> None: ...
-    def is_lost(self, agent: str, limit_s: float | None = None) -> bool: ...
-    def is_connected(self, agent: str) -> bool: ...
-    def left_at(self, agent: str) -> float: ...
-    def why_over(self) -> str | None: ...
-
-
 class Control:
     """Requests to a running attempt, from any thread or signal handler."""
 
     def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.stopping = self.cancelled = False  # asked for, so no further attempt is wanted
 
     def checkpoint(self) -> None:
         """Every rank's ctx.should_checkpoint() becomes true once."""
-        self.ask("checkpoint")
+        self.ask(WriteCheckpoint())
 
     def stop(self) -> None:
         """Every rank's ctx.should_stop() becomes true: end as soon as all ranks see it, with a checkpoint."""
         self.stopping = True
-        self.ask("stop")
+        self.ask(StopTraining())
 
     def dump(self) -> None:
-        """Stacks of every rank come as events of kind `stacks`."""
-        self.ask("dump")
+        """The stacks of every rank come as `Stacks` events."""
+        self.ask(DumpStacks())
 
     def cancel(self) -> None:
         """Kill the ranks; the attempt raises Cancelled."""
         self.cancelled = True
-        self.ask("cancel")
+        self.ask(KillRank())
 
-    def ask(self, request: str) -> None:
+    def ask(self, request: Request) -> None:
+        """Pass a request to the running attempt, without the meaning that no further attempt is wanted."""
         self._requests.put(request)
 
-    def heed(self, doing: str) -> None:
-        """For whoever waits while no rank runs: Cancelled where an end is wanted, for there is nothing to save."""
+    def raise_if_ending(self, doing: str) -> None:
+        """Raise Cancelled where an end is wanted while no rank runs: there is nothing to save."""
         if self.stopping or self.cancelled:
             raise Cancelled(f"cancelled while {doing}")
 
     def forget_planned(self) -> None:
-        """Before an attempt: a stop that was not the user's, and came when the attempt it was meant for had ended."""
+        """Drop requests to end that are not the user's: the attempt they were meant for has ended."""
         for request in self.pending():
-            if request != "stop" or self.stopping:
+            if self.stopping or self.cancelled or not isinstance(request, StopTraining | KillRank):
                 self.ask(request)
 
-    def pending(self) -> list[str]:
+    def pending(self) -> list[Request]:
+        """Take all requests."""
         found = []
         while True:
             try:
@@ -100,227 +111,282 @@ class Control:
                 return found
 
 
+@dataclass
+class RankState:
+    """What the driver knows of one rank of the running attempt."""
+
+    rank: int
+    agent: str
+    host: str
+    result: RankResult | None = None
+    error: RankError | None = None
+    step: int | None = None
+    phase: str = ""
+    progress_at: float = 0.0  # monotonic time of the last change of step or phase
+
+    def on_progress(self, step: int, phase: str) -> None:
+        if (step, phase) != (self.step, self.phase):
+            self.step, self.phase, self.progress_at = step, phase, time.monotonic()
+
+    def failed(self, cause: Cause, words: str, **details: Any) -> Failure:
+        """Make the failure of this rank. `details`: further fields of Failure."""
+        return Failure(self.rank, self.host, cause, words, step=self.step, phase=self.phase, **details)
+
+    def failure(self, ended: RankEnded) -> Failure | None:
+        """Make the failure that its end is; None where it has returned."""
+        status, words, lines = ended.status, ended.words, ended.last_lines
+        if self.error is not None:
+            kind, message = self.error.error_type, self.error.message
+            return self.failed(
+                cause_of(kind, message),
+                f"raised {kind}: {first_line(message) if message else ''}".rstrip(": "),
+                error_type=kind,
+                message=message,
+                traceback=self.error.traceback,
+                last_lines=lines,
+                is_value_error=self.error.is_value_error,
+            )
+        if status == 0 and self.result is not None:
+            return None
+        if status == 0:
+            return self.failed("exit", "exited with code 0 without returning from its entry", last_lines=lines)
+        if status is None:
+            return self.failed("lost", words, last_lines=lines)
+        if status > 0:
+            return self.failed("exit", words, last_lines=lines)
+        return self.failed("memory" if "out of memory" in words else "signal", words, last_lines=lines)
+
+
 class Attempt:
     """One attempt, from the start messages to the end of the last rank. `follow` is its whole life."""
 
     def __init__(
         self,
-        crew: Agents,
+        group: WorkerGroup,
         states: list[RankState],
         attempt: int,
         on_event: OnEvent,
         control: Control,
-        began: float,
         limits: Limits,
     ):
-        self._crew, self._states, self._attempt = crew, states, attempt
-        self._on_event, self._control = on_event, control
+        """Follow ranks that are being started.
+
+        Args:
+            group: whose agents run them.
+            states: one per rank, in rank order.
+            attempt: number, from 1.
+            on_event: called with every Event, from the driver's thread; its errors are logged.
+            control: requests to this attempt.
+            limits: seconds for the start and without progress.
+        """
+        self._group, self._server = group, group.server
+        self._states, self._attempt = states, attempt
+        self._on_event, self._control, self._limits = on_event, control, limits
         self._by_agent = {state.agent: state for state in states}
         self._alive = dict.fromkeys(state.rank for state in states)  # ranks that have not ended, in order
         self._unstarted = set(self._alive)
         self._failures: list[Failure] = []
         self._failed: set[int] = set()  # ranks with a failure
-        self._first_failed: float | None = None
+        self._first_failed_at: float | None = None
         self._killed = False
-        self._began, self._limits, self._deadline = began, limits, time.monotonic() + limits.start_s
-        self._slow = StragglerWatch(len(states))
-        self._stacks: dict[int, str] = {}
+        self._began = time.monotonic()
+        self._deadline = self._began + limits.start_s
+        self._stragglers = StragglerDetector(len(states))
+        self._hangs = HangDetector(limits.hang_s)
         self._output_at: float | None = None  # last line of any rank, where lines are progress
         self._held: dict[int, deque[str]] = {}  # output since the first failure, mostly of its victims
-        self._dump_until: float | None = None
-        self._next_look, self._seen_waiting = 0.0, dict[int, float]()
         self._result = JobResult([None] * len(states), len(states), attempt)
 
-    def follow(self) -> JobResult:
+    def follow(self, began: float | None = None) -> JobResult:
+        """Wait for the end of all ranks. `began`: monotonic time from which the start is measured."""
+        self._began = self._began if began is None else began
         try:
-            next_look = 0.0
+            next_check = 0.0
             while self._alive:
-                received = self._crew.next_message(next_look - time.monotonic())
+                received = self._server.take(next_check - time.monotonic())
                 if received is not None:
                     self._take(*received)
-                if time.monotonic() >= next_look:
-                    self._look()
-                    next_look = time.monotonic() + (HASTE_S if self._first_failed else LOOK_S)
+                if time.monotonic() >= next_check:
+                    self._check()
+                    next_check = time.monotonic() + (CHECK_AFTER_FAILURE_S if self._first_failed_at else CHECK_S)
         except BaseException:  # Ctrl-C above all: no rank may outlive it
             self._kill()
-            self._drain()
+            self._wait_for_killed()
             raise
-        assert self._failures or all(state.has_result for state in self._states), "a rank ended unnoticed"
         if self._failures:
-            first = first_failure(self._failures)
-            self._emit("failure", first.to_json())
-            for rank, lines in self._held.items():
-                self._emit("log" if rank == first.rank else "late_log", {"rank": rank, "lines": list(lines)})
-            stacks = self._stacks if first.cause == "hang" else None
-            raise WorkerFailed(first, [f for f in self._failures if f is not first], stacks)
-        self._result.results = [unpack(state.result) for state in self._states]
-        self._result.timings = self._slow.figure()
+            self._raise_failure()
+        results = [state.result for state in self._states if state.result is not None]
+        assert len(results) == len(self._states), "a rank ended unnoticed"
+        self._result.results = [unpack(result) for result in results]
+        self._result.timings = self._stragglers.figure()
         self._result.run_s = time.monotonic() - self._began
         return self._result
 
-    def _look(self) -> None:
-        """What no message says: requests, silence, time that ran out."""
+    def _raise_failure(self) -> None:
+        first = first_failure(self._failures)
+        self._emit(RankFailed(first.rank, self._attempt, first))
+        for rank, lines in self._held.items():
+            kind = LogLines if rank == first.rank else LateLogLines
+            self._emit(kind(rank, self._attempt, tuple(lines)))
+        stacks = self._hangs.stacks if first.cause == "hang" else None
+        raise WorkerFailed(first, [f for f in self._failures if f is not first], stacks)
+
+    def _check(self) -> None:
+        """Notice what no message tells: requests, silence, time that ran out."""
         for request in self._control.pending():
-            if request == "cancel":
+            if isinstance(request, KillRank):
                 raise Cancelled(f"attempt {self._attempt} was cancelled by the driver")
-            self._tell_all(request)
-        for agent, beat in self._crew.beats().items():
-            self._beat(agent, beat)
+            self._send_all(request)
+        for agent, heartbeat in self._server.heartbeats().items():
+            self._heartbeat(agent, heartbeat)
         now = time.monotonic()
-        self._look_for_lost(self._crew.why_over())
-        if self._first_failed is None:
-            self._look_for_hangs(now)
+        self._check_lost(self._group.trouble())
+        if self._first_failed_at is None:
+            self._check_hangs(now)
             if self._unstarted and now > self._deadline:
                 late = self._states[min(self._unstarted)]
                 words = f"did not start within {self._limits.start_s:g} s"
                 self._fail(late, Failure(late.rank, late.host, "start", words), ended=False)
-        elif not self._killed and now > self._first_failed + SETTLE_S:
+        elif not self._killed and now > self._first_failed_at + SETTLE_S:
             self._kill()
-        elif now > self._first_failed + SETTLE_S + END_S:
+        elif now > self._first_failed_at + SETTLE_S + END_S:
             self._alive.clear()
 
-    def _tell_all(self, kind: str) -> None:
+    def _send_all(self, message: Request) -> None:
         for rank in self._alive:
-            self._crew.tell(self._states[rank].agent, kind)
+            self._server.send(self._states[rank].agent, message)
 
-    def _look_for_lost(self, over: str | None) -> None:
-        """Agents that have fallen silent, or lost whoever carried them; the one that left first is told first."""
+    def _check_lost(self, trouble: str | None) -> None:
+        """Find agents that are silent, or whose carrier has ended; the one that left first fails first."""
         limit_s = NO_ANSWER_S if self._killed else None
         alive = [self._states[rank] for rank in self._alive]
-        missing = [s for s in alive if self._crew.is_lost(s.agent, limit_s) or over or s.rank in self._failed]
-        for state in sorted(missing, key=lambda s: self._crew.left_at(s.agent)):
-            gone = not self._crew.is_connected(state.agent)
-            told = state.rank in self._failed
-            if told and (gone or self._crew.is_lost(state.agent, limit_s)):  # one named as hanging may be lost, too
+        missing = [s for s in alive if self._group.is_lost(s.agent, limit_s) or trouble or s.rank in self._failed]
+        for state in sorted(missing, key=lambda s: self._server.left_at(s.agent)):
+            gone = not self._server.is_connected(state.agent)
+            has_failed = state.rank in self._failed
+            if has_failed and (gone or self._group.is_lost(state.agent, limit_s)):  # one that hangs may be lost, too
                 self._over(state)
-            elif not told:
-                words = f"was lost with its agent: {over}" if over else "was lost: nothing is heard of its agent"
-                failure = Failure(state.rank, state.host, "lost", words, step=state.step, phase=state.phase)
+            elif not has_failed:
+                words = f"was lost with its agent: {trouble}" if trouble else "was lost: nothing is heard of its agent"
                 # Where the agent is still there its rank is yet to be ended.
-                self._fail(state, failure, ended=gone or not over)
+                self._fail(state, state.failed("lost", words), ended=gone or not trouble)
 
-    def _look_for_hangs(self, now: float) -> None:
-        """No progress for the limit: ask every rank for its stacks, then name the one that is missing. A rank that is
-        seen to wait for one that works has the limit again from then; it is looked at four times meanwhile."""
-        if self._limits.hang_s is None:
+    def _check_hangs(self, now: float) -> None:
+        limit_s = self._limits.hang_s
+        if limit_s is None:
             return
         running = [self._states[rank] for rank in self._alive if rank not in self._unstarted]
-        output, known = self._output_at or 0.0, 0 if self._output_at else None
-        if not any(now - max(state.progressed, output) > self._limits.hang_s for state in running):
-            self._dump_until = None
-            return
+        output_at, known_step = self._output_at or 0.0, 0 if self._output_at else None
+        if not any(now - max(state.progress_at, output_at) > limit_s for state in running):
+            return self._hangs.reset()
         ranks = [
-            Progress(s.rank, s.host, known if s.step is None else s.step, s.phase, now - max(s.progressed, output))
+            RankProgress(
+                s.rank, s.host, known_step if s.step is None else s.step, s.phase, now - max(s.progress_at, output_at)
+            )
             for s in running
         ]
-        idle = hanging(ranks, self._limits.hang_s)
-        if not idle or now < self._next_look:
-            self._dump_until = None
-            return
-        if self._dump_until is None:
-            self._dump_until, self._stacks = now + DUMP_S, {}
-            self._tell_all("dump")
-        if len(self._stacks) < len(ranks) and now < self._dump_until:
-            return
-        self._seen_waiting |= dict.fromkeys(waiting_for_work(ranks, self._stacks, self._limits.hang_s), now)
-        if all(now - self._seen_waiting.get(rank.rank, -math.inf) <= self._limits.hang_s for rank in idle):
-            self._next_look = now + self._limits.hang_s / 4
-            return
-        culprit, words = name_culprit(ranks, self._stacks)
-        state = self._states[culprit]
-        failure = Failure(culprit, state.host, "hang", words, step=state.step, phase=state.phase)
-        self._fail(state, failure, ended=False)
+        culprit = self._hangs.check(ranks, now, lambda: self._send_all(DumpStacks()))
+        if culprit is not None:
+            state = self._states[culprit[0]]
+            self._fail(state, state.failed("hang", culprit[1]), ended=False)
+        return None
 
-    def _take(self, agent: str, message: Message | None) -> None:
+    def _take(self, agent: str, message: ToDriver | None) -> None:
         state = self._by_agent.get(agent)
-        if state is None or message is None or message.get("attempt") != self._attempt:
-            self._crew.note(agent, message)
-            return
-        if beat := self._crew.beat_of(agent):  # it came before: the step at which a rank ends must be its last
-            self._beat(agent, beat)
-        kind = message["kind"]
-        if kind == "running":
-            state.progressed = time.monotonic()
-            self._unstarted.discard(state.rank)
-            if not self._unstarted:
-                self._result.start_s = time.monotonic() - self._began
-                self._emit("started", {"world": len(self._states), "start_s": self._result.start_s})
-        elif kind == "result":
-            state.has_result, state.result = True, message
-        elif kind == "error":
-            state.error = message
-            self._first_failed = self._first_failed or time.monotonic()
-        elif kind == "ended":
-            self._end(state, message)
-        else:
-            self._report(state, message)
+        ours = isinstance(message, FromRank) and state is not None
+        if not ours or (message.rank, message.attempt) != (state.rank, self._attempt):  # type: ignore[union-attr]
+            return self._group.note(agent, message)
+        assert state is not None
+        if heartbeat := self._server.heartbeat_of(agent):  # sent before: the step at which a rank ends must be its last
+            self._heartbeat(agent, heartbeat)
+        match message:
+            case RankRunning():
+                self._running(state)
+            case RankResult():
+                state.result = message
+            case RankError():
+                state.error = message
+                self._first_failed_at = self._first_failed_at or time.monotonic()
+            case RankEnded():
+                self._end(state, message)
+            case Stacks():
+                self._hangs.stacks[state.rank] = message.text
+                self._emit(message)
+            case LogLines():
+                self._log(state, message)
+            case RankMetrics():
+                self._metrics(state, message)
+            case RankEvent():
+                self._emit(message)
+        return None
 
-    def _beat(self, agent: str, message: Message) -> None:
+    def _running(self, state: RankState) -> None:
+        state.progress_at = time.monotonic()
+        self._unstarted.discard(state.rank)
+        if not self._unstarted:
+            self._result.start_s = time.monotonic() - self._began
+            self._emit(AttemptStarted(self._attempt, len(self._states), self._result.start_s))
+
+    def _heartbeat(self, agent: str, heartbeat: Heartbeat) -> None:
         state = self._by_agent.get(agent)
-        if state is not None and message["attempt"] == self._attempt and state.rank in self._alive:
-            self._progress(state, message["step"], message["phase"])
-            self._emit("heartbeat", message)
+        if state is not None and heartbeat.attempt == self._attempt and state.rank in self._alive:
+            state.on_progress(heartbeat.step, heartbeat.phase)
+            self._emit(heartbeat)
 
-    def _progress(self, state: RankState, step: int, phase: str) -> None:
-        if (step, phase) != (state.step, state.phase):
-            state.step, state.phase, state.progressed = step, phase, time.monotonic()
-
-    def _report(self, state: RankState, message: Message) -> None:
-        """Metrics, logs and events: kept where the result wants them, and passed on."""
-        kind = message["kind"]
-        if kind == "stacks":
-            self._stacks[state.rank] = message["text"]
-        if kind == "log" and self._limits.by_output:
+    def _log(self, state: RankState, message: LogLines) -> None:
+        if self._limits.by_output:
             self._output_at = time.monotonic()
-        if kind == "log" and self._first_failed is not None:
-            self._held.setdefault(state.rank, deque(maxlen=HELD_LINES)).extend(message["lines"])
-            return
-        if kind == "metrics":
-            if state.step is None or message["step"] > state.step:  # else a heartbeat has overtaken it
-                self._progress(state, message["step"], state.phase)
-            if state.rank == 0:
-                self._result.metrics.append({"step": message["step"], "values": message["values"]})
-            for slow in self._slow.add(state.rank, message["step"], message["values"]):
-                slow["host"] = self._states[slow["rank"]].host
-                log.warning("straggler: rank %(rank)d on %(host)s is busy for %(busy_s).3f s a step", slow)
-                self._emit("straggler", slow)
-        self._emit(kind, message)
-
-    def _end(self, state: RankState, message: Message) -> None:
-        failure = state.failure(message)
-        if failure is None or (message["was_killed"] and not state.error):
-            self._over(state)  # a rank ended by us says nothing of itself, unless it had failed before
+        if self._first_failed_at is not None:
+            self._held.setdefault(state.rank, deque(maxlen=HELD_LINES)).extend(message.lines)
         else:
-            self._fail(state, failure)  # also after our order to end: the cause may be heard after its consequences
-        self._emit("ended", {"rank": state.rank, "words": message.get("words", ""), "status": message.get("status")})
+            self._emit(message)
+
+    def _metrics(self, state: RankState, message: RankMetrics) -> None:
+        if state.step is None or message.step > state.step:  # else a heartbeat has overtaken it
+            state.on_progress(message.step, state.phase)
+        if state.rank == 0:
+            self._result.metrics.append(message)
+        for slow, busy_s, others_wait_s in self._stragglers.add(state.rank, message.step, message.values):
+            host = self._states[slow].host
+            log.warning("straggler: rank %d on %s is busy for %.3f s a step", slow, host, busy_s)
+            self._emit(Straggler(slow, self._attempt, host, message.step, busy_s, others_wait_s))
+        self._emit(message)
+
+    def _end(self, state: RankState, ended: RankEnded) -> None:
+        failure = state.failure(ended)
+        if failure is None or (ended.was_killed and state.error is None):
+            self._over(state)  # that a rank was ended by us is no failure of its own
+        else:
+            self._fail(state, failure)  # also after our order to end: the cause may arrive after its consequences
+        self._emit(ended)
 
     def _fail(self, state: RankState, failure: Failure, ended: bool = True) -> None:
         self._failures.append(failure)
         self._failed.add(state.rank)
         if ended:
             self._over(state)
-        self._first_failed = self._first_failed or time.monotonic()
+        self._first_failed_at = self._first_failed_at or time.monotonic()
 
     def _over(self, state: RankState) -> None:
         self._alive.pop(state.rank, None)
 
     def _kill(self) -> None:
         self._killed = True
-        self._tell_all("kill")
+        self._send_all(KillRank())
 
-    def _drain(self) -> None:
+    def _wait_for_killed(self) -> None:
         deadline = time.monotonic() + END_S
         for state in self._states:
-            if not self._crew.is_connected(state.agent):
+            if not self._server.is_connected(state.agent):
                 self._over(state)
         while self._alive and time.monotonic() < deadline:
-            agent, message = self._crew.next_message(0.1) or ("", None)
-            if agent in self._by_agent and (message is None or message["kind"] == "ended"):
+            agent, message = self._server.take(0.1) or ("", None)
+            if agent in self._by_agent and (message is None or isinstance(message, RankEnded)):
                 self._over(self._by_agent[agent])
 
-    def _emit(self, kind: str, data: dict[str, Any]) -> None:
-        """To the caller; its own errors are logged and never end training."""
+    def _emit(self, event: Event) -> None:
+        """Call the caller's callback; its own errors are logged and never end training."""
         try:
-            self._on_event({**data, "kind": kind, "attempt": self._attempt})
+            self._on_event(event)
         except Exception:
-            log.exception("on_event failed for an event of kind %r", kind)
+            log.exception("on_event failed for %s", type(event).__name__)

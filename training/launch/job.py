@@ -6,7 +6,6 @@ import base64
 import contextlib
 import inspect
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,11 @@ from typing import Any, Literal
 
 import cloudpickle
 
+from conf.references import REFERENCE
+from training.launch.messages import Entry, RankMetrics
 from training.launch.results import unreturnable
 
 PRELOAD = ("torch", "horovod.torch")
-_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class JobSpec:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    preload: tuple[str, ...] = PRELOAD  # what the helper imports before it forks; absent ones are skipped
+    preload: tuple[str, ...] = PRELOAD  # what the fork server imports first; absent ones are skipped
     # Each rank sees its own GPUs only, or all of its host's ranks', the first of its own at index LOCAL_RANK.
     visible_devices: Literal["own", "host"] | None = None  # None: "host" for a script, else "own"
     collective_timeout_s: float = 300.0
@@ -54,51 +54,56 @@ class JobSpec:
         if not isinstance(self.kwargs, Mapping):
             raise TypeError(f"kwargs = {self.kwargs!r}: must be a dict, argument by name")
 
-    def to_json(self) -> dict[str, Any]:
-        """ValueError or TypeError, before anything is started, where a part cannot travel."""
-        entry = describe_entry(self.entry, self.args, self.kwargs)
+    @property
+    def devices(self) -> Literal["own", "host"]:
+        """Whose GPUs each rank sees."""
+        is_script = isinstance(self.entry, str) and not REFERENCE.fullmatch(self.entry)
+        return self.visible_devices or ("host" if is_script else "own")
+
+    def check(self) -> None:
+        """Raise ValueError or TypeError where a part cannot travel to the ranks."""
+        self.describe_entry()
+        self.checked_payload()
+
+    def checked_payload(self) -> dict[str, Any]:
+        """The payload as it arrives at the ranks; TypeError where it is not JSON."""
         try:
-            payload = json.loads(json.dumps(self.payload))
+            payload: dict[str, Any] = json.loads(json.dumps(self.payload))
         except (TypeError, ValueError) as error:
             raise TypeError(f"payload of the job: not JSON ({error}); put large or odd objects into files") from error
-        return {
-            "entry": {**entry, "folder": self.folder, "archive": self.archive},
-            "payload": payload,
-            "results": self.results,
-            "env": dict(self.env),
-            "visible_devices": self.visible_devices or ("host" if entry["form"] == "script" else "own"),
-            "collective_timeout_s": self.collective_timeout_s,
-        }
+        return payload
 
+    def describe_entry(self) -> Entry:
+        """Describe the entry and its arguments as they travel.
 
-def describe_entry(
-    entry: str | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """JSON form of an entry with its arguments: by name, a script with its source, or a pickled function."""
-    kwargs = dict(kwargs or {})
-    if callable(entry):
-        check_function(entry, args, kwargs)
-        call = pickle_call(entry, args, kwargs)
-        return {"form": "function", "name": name_of(entry), "call": call}
-    if _REFERENCE.fullmatch(entry):
-        return {"form": "name", "name": entry, "call": pickle_call(None, args, kwargs)}
-    path = Path(entry)
-    if path.suffix == ".py" or path.is_file():
+        By name, a script with its source, or a pickled function.
+        """
+        entry, kwargs = self.entry, dict(self.kwargs)
+        if callable(entry):
+            check_function(entry, self.args, kwargs)
+            return self._entry("function", name_of(entry), call=pickle_call(entry, self.args, kwargs))
+        if REFERENCE.fullmatch(entry):
+            return self._entry("name", entry, call=pickle_call(None, self.args, kwargs))
+        path = Path(entry)
+        if path.suffix != ".py" and not path.is_file():
+            raise ValueError(f"entry = {entry!r}: neither 'module:function' nor the path of a script nor a callable")
         if not path.is_file():
             raise ValueError(f"entry = {entry!r}: no such script; give the path of a file on the driver's machine")
-        if kwargs or not all(isinstance(word, str) for word in args):
+        if kwargs or not all(isinstance(word, str) for word in self.args):
             raise TypeError(
-                f"args = {tuple(args)}, kwargs = {kwargs}: the script {entry} takes words (str) in args only"
+                f"args = {tuple(self.args)}, kwargs = {kwargs}: the script {entry} takes words (str) in args only"
             )
-        return {"form": "script", "name": str(path.resolve()), "source": path.read_text(), "args": list(args)}
-    raise ValueError(f"entry = {entry!r}: neither 'module:function' nor the path of a script nor a callable")
+        return self._entry("script", str(path.resolve()), source=path.read_text(), args=tuple(self.args))
+
+    def _entry(self, form: Literal["function", "name", "script"], name: str, **fields: Any) -> Entry:
+        return Entry(form, name, folder=self.folder, archive=self.archive, **fields)
 
 
 def check_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """TypeError where the arguments do not fit the function, or what it says it returns cannot come back."""
+    """Raise TypeError where the arguments or the declared result do not fit."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     try:
         signature.bind("ctx", *args, **kwargs)
@@ -119,7 +124,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def pickle_call(function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Base64 of the pickled (function, args, kwargs); TypeError names the object in it that cannot be pickled."""
+    """Pickle (function, args, kwargs) to base64; TypeError names the object in it that cannot be pickled."""
     call = (function, tuple(args), dict(kwargs))
     try:
         return base64.b64encode(_dump_with_module(function, call)).decode()
@@ -134,8 +139,10 @@ def pickle_call(function: Callable[..., Any] | None, args: Sequence[Any], kwargs
 
 
 def _dump_with_module(function: Callable[..., Any] | None, call: Any) -> bytes:
-    """Pickle whose function needs no import of the module it was written in: executors need not have the user's
-    file."""
+    """Pickle so that the function needs no import of its own module.
+
+    Executors need not have the user's file.
+    """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     by_value = module is not None and module.__name__ != "__main__" and not _is_ours_or_installed(module)
     if not by_value:
@@ -153,7 +160,7 @@ def _is_ours_or_installed(module: ModuleType) -> bool:
 
 
 def captured_by(function: Callable[..., Any] | None) -> dict[str, Any]:
-    """Closure variables, globals and defaults of a function, by name."""
+    """List closure variables, globals and defaults of a function, by name."""
     code = getattr(function, "__code__", None)
     if code is None:
         return {}
@@ -167,7 +174,7 @@ def captured_by(function: Callable[..., Any] | None) -> dict[str, Any]:
 
 
 def unpicklable(values: Mapping[str, Any]) -> list[str]:
-    """Names and types of the values that cannot be pickled on their own."""
+    """Name the values that cannot be pickled on their own, with their types."""
     found = []
     for name, value in values.items():
         try:
@@ -179,12 +186,12 @@ def unpicklable(values: Mapping[str, Any]) -> list[str]:
 
 @dataclass
 class JobResult:
-    """What came back: results by rank (None from scripts), rank 0's metric history, and how long the start took."""
+    """What came back from the ranks. A script's result is None."""
 
     results: list[Any]
     world: int
     attempt: int
-    metrics: list[dict[str, Any]] = field(default_factory=list)  # {"step": int, "values": {name: float}} of rank 0
+    metrics: list[RankMetrics] = field(default_factory=list)  # of rank 0
     timings: dict[str, list[Any]] = field(default_factory=dict)  # columns step, rank, busy_s, wait_s: a figure's data
     start_s: float = 0.0  # from the call until every rank's entry was about to run
     run_s: float = 0.0

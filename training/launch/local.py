@@ -1,4 +1,7 @@
-"""Ranks on this machine, without Spark: the same agents as threads of the calling process."""
+"""Ranks on this machine, without Spark: the same agents, as threads of the calling process.
+
+`run_local` is `run_barrier` for one machine: to try an entry, to debug it, and for tests.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.launch.agent import Agent, AgentOptions
 from training.launch.attempt import Control, Limits, OnEvent
-from training.launch.crew import Crew, log_event
+from training.launch.group import WorkerGroup, log_event
+from training.launch.host.agent import Agent, AgentOptions
 from training.launch.job import JobResult, JobSpec
-from training.launch.worker_env import check_world
+from training.launch.topology import check_world
 
 log = logging.getLogger(__name__)
 
@@ -26,38 +29,44 @@ def run_local(
     attempt: int = 1,
     control: Control | None = None,
     limits: Limits | None = None,
-    lines_per_s: float | None = 200.0,
-    run_id: str = "local",
 ) -> JobResult:
-    """Run `job` on `world` processes of this machine and return what they return; see Crew.run for what it raises."""
-    job.to_json()  # what cannot travel is said before anything starts
-    with local_crew(world, job.preload, lines_per_s=lines_per_s, run_id=run_id) as crew:
-        return crew.run(job, world, on_event, attempt, control, limits)
+    """Run `job` on `world` processes of this machine; arguments and errors are those of WorkerGroup.run.
+
+    Args:
+        job: what every rank runs.
+        world: number of ranks.
+        on_event: called with every Event.
+        attempt: number, from 1.
+        control: requests to the attempt, from other threads.
+        limits: seconds for the start and without progress.
+    """
+    job.check()  # before anything starts
+    with local_group(world, job.preload) as group:
+        return group.run(job, world, on_event, attempt, control, limits)
 
 
 @contextmanager
-def local_crew(
-    world: int,
-    preload: tuple[str, ...],
-    *,
-    lines_per_s: float | None = 200.0,
-    run_id: str = "local",
-) -> Iterator[Crew]:
-    """`world` agents on loopback, for as many attempts as one likes; their helpers stay warm between them."""
+def local_group(
+    world: int, preload: tuple[str, ...], *, lines_per_s: float | None = 200.0, run_id: str = "local"
+) -> Iterator[WorkerGroup]:
+    """Start `world` agents on loopback, for any number of attempts.
+
+    Their fork servers stay warm between them.
+    """
     check_world(world)
     environment = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)), **os.environ}
-    with Crew("127.0.0.1", run_id=run_id) as crew:
-        options = AgentOptions(crew.endpoint, environment, preload, lines_per_s=lines_per_s)
+    with WorkerGroup("127.0.0.1", run_id=run_id) as group:
+        options = AgentOptions(group.endpoint, environment, preload, lines_per_s=lines_per_s)
         threads = [threading.Thread(target=_run_agent, args=(options, i), daemon=True) for i in range(world)]
         for thread in threads:
             thread.start()
         try:
-            yield crew
+            yield group
         finally:
-            # An agent may offer its seat only now: with nobody to answer it would wait for as long as it is patient.
+            # An agent may become ready only now: without an answer it would wait for as long as it is patient.
             deadline = time.monotonic() + 15
             while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-                crew.dismiss()
+                group.dismiss()
                 threads[0].join(timeout=0.02)
                 threads = [thread for thread in threads if thread.is_alive()]
 

@@ -1,5 +1,7 @@
-"""What an entry returns, on its way to the driver: JSON where it is JSON, else what torch saves and loads without
-running code. What is large goes through a file."""
+"""What an entry returns, on its way to the driver.
+
+JSON where it is JSON, else what torch saves and loads without running code. What is large goes through a file.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ import typing
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 
+from training.launch.messages import RankResult, StoredResult
+
 MAX_SENT_BYTES = 8 << 20  # in one message to the driver, which may hold 16 MiB
 _PREFIX = "sparkring-result-"
-_ABSTRACT = ("collections.abc", "typing")
+_ABSTRACT = ("collections.abc", "typing")  # modules whose types say nothing of the value
 _RETURNABLE = {  # by name: torch and numpy need not be imported to look at an annotation
     "builtins": ("NoneType", "bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set"),
     "torch": ("Tensor", "Size", "dtype", "device"),
@@ -30,7 +34,10 @@ _RETURNABLE = {  # by name: torch and numpy need not be imported to look at an a
 
 
 def unreturnable(entry: Callable[..., Any]) -> str | None:
-    """The type in the entry's return annotation that cannot come back; None where there is none, or no annotation."""
+    """Find the type in the entry's return annotation that cannot come back.
+
+    None where all can, or nothing is known.
+    """
     try:
         annotation = typing.get_type_hints(entry).get("return", Any)
     except Exception:  # a name that exists for type checkers only: the value itself is looked at later
@@ -44,12 +51,7 @@ def _unreturnable(kind: Any, inside: tuple[Any, ...]) -> str | None:
     if origin in (typing.Union, types.UnionType) or parts:
         found = [_unreturnable(part, inside) for part in parts if part is not Ellipsis]
         return next(filter(None, found), None) if origin is not typing.Literal else None
-    if (
-        not isinstance(kind, type)
-        or kind is object
-        or kind in inside
-        or kind.__module__ in ("collections.abc", "typing")
-    ):
+    if not isinstance(kind, type) or kind is object or kind in inside or kind.__module__ in _ABSTRACT:
         return None
     if dataclasses.is_dataclass(kind):
         with contextlib.suppress(Exception):
@@ -61,30 +63,44 @@ def _unreturnable(kind: Any, inside: tuple[Any, ...]) -> str | None:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def pack(value: Any, name: str, folder: str | None) -> dict[str, Any]:
-    """The message that carries what `name` returned, for `unpack`; what is large goes into a file in `folder` (a URI;
-    None: the temporary folder). TypeError where it cannot come back: the error names a file with its pickle."""
+def pack(value: Any, name: str, folder: str | None, rank: int = 0, attempt: int = 1) -> RankResult:
+    """Make the message that brings a returned value to `unpack`.
+
+    TypeError where it cannot come back: the error names a file with its pickle.
+
+    Args:
+        value: what the entry has returned.
+        name: of the entry, for errors.
+        folder: URI for values over MAX_SENT_BYTES; None: the temporary folder.
+        rank: that has returned it.
+        attempt: in which it has.
+    """
     plain = as_plain(value)
+    form: Literal["json", "torch"] = "json"
     try:
-        data, form = json.dumps(plain).encode(), "json"
+        data = json.dumps(plain).encode()
     except (TypeError, ValueError):
         data, form = _saved(plain, value, name, folder), "torch"
     if len(data) > MAX_SENT_BYTES:
-        return {"form": form, "host": socket.gethostname(), **_store(data, folder)}
-    return {"form": form, "data": data.decode() if form == "json" else base64.b64encode(data).decode()}
+        return RankResult(rank, attempt, form, None, _store(data, folder))
+    return RankResult(rank, attempt, form, data.decode() if form == "json" else base64.b64encode(data).decode())
 
 
-def unpack(message: dict[str, Any]) -> Any:
-    """What `pack` was given, with dataclasses as dicts. RuntimeError where its file cannot be read here."""
-    if "folder" in message:
-        data = _fetch(**{key: message[key] for key in ("folder", "file", "host")})
+def unpack(result: RankResult) -> Any:
+    """Return the value that was packed, with dataclasses as dicts.
+
+    RuntimeError where its file cannot be read here.
+    """
+    if result.stored is not None:
+        data = _fetch(result.stored)
     else:
-        data = message["data"].encode() if message["form"] == "json" else base64.b64decode(message["data"])
-    return json.loads(data) if message["form"] == "json" else _loaded(data)
+        text = result.data or ""
+        data = text.encode() if result.form == "json" else base64.b64decode(text)
+    return json.loads(data) if result.form == "json" else _loaded(data)
 
 
 def as_plain(value: Any) -> Any:
-    """Dataclasses, and what subclasses dict, list or tuple, as the plain thing, all the way down."""
+    """Convert dataclasses to dicts, and subclasses of dict, list and tuple to these, all the way down."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -95,7 +111,7 @@ def as_plain(value: Any) -> Any:
 
 
 def _saved(plain: Any, value: Any, name: str, folder: str | None) -> bytes:
-    """torch's file of a value, which was loaded again to see that it can be."""
+    """Save a value as torch does, and load it again to see that it can be."""
     try:
         import torch
 
@@ -107,7 +123,7 @@ def _saved(plain: Any, value: Any, name: str, folder: str | None) -> bytes:
         kept = "it cannot be pickled either"
         with contextlib.suppress(Exception):
             stored = _store(cloudpickle.dumps(value), folder)
-            kept = f"its pickle is {stored['folder']}/{stored['file']} on {socket.gethostname()}"
+            kept = f"its pickle is {stored.folder}/{stored.file} on {stored.host}"
         why = next((line for line in str(error).splitlines() if "Unsupported" in line), str(error)[:200])
         raise TypeError(
             f"{name} returned a {type(value).__name__} that cannot come back ({why}); {kept}. Return numbers, strings, "
@@ -116,7 +132,7 @@ def _saved(plain: Any, value: Any, name: str, folder: str | None) -> bytes:
 
 
 def _loaded(data: bytes) -> Any:
-    """Tensors on the CPU, numpy arrays and scalars, containers; nothing in the file runs."""
+    """Load tensors to the CPU, numpy arrays and scalars, and containers; nothing in the file runs."""
     import _codecs
 
     import numpy as np
@@ -129,24 +145,25 @@ def _loaded(data: bytes) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def _store(data: bytes, folder: str | None) -> dict[str, str]:
+def _store(data: bytes, folder: str | None) -> StoredResult:
     from conf.storage import open_storage  # here: it loads pyarrow, which the start of every rank would pay for
 
     storage = open_storage(folder or tempfile.mkdtemp(prefix=_PREFIX))
     file = f"{_PREFIX}{uuid.uuid4().hex}"
     storage.put_atomic(file, data)
-    return {"folder": storage.uri, "file": file}
+    return StoredResult(storage.uri, file, socket.gethostname())
 
 
-def _fetch(folder: str, file: str, host: str) -> bytes:
+def _fetch(stored: StoredResult) -> bytes:
     from conf.storage import open_storage
 
+    folder, file = stored.folder, stored.file
     storage = open_storage(folder)
     try:
         data = storage.read_bytes(file)
     except OSError as error:
         raise RuntimeError(
-            f"a large result is in {folder}/{file} on {host}, which cannot be read here ({error}); give "
+            f"a large result is in {folder}/{file} on {stored.host}, which cannot be read here ({error}); give "
             "JobSpec(results=...) a folder that every host and the driver reach"
         ) from error
     storage.delete(file)

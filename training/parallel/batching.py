@@ -19,25 +19,16 @@ def part_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
 
 def slice_column(column: Any, start: int, stop: int) -> Any:
     """Rows start..stop of a tensor, a Ragged or a list."""
-    if not isinstance(column, Ragged):
-        return column[start:stop]
-    outer = column.offsets[-1][start : stop + 1]
-    levels = [outer - outer[0]]
-    low, high = int(outer[0]), int(outer[-1])
-    for offsets in reversed(column.offsets[:-1]):
-        inner = offsets[low : high + 1]
-        levels.insert(0, inner - inner[0])
-        low, high = int(inner[0]), int(inner[-1])
-    return Ragged(column.values[low:high], tuple(levels))
+    return column.rows(start, stop) if isinstance(column, Ragged) else column[start:stop]
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """Rows start..stop; `global_rows` and `cursor` stay those of the whole global batch."""
+    """Rows start..stop; `global_rows` and `consumed_samples` stay those of the whole global batch."""
     return Batch(
         columns={name: slice_column(column, start, stop) for name, column in batch.columns.items()},
         rows=stop - start,
         global_rows=batch.global_rows,
-        cursor=batch.cursor,
+        consumed_samples=batch.consumed_samples,
         weight=None if batch.weight is None else batch.weight[start:stop],
         ids=None if batch.ids is None else batch.ids[start:stop],
     )
@@ -65,7 +56,7 @@ def pad_rows(batch: Batch, rows: int) -> Batch:
             )
     columns = {name: _pad(column, missing) for name, column in batch.columns.items()}
     weight = torch.cat([batch.row_weights(), torch.zeros(missing)])
-    return Batch(columns, rows, batch.global_rows, batch.cursor, weight)
+    return Batch(columns, rows, batch.global_rows, batch.consumed_samples, weight)
 
 
 def _pad(column: torch.Tensor, missing: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from conf.capabilities import strategy_notes, strategy_problems
+from conf.rank_info import RankInfo
 from training.parallel.backend import GPU_BACKENDS, device_backend
 from training.parallel.core import MeshStrategy
 from training.parallel.data_parallel.base import DataAxis, NoAxis
@@ -27,7 +28,7 @@ from training.parallel.data_parallel.reduce import Transport
 from training.parallel.data_parallel.zero import Zero
 from training.parallel.layout import Layout, MeshLayout
 from training.parallel.precision import autocast
-from training.parallel.settings import ParallelSettings, Place
+from training.parallel.settings import ParallelSettings
 from training.parallel.world import AXES, Mesh, describe, resolve_mesh, shard_groups
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def choose_engine(settings: ParallelSettings, mesh: Mesh) -> str:
     return "torch"
 
 
-def start_process_group(place: Place, device: torch.device, timeout: timedelta) -> None:
+def start_process_group(rank_info: RankInfo, device: torch.device, timeout: timedelta) -> None:
     """The torch process group every multi-rank run has: control values and checkpoints use it under Horovod too."""
     if dist.is_initialized():
         return
@@ -64,8 +65,8 @@ def start_process_group(place: Place, device: torch.device, timeout: timedelta) 
     dist.init_process_group(
         GPU_BACKENDS if gpu else "gloo",
         init_method="env://",
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
         timeout=timeout,
         device_id=device if gpu else None,  # else NCCL guesses this rank's GPU from its rank
     )
@@ -73,32 +74,32 @@ def start_process_group(place: Place, device: torch.device, timeout: timedelta) 
 
 def build_strategy(
     settings: ParallelSettings,
-    place: Place,
+    rank_info: RankInfo,
     device: torch.device,
     clip_norm: float | None = None,
     timeout: timedelta = timedelta(minutes=5),
 ) -> MeshStrategy:
     """The strategy `settings` ask for, with its collectives formed. Collective; ValueError names what does not fit."""
-    mesh = resolve_mesh(place.world_size, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
+    mesh = resolve_mesh(rank_info.world_size, dp=settings.dp, cp=settings.cp, pp=settings.pp, tp=settings.tp)
     engine = choose_engine(settings, mesh)
     problems = strategy_problems(asdict(settings), asdict(mesh), engine, device.type)
     if problems:
         raise ValueError("; ".join(problems))
-    for note in strategy_notes(asdict(settings), asdict(mesh), engine, device.type) if place.rank == 0 else ():
+    for note in strategy_notes(asdict(settings), asdict(mesh), engine, device.type) if rank_info.rank == 0 else ():
         log.warning("%s", note)
     if engine == "horovod":
-        start_horovod(place.rank, place.world_size)
+        start_horovod(rank_info.rank, rank_info.world_size)
     if mesh.world > 1:
-        start_process_group(place, device, timeout)
+        start_process_group(rank_info, device, timeout)
     replicas, shard = shard_groups(mesh, settings.shard)
     axes = device_axes(mesh, replicas, shard, device) if mesh.world > 1 else None
-    axis = batch_axis(settings, mesh, engine, device, axes, place)
+    axis = batch_axis(settings, mesh, engine, device, axes, rank_info)
     if axes is None or mesh.pp * mesh.cp * mesh.tp == 1:
-        layout = Layout(settings, place.rank)
+        layout = Layout(settings, rank_info.rank)
     else:
         scope = partial(autocast, settings.precision, device)
-        layout = MeshLayout(settings, place.rank, mesh, axes, device, scope)
-    return MeshStrategy(settings, mesh, place.rank, device, clip_norm, axis, layout)
+        layout = MeshLayout(settings, rank_info.rank, mesh, axes, device, scope)
+    return MeshStrategy(settings, mesh, rank_info.rank, device, clip_norm, axis, layout)
 
 
 def device_axes(mesh: Mesh, replicas: int, shard: int, device: torch.device) -> DeviceMesh:
@@ -120,7 +121,12 @@ def batch_mesh(axes: DeviceMesh, mesh: Mesh) -> DeviceMesh:
 
 
 def batch_axis(
-    settings: ParallelSettings, mesh: Mesh, engine: str, device: torch.device, axes: DeviceMesh | None, place: Place
+    settings: ParallelSettings,
+    mesh: Mesh,
+    engine: str,
+    device: torch.device,
+    axes: DeviceMesh | None,
+    rank_info: RankInfo,
 ) -> DataAxis:
     size = mesh.dp * mesh.cp
     if axes is None:
@@ -149,5 +155,5 @@ def batch_axis(
         )
     hosts: Transport | None = None
     if mesh.pp * mesh.tp * mesh.cp == 1 and device.type == "cpu":
-        hosts = host_groups(place.rank, place.world_size, place.local_rank, place.local_size)
+        hosts = host_groups(rank_info.rank, rank_info.world_size, rank_info.local_rank, rank_info.local_size)
     return TorchRing(size, batch.get_group(), settings.bucket_bytes, mesh.pp == 1, name, transport=hosts)

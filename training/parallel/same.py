@@ -41,7 +41,7 @@ def few_rows(sample: Batch, task: Any, ranks: int) -> Batch:
             cut(shorter, 0, 4 * ranks)
         except ValueError:  # does not divide
             continue
-        return Batch(shorter, rows.rows, rows.global_rows, rows.cursor, rows.weight)
+        return Batch(shorter, rows.rows, rows.global_rows, rows.consumed_samples, rows.weight)
     return rows
 
 

@@ -31,13 +31,3 @@ class ParallelSettings:
     precision: Precision = "fp32"
     sequence_parallel: bool = False
     bucket_bytes: int = 25 * 2**20
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this process is."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_size: int = 1

@@ -18,22 +18,23 @@ from typing import Any
 import pytest
 
 from pipelines.launch.barrier import (
-    StageOptions,
-    barrier_crew,
+    LaunchOptions,
+    barrier_group,
     run_barrier,
     ship_code,
     spark_reason,
 )
 from pipelines.launch.preflight import check_slots, slots_ceiling, too_few_slots
 from pipelines.package import code_archive, write_archive
-from training.launch.crew import Control
 from training.launch.failure import Cancelled, LaunchError, WorkerFailed
+from training.launch.group import Control
 from training.launch.job import JobSpec
+from training.launch.messages import AttemptStarted, Event
 
 BARE: tuple[str, ...] = ()
 
 
-def quiet(event: dict[str, Any]) -> None:
+def quiet(event: Event) -> None:
     """Events are of no interest to a test about something else."""
 
 
@@ -56,12 +57,12 @@ def ring_sum(ctx: Any) -> list[float]:
 @pytest.mark.ranks
 @pytest.mark.horovod
 def test_rings_of_both_engines_and_a_warm_second_launch(spark: Any) -> None:
-    with barrier_crew(spark, 2, ("torch", "horovod.torch"), StageOptions()) as crew:
-        first = crew.run(JobSpec(ring_sum), 2, quiet, attempt=1)
-        second = crew.run(JobSpec(ring_sum), 2, quiet, attempt=2)
-        assert len(crew.seats) == 2
+    with barrier_group(spark, 2, ("torch", "horovod.torch"), LaunchOptions()) as group:
+        first = group.run(JobSpec(ring_sum), 2, quiet, attempt=1)
+        second = group.run(JobSpec(ring_sum), 2, quiet, attempt=2)
+        assert len(group.seats) == 2
     assert first.results == second.results == [[6.0], [6.0]]
-    assert first.metrics[0]["values"] == {"sum": 6.0}
+    assert first.metrics[0].values == {"sum": 6.0}
     assert second.start_s < first.start_s
 
 
@@ -123,8 +124,8 @@ def test_a_job_cancelled_in_spark_ends_the_attempt(spark: Any) -> None:
     def entry(ctx: Any) -> None:
         time.sleep(600)
 
-    def cancel(event: dict[str, Any]) -> None:
-        if event["kind"] == "started":
+    def cancel(event: Event) -> None:
+        if isinstance(event, AttemptStarted):
             threading.Timer(0.2, spark.sparkContext.cancelAllJobs).start()
 
     with pytest.raises((WorkerFailed, LaunchError), match="was lost with its agent"):
@@ -204,9 +205,12 @@ def test_the_code_archive_is_reproducible_and_importable(tmp_path: Path) -> None
     path = write_archive(tmp_path / "dist" / "sparkring.zip")
     assert path.read_bytes() == code_archive()
     names = zipfile.ZipFile(path).namelist()
-    assert {"conf/__init__.py", "training/launch/rank.py", "pipelines/launch/barrier.py", "etl/__init__.py"} <= set(
-        names
-    )
+    assert {
+        "conf/__init__.py",
+        "training/launch/host/rank.py",
+        "pipelines/launch/barrier.py",
+        "etl/__init__.py",
+    } <= set(names)
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
     import subprocess
 
@@ -214,7 +218,7 @@ def test_the_code_archive_is_reproducible_and_importable(tmp_path: Path) -> None
         sys.executable,
         "-P",
         "-c",
-        f"import sys; sys.path.insert(0, {str(path)!r}); import training.launch.agent as a; print(a.__file__)",
+        f"import sys; sys.path.insert(0, {str(path)!r}); import training.launch.host.agent as a; print(a.__file__)",
     ]
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert str(path) in out

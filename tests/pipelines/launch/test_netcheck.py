@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipelines.cli import main
-from pipelines.launch.netcheck import Pair, nccl_transport, ring_bandwidth, rounds, summarise
+from pipelines.launch.netcheck import Pair, nccl_transport, ring_bandwidth, rounds, summarize
 
 
 @pytest.mark.parametrize("world", range(1, 12))
@@ -30,7 +30,7 @@ def test_a_report_takes_the_worse_of_both_ends_and_predicts_from_the_slowest_pai
     def result(*pairs: list[float]) -> dict[str, Any]:
         return {"pairs": list(pairs), "ring_bytes_per_s": 5e8, "transport": "Gloo, TCP on eth0", "host": "h"}
 
-    report = summarise([result([1, 1e-5, 1e9], [2, 2e-5, 8e8]), result([0, 3e-5, 9e8], [2, 1e-5, 1e9]), result()])
+    report = summarize([result([1, 1e-5, 1e9], [2, 2e-5, 8e8]), result([0, 3e-5, 9e8], [2, 1e-5, 1e9]), result()])
     assert report.pairs == (Pair(0, 1, 3e-5, 9e8), Pair(0, 2, 2e-5, 8e8), Pair(1, 2, 1e-5, 1e9))
     assert report.predicted_bytes_per_s == 8e8
     assert "0 - 1: 30 us, 7.20 Gbit/s" in report.text()

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.launch.barrier import StageOptions
-from pipelines.launch.recover import Platform, Recovery, executors, local_platform, spark_platform, what_follows
+from pipelines.launch.barrier import LaunchOptions
+from pipelines.launch.recover import Platform, Recovery, RestartableJob, executors, spark_platform, what_follows
 from training.launch.attempt import Control, Limits
-from training.launch.crew import Crew
-from training.launch.elastic import Decision, Policy
 from training.launch.failure import Cancelled, Failure, LaunchError, WorkerFailed
+from training.launch.group import WorkerGroup
 from training.launch.job import JobResult, JobSpec
-from training.launch.local import local_crew
+from training.launch.local import local_group
+from training.launch.messages import AttemptEnded, Event, Heartbeat, RankEvent, RankFailed, Recovered
+from training.launch.restart import Decision, RestartPolicy
 
 pytestmark = pytest.mark.ranks
 STEPS = 12
@@ -70,12 +71,17 @@ def counting(ctx: Any) -> dict[str, Any]:
 EXPECTED = sum(range(1, STEPS + 1))
 
 
+def local_platform(world: int) -> Platform:
+    """This machine without Spark; always room for `world`."""
+    return Platform(slots=lambda: world, open_group=local_group)
+
+
 def recovery(
     folder: Path,
     faults: list[list[Any]],
-    policy: Policy,
+    policy: RestartPolicy,
     platform: Platform | None = None,
-    events: list[dict[str, Any]] | None = None,
+    events: list[Event] | None = None,
     **payload: Any,
 ) -> Recovery:
     job = JobSpec(counting, {"folder": str(folder), "faults": faults, **payload}, preload=("torch",))
@@ -86,38 +92,35 @@ def recovery(
 
     return Recovery(
         platform or local_platform(policy.world),
-        lambda attempt, world: job,
-        policy,
+        RestartableJob(lambda attempt, world: job, policy, latest_step, lambda result: result.result["finished"]),
         (events if events is not None else []).append,
-        latest_step,
-        lambda result: result.result["finished"],
         limits=Limits(60, 2.0),
         slots_wait_s=0.5,
     )
 
 
-def ends(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    return [(e["attempt"], e["cause"], e["decision"]) for e in events if e["kind"] == "attempt_ended"]
+def ends(events: list[Event]) -> list[tuple[Any, ...]]:
+    return [(e.attempt, e.cause, e.decision) for e in events if isinstance(e, AttemptEnded)]
 
 
 def test_a_killed_a_stopped_and_a_raising_rank_in_one_run(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     faults = [[3, 1, 1, "SIGKILL"], [6, 2, 0, "SIGSTOP"], [11, 3, 1, "raise"]]
-    result = recovery(tmp_path, faults, Policy(2, max_attempts=4, backoff_s=0.1), events=events).run()
+    result = recovery(tmp_path, faults, RestartPolicy(2, max_attempts=4, backoff_s=0.1), events=events).run()
     assert result.result == {"finished": True, "total": EXPECTED, "world": 2}
     assert ends(events) == [(1, "signal", "retry"), (2, "hang", "retry"), (3, "exception", "retry")]
-    lost = [e["steps_lost"] for e in events if e["kind"] == "attempt_ended"]
+    lost = [e.steps_lost for e in events if isinstance(e, AttemptEnded)]
     assert lost == [3, 2, 3]
-    recovered = [e for e in events if e["kind"] == "recovered"]
-    assert [e["attempt"] for e in recovered] == [2, 3, 4]
-    assert all(0 < e["recover_s"] < 30 for e in recovered)
+    recovered = [e for e in events if isinstance(e, Recovered)]
+    assert [e.attempt for e in recovered] == [2, 3, 4]
+    assert all(0 < e.recover_s < 30 for e in recovered)
 
 
 def test_the_same_error_at_the_same_step_twice_is_the_users(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     faults = [[3, attempt, 0, "raise"] for attempt in range(1, 9)]
     with pytest.raises(WorkerFailed, match="injected"):
-        recovery(tmp_path, faults, Policy(2, max_attempts=9, backoff_s=0.1), events=events).run()
+        recovery(tmp_path, faults, RestartPolicy(2, max_attempts=9, backoff_s=0.1), events=events).run()
     assert ends(events) == [(1, "exception", "retry"), (2, "exception", "stop")]
 
 
@@ -128,26 +131,26 @@ class Shrinking:
         self.room = 3
         self.opened: list[int] = []
 
-    def open_crew(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[Crew]:
+    def open_group(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[WorkerGroup]:
         self.opened.append(world)
-        return local_crew(world, preload)
+        return local_group(world, preload)
 
 
 def test_fewer_ranks_while_a_slot_is_missing_and_more_when_it_returns(tmp_path: Path) -> None:
     cluster, events = Shrinking(), []
 
-    def on_event(event: dict[str, Any]) -> None:
+    def on_event(event: Event) -> None:
         events.append(event)
-        if event["kind"] == "failure":
+        if isinstance(event, RankFailed):
             cluster.room = 2
-        if event["kind"] == "heartbeat" and event["attempt"] == 2:
+        if isinstance(event, Heartbeat) and event.attempt == 2:
             cluster.room = 3
 
     job = recovery(
         tmp_path,
         [[6, 1, 2, "SIGKILL"]],
-        Policy(3, min_world=1, max_attempts=3, backoff_s=0.1),
-        Platform(lambda: cluster.room, cluster.open_crew),
+        RestartPolicy(3, min_world=1, max_attempts=3, backoff_s=0.1),
+        Platform(lambda: cluster.room, cluster.open_group),
         ends_on=3,
     )
     job._on_event = on_event
@@ -158,30 +161,51 @@ def test_fewer_ranks_while_a_slot_is_missing_and_more_when_it_returns(tmp_path: 
 
 
 def test_a_host_that_is_about_to_leave_is_left_with_a_checkpoint(tmp_path: Path) -> None:
-    """Once, and with a new crew: the host stays until no agent is on it, which must not end the next attempt too."""
-    events: list[dict[str, Any]] = []
+    """Once, and with a new group: the host stays until no agent is on it, which must not end the next attempt too."""
+    events: list[Event] = []
     crews, opened = local_platform(2), []
 
-    def open_crew(world: int, preload: tuple[str, ...]) -> AbstractContextManager[Crew]:
+    def open_group(world: int, preload: tuple[str, ...]) -> AbstractContextManager[WorkerGroup]:
         opened.append(world)
-        return crews.open_crew(world, preload)
+        return crews.open_group(world, preload)
 
     def leaving() -> frozenset[str]:
-        return frozenset({"executor 7"} if any(e["kind"] == "heartbeat" for e in events) else ())
+        return frozenset({"executor 7"} if any(isinstance(e, Heartbeat) for e in events) else ())
 
-    platform = Platform(crews.slots, open_crew, leaving)
-    result = recovery(tmp_path, [], Policy(2), platform, events, sleep_s=0.15).run()
+    platform = Platform(crews.slots, open_group, leaving)
+    result = recovery(tmp_path, [], RestartPolicy(2), platform, events, sleep_s=0.15).run()
     assert result.result["total"] == EXPECTED
     assert ends(events) == [(1, "decommission", "retry")]
     assert opened == [2, 2]
-    assert [e["steps_lost"] for e in events if e["kind"] == "attempt_ended"] == [0]
+    assert [e.steps_lost for e in events if isinstance(e, AttemptEnded)] == [0]
+
+
+def test_the_ranks_of_a_host_that_leaves_are_killed_after_the_grace_time(tmp_path: Path) -> None:
+    """They are in a step that is longer, so they see no request; the next attempt repeats what was not saved."""
+    events: list[Event] = []
+
+    def leaving() -> frozenset[str]:
+        return frozenset({"executor 7"} if any(isinstance(e, Heartbeat) and e.step == 6 for e in events) else ())
+
+    local = local_platform(2)
+    policy = RestartPolicy(2, grace_s=1.0)
+    job = recovery(
+        tmp_path, [[6, 1, 0, "SIGSTOP"]], policy, Platform(local.slots, local.open_group, leaving), events, sleep_s=0.1
+    )
+    job._limits = Limits(60, 300.0)  # it does not count as a hang
+    began = time.monotonic()
+    assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
+    assert time.monotonic() - began < 60
+    assert ends(events) == [(1, "decommission", "retry")]
+    assert [e.steps_lost for e in events if isinstance(e, AttemptEnded)] == [2], "step 6, and the checkpoint is of 4"
+    assert not [e for e in events if isinstance(e, RankFailed)]
 
 
 def test_a_stop_by_the_user_is_not_followed_by_an_attempt(tmp_path: Path) -> None:
     control = Control()
-    job = recovery(tmp_path, [], Policy(2), sleep_s=0.2)
+    job = recovery(tmp_path, [], RestartPolicy(2), sleep_s=0.2)
     job._control = control
-    job._on_event = lambda e: control.stop() if e["kind"] == "heartbeat" and e["step"] >= 2 else None
+    job._on_event = lambda e: control.stop() if isinstance(e, Heartbeat) and e.step >= 2 else None
     result = job.run()
     assert not result.result["finished"]
     assert json.loads((tmp_path / "checkpoint.json").read_text())["step"] < STEPS
@@ -189,9 +213,9 @@ def test_a_stop_by_the_user_is_not_followed_by_an_attempt(tmp_path: Path) -> Non
 
 def test_a_cancel_between_attempts_is_heard(tmp_path: Path) -> None:
     control = Control()
-    job = recovery(tmp_path, [[1, 1, 0, "SIGKILL"]], Policy(2, backoff_s=60.0))
+    job = recovery(tmp_path, [[1, 1, 0, "SIGKILL"]], RestartPolicy(2, backoff_s=60.0))
     job._control = control
-    job._on_event = lambda e: control.cancel() if e["kind"] == "attempt_ended" else None
+    job._on_event = lambda e: control.cancel() if isinstance(e, AttemptEnded) else None
     began = time.monotonic()
     with pytest.raises(Cancelled):
         job.run()
@@ -206,14 +230,14 @@ def test_a_cancel_between_attempts_is_heard(tmp_path: Path) -> None:
         (Decision("stop", 0, 0.0, "the user's error"), 10, "no other attempt: the user's error"),
     ],
 )
-def test_what_follows_is_said(decision: Decision, saved: int, words: str) -> None:
+def test_what_follows_is_described(decision: Decision, saved: int, words: str) -> None:
     assert what_follows(decision, saved) == words
 
 
-def test_a_failed_attempt_is_told_with_rank_host_and_what_follows(
+def test_a_failed_attempt_is_logged_with_rank_host_and_what_follows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], Policy(2, backoff_s=0.1)).run()
+    recovery(tmp_path, [[6, 1, 1, "SIGKILL"]], RestartPolicy(2, backoff_s=0.1)).run()
     (told,) = [r.getMessage() for r in caplog.records if "ended" in r.getMessage()]
     assert re.fullmatch(
         r"attempt 1 ended: rank 1 on .* \(127\.0\.0\.1\) killed by SIGKILL at step 6 \(step\); "
@@ -233,21 +257,31 @@ class Filling:
         return max(count for at, count in self._slots if time.monotonic() - self._asked >= at)
 
     def platform(self) -> Platform:
-        return Platform(self.slots, local_crew)
+        return Platform(self.slots, local_group)
 
 
 @pytest.mark.parametrize(
     ("cluster", "policy", "world", "waits"),
     [
-        (Filling((0, 4)), Policy(4, min_world=1), 4, False),
-        (Filling((0, 1), (0.3, 2), (0.6, 4)), Policy(4, min_world=1), 4, False),  # the rest comes within the limit
-        (Filling((0, 1), (0.3, 3)), Policy(4, min_world=1), 3, True),  # it does not: on those there are
-        (Filling((0, 3)), Policy(4, min_world=2, multiple_of=2), 2, True),
-        (Filling((0, 1)), Policy(4, min_world=2), 4, True),  # not even the least: the launch says what is missing
+        (Filling((0, 4)), RestartPolicy(4, min_world=1), 4, False),
+        (
+            Filling((0, 1), (0.3, 2), (0.6, 4)),
+            RestartPolicy(4, min_world=1),
+            4,
+            False,
+        ),  # the rest comes within the limit
+        (Filling((0, 1), (0.3, 3)), RestartPolicy(4, min_world=1), 3, True),  # it does not: on those there are
+        (Filling((0, 3)), RestartPolicy(4, min_world=2, multiple_of=2), 2, True),
+        (
+            Filling((0, 1)),
+            RestartPolicy(4, min_world=2),
+            4,
+            True,
+        ),  # not even the least: the launch says what is missing
     ],
 )
 def test_the_first_attempt_waits_for_the_slots_still_coming(
-    tmp_path: Path, cluster: Filling, policy: Policy, world: int, waits: bool
+    tmp_path: Path, cluster: Filling, policy: RestartPolicy, world: int, waits: bool
 ) -> None:
     job = recovery(tmp_path, [], policy, cluster.platform())
     job._slots_wait_s = 1.5
@@ -258,9 +292,9 @@ def test_the_first_attempt_waits_for_the_slots_still_coming(
 
 def test_a_job_that_starts_on_the_first_free_slot_runs_on_all_that_come(tmp_path: Path) -> None:
     """One attempt on the world wanted, not one on the first slot and another to grow."""
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     job = recovery(
-        tmp_path, [], Policy(2, min_world=1), Filling((0, 0), (0.1, 1), (0.5, 2)).platform(), events, sleep_s=0.0
+        tmp_path, [], RestartPolicy(2, min_world=1), Filling((0, 0), (0.1, 1), (0.5, 2)).platform(), events, sleep_s=0.0
     )
     job._slots_wait_s = 10.0
     assert job.run().result == {"finished": True, "total": EXPECTED, "world": 2}
@@ -268,7 +302,7 @@ def test_a_job_that_starts_on_the_first_free_slot_runs_on_all_that_come(tmp_path
 
 
 def test_a_cancel_is_heard_while_slots_are_waited_for(tmp_path: Path) -> None:
-    job = recovery(tmp_path, [], Policy(2), Filling((0, 0)).platform())
+    job = recovery(tmp_path, [], RestartPolicy(2), Filling((0, 0)).platform())
     job._slots_wait_s = 60.0
     job._control.cancel()
     with pytest.raises(Cancelled):
@@ -276,50 +310,50 @@ def test_a_cancel_is_heard_while_slots_are_waited_for(tmp_path: Path) -> None:
 
 
 class Scripted:
-    """A crew whose attempts end at once, each `finished` or not; what is asked of them after their start comes late."""
+    """A group whose attempts end at once, each `finished` or not; requests after their start come too late."""
 
     def __init__(self, finished: list[bool], control: Control, during: Any = lambda attempt: None):
         self.finished, self.control, self.during = finished, control, during
-        self.seats, self.asked = [None, None], list[list[str]]()
+        self.agents, self.asked = [None, None], list[list[Any]]()
         self.lost_hosts = frozenset[str]()
 
-    def why_over(self) -> None: ...
+    def trouble(self) -> None: ...
 
     def run(self, job: Any, world: int, on_event: Any, attempt: int, control: Control, limits: Any) -> JobResult:
         self.asked.append(control.pending())
         self.during(attempt)
         return JobResult([{"finished": self.finished[attempt - 1]}] * world, world, attempt)
 
-    def recovery(self, folder: Path, policy: Policy) -> Recovery:
-        crew: Any = nullcontext(self)
-        job = recovery(folder, [], policy, Platform(lambda: 2, lambda world, preload: crew))
+    def recovery(self, folder: Path, policy: RestartPolicy) -> Recovery:
+        group: Any = nullcontext(self)
+        job = recovery(folder, [], policy, Platform(lambda: 2, lambda world, preload: group))
         job._control = self.control
         return job
 
 
 def test_a_planned_stop_that_came_too_late_does_not_end_the_next_attempt(tmp_path: Path) -> None:
     control = Control()
-    crew = Scripted([False, True], control)
-    job = crew.recovery(tmp_path, Policy(2, backoff_s=0.0))
-    crew.during = lambda attempt: job._end_for("grow") if attempt == 1 else None
+    group = Scripted([False, True], control)
+    job = group.recovery(tmp_path, RestartPolicy(2, backoff_s=0.0))
+    group.during = lambda attempt: job._end_for("grow") if attempt == 1 else None
     assert job.run().result == {"finished": True}
-    assert crew.asked == [[], []]
+    assert group.asked == [[], []]
 
 
 def test_an_end_that_nobody_asked_for_is_no_result(tmp_path: Path) -> None:
     """Taken for one, the job would go on to publish a model there is not."""
-    crew = Scripted([False, True], Control())
-    assert crew.recovery(tmp_path, Policy(2, backoff_s=0.0)).run().result == {"finished": True}
-    crew = Scripted([False, False], Control())
+    group = Scripted([False, True], Control())
+    assert group.recovery(tmp_path, RestartPolicy(2, backoff_s=0.0)).run().result == {"finished": True}
+    group = Scripted([False, False], Control())
     with pytest.raises(LaunchError, match=r"launch\.max_attempts = 2"):
-        crew.recovery(tmp_path, Policy(2, max_attempts=2, backoff_s=0.0)).run()
+        group.recovery(tmp_path, RestartPolicy(2, max_attempts=2, backoff_s=0.0)).run()
     stopped = Control()
-    crew = Scripted([False], stopped, lambda attempt: stopped.stop())
-    assert crew.recovery(tmp_path, Policy(2)).run().result == {"finished": False}
+    group = Scripted([False], stopped, lambda attempt: stopped.stop())
+    assert group.recovery(tmp_path, RestartPolicy(2)).run().result == {"finished": False}
 
 
 def test_a_beginning_on_fewer_ranks_than_asked_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert Scripted([True], Control()).recovery(tmp_path, Policy(4, min_world=1)).run().world == 2
+    assert Scripted([True], Control()).recovery(tmp_path, RestartPolicy(4, min_world=1)).run().world == 2
     assert "launch.world = 4: there is room for fewer, so training begins on 2" in caplog.messages
 
 
@@ -331,16 +365,16 @@ class Vanishing(Scripted):
         self.room, self.opened, self.given_up = 2, list[int](), list[frozenset[str]]()
 
     def run(self, job: Any, world: int, on_event: Any, attempt: int, control: Control, limits: Any) -> JobResult:
-        on_event({"kind": "heartbeat", "step": attempt, "attempt": attempt})
+        on_event(Heartbeat(0, attempt, attempt, "step"))
         if attempt == 1:
             time.sleep(0.3)
             self.lost_hosts = frozenset({"10.0.0.2"})
             raise WorkerFailed(Failure(1, "h2 (10.0.0.2)", "lost", "was lost: nothing is heard of its agent", step=1))
         self.lost_hosts = frozenset()
-        on_event({"kind": "event", "event": "checkpoint", "attempt": attempt})
+        on_event(RankEvent(0, attempt, "checkpoint", {}))
         return super().run(job, world, on_event, attempt, control, limits)
 
-    def open_crew(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[Any]:
+    def open_group(self, world: int, preload: tuple[str, ...]) -> AbstractContextManager[Any]:
         self.opened.append(world)
         return nullcontext(self)
 
@@ -354,24 +388,27 @@ def test_a_host_that_fell_silent_costs_one_attempt_and_is_not_waited_for(
 ) -> None:
     """Spark went on counting its slot: an attempt was made on it that took 120 s to fail. When it is back, the world
     does not grow before it has cooled down."""
-    cluster, events = Vanishing(), list[dict[str, Any]]()
-    platform = Platform(lambda: cluster.room, cluster.open_crew, give_up=cluster.give_up)
-    job = recovery(tmp_path, [], Policy(2, min_world=1, backoff_s=0.0), platform, events)
+    cluster, events = Vanishing(), list[Event]()
+    platform = Platform(lambda: cluster.room, cluster.open_group, give_up=cluster.give_up)
+    job = recovery(tmp_path, [], RestartPolicy(2, min_world=1, backoff_s=0.0), platform, events)
     job._slots_wait_s = 60.0
     began = time.monotonic()
-    job._on_event = lambda event: (events.append(event), setattr(cluster, "room", 2) if "event" in event else None)
+    job._on_event = lambda event: (
+        events.append(event),
+        setattr(cluster, "room", 2) if isinstance(event, RankEvent) else None,
+    )
     assert job.run().world == 1
     assert time.monotonic() - began < 10
     assert (cluster.opened, cluster.given_up) == ([2, 1], [frozenset({"10.0.0.2"})])
     assert ends(events) == [(1, "lost", "shrink")]
     assert not [words for words in caplog.messages if "grow" in words]
-    (recovered,) = [e["recover_s"] for e in events if e["kind"] == "recovered"]
+    (recovered,) = [e.recover_s for e in events if isinstance(e, Recovered)]
     assert 0.3 <= recovered < 10, "counted from the last step before the failure"
 
 
 @pytest.mark.spark
 def test_spark_says_how_much_room_there_is_and_that_nobody_leaves(spark: Any) -> None:
-    platform = spark_platform(spark, StageOptions())
+    platform = spark_platform(spark, LaunchOptions())
     assert platform.slots() == 2
     assert platform.leaving() == frozenset()
     assert executors(spark.sparkContext) == {}, "the driver is no executor that could be given up"
@@ -384,10 +421,12 @@ import psutil
 from pyspark.sql import SparkSession
 sys.path.insert(0, sys.argv[2])
 from test_recover import counting
-from pipelines.launch.barrier import StageOptions
-from pipelines.launch.recover import run_with_recovery
+from dataclasses import asdict
+from pipelines.launch.barrier import LaunchOptions
+from pipelines.launch.recover import RestartableJob, run_with_recovery
+from training.launch.messages import AttemptEnded, Heartbeat, Recovered
 from training.launch.attempt import Limits
-from training.launch.elastic import Policy
+from training.launch.restart import RestartPolicy
 from training.launch.job import JobSpec
 folder = Path(sys.argv[1])
 builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
@@ -402,9 +441,9 @@ def is_executor(process):
     except psutil.Error:  # a short-lived child of the JVM, gone between the listing and the question
         return False
 def on_event(event):
-    if event["kind"] != "log":
-        events.append(event)
-    if event["kind"] == "heartbeat" and event["step"] >= 6 and event["attempt"] == 1 and not killed:
+    if isinstance(event, AttemptEnded | Recovered):
+        events.append({"kind": type(event).__name__, **asdict(event)})
+    if isinstance(event, Heartbeat) and event.step >= 6 and event.attempt == 1 and not killed:
         executor = next(p for p in psutil.Process().children(recursive=True) if is_executor(p))
         executor.kill()
         killed.append(executor.pid)
@@ -412,10 +451,10 @@ def latest_step():
     path = folder / "checkpoint.json"
     return json.loads(path.read_text())["step"] if path.exists() else None
 job = JobSpec(counting, {"folder": str(folder), "faults": [], "sleep_s": 0.4}, preload=("torch",))
-result = run_with_recovery(spark, lambda attempt, world: job, Policy(2, max_attempts=4, backoff_s=0.5), on_event,
-    latest_step=latest_step, is_finished=lambda r: r.result["finished"], limits=Limits(90, 10.0))
-ends = [e for e in events if e["kind"] in ("attempt_ended", "recovered")]
-print("RESULT", json.dumps({"result": result.result, "ends": ends, "killed": killed}))
+policy = RestartPolicy(2, max_attempts=4, backoff_s=0.5)
+restartable = RestartableJob(lambda attempt, world: job, policy, latest_step, lambda r: r.result["finished"])
+result = run_with_recovery(spark, restartable, on_event, options=LaunchOptions(Limits(90, 10.0)))
+print("RESULT", json.dumps({"result": result.result, "ends": events, "killed": killed}))
 spark.stop()
 """
 
@@ -434,4 +473,4 @@ def test_an_executor_killed_on_a_cluster_is_a_new_stage_of_the_same_application(
     first = found["ends"][0]
     assert (first["cause"], first["decision"]) == ("lost", "retry")
     assert first["steps_lost"] <= 3
-    assert any(e["kind"] == "recovered" for e in found["ends"])
+    assert any(e["kind"] == "Recovered" for e in found["ends"])

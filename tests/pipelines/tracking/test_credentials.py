@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from conf.schema_tracking import TrackingConfig
-from training.launch.zygote import Helper
+from training.launch.host.fork_server import Helper
 
 
 def test_ranks_are_started_without_the_drivers_credentials() -> None:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.fsdp import fully_shard
 
 from conf.storage import open_storage
-from training.checkpoint import checkpointer as checkpoint
+from training.checkpoint import writer
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.format import CheckpointError
 from training.checkpoint.peers import torch_peers
@@ -73,12 +73,12 @@ def main() -> None:
         checkpointer.wait()
         answer = {"whole": whole(model, optimizer), "random": torch.rand(2).tolist()}
     elif mode == "full":
-        real = checkpoint.write_stream
+        real = writer.write_file
 
         def full(*args: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        checkpoint.write_stream = full if rank == 1 else real  # type: ignore[assignment]
+        writer.write_file = full if rank == 1 else real  # type: ignore[assignment]
         checkpointer.save(1, state, {})
         answer["errors"] = []
         try:
@@ -87,7 +87,7 @@ def main() -> None:
             answer["errors"].append(str(error))
         info = checkpointer.latest()
         answer["after_error"] = info.step if info else None
-        checkpoint.write_stream = real
+        writer.write_file = real
         checkpointer.save(2, state, {})
         info = checkpointer.latest()
         answer["after_good"] = info.step if info else None
@@ -95,7 +95,7 @@ def main() -> None:
         checkpointer.save(1, state, {})
         checkpointer.wait()
         if rank == 1:
-            checkpoint.write_stream = lambda *a: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+            writer.write_file = lambda *a: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
         checkpointer.save(2, state, {})
         try:
             checkpointer.wait()

@@ -6,19 +6,20 @@ import pickletools
 import random
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conf.storage import Storage, open_storage
-from training.checkpoint import checkpointer as checkpoint_module
-from training.checkpoint.checkpointer import Checkpointer, Retention
-from training.checkpoint.format import DTYPES, CheckpointError, decode_value, encode_value
+from training.checkpoint import checkpointer as checkpointer_module
+from training.checkpoint import writer as writer_module
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.format import DTYPES, CheckpointError
+from training.checkpoint.policy import Retention
 
 TRAINER = {"step": 3, "cursor": 96, "lr": 1e-3, "best": math.inf, "order_state": {"seed": 1, "lanes": (4, 8)}}
 
@@ -56,26 +57,26 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
     """Else the hang watch ends healthy jobs, or never ends a storage that hangs."""
-    monkeypatch.setattr(checkpoint_module, "LOOK_S", 0.02)
-    monkeypatch.setattr(checkpoint_module, "CHUNK_BYTES", 1 << 10)
-    write = checkpoint_module.write_stream
+    monkeypatch.setattr(checkpointer_module, "POLL_S", 0.02)
+    monkeypatch.setattr("conf.storage.CHUNK_BYTES", 1 << 10)
+    write = writer_module.write_file
 
-    def slowly(storage: Storage, name: str, parts: Any) -> Any:
-        def pieces() -> Any:
-            for piece in parts:
-                time.sleep(0.0 if stuck else 0.05)
-                yield piece
-            time.sleep(0.4 if stuck else 0.0)
+    def slowly(folder: Storage, path: str, parts: Any, on_progress: Callable[[], None]) -> Any:
+        def written() -> None:
+            time.sleep(0.0 if stuck else 0.05)
+            on_progress()
 
-        return write(storage, name, pieces())
+        entry = write(folder, path, parts, written)
+        time.sleep(0.4 if stuck else 0.0)
+        return entry
 
-    monkeypatch.setattr(checkpoint_module, "write_stream", slowly)
+    monkeypatch.setattr(writer_module, "write_file", slowly)
     told: list[str] = []
-    checkpointer = Checkpointer(open_storage(str(tmp_path)), tick=told.append)
+    checkpointer = Checkpointer(open_storage(str(tmp_path)), on_progress=told.append)
     checkpointer.save(1, {"w": torch.arange(2048.0)}, TRAINER)  # 8 pieces
     checkpointer.wait()
     assert len(set(told)) == len(told)
-    assert len(told) <= 3 if stuck else len(told) >= 6
+    assert len(told) <= 5 if stuck else len(told) >= 6  # stuck: once for each of the files, not at every look
     assert all(words.startswith("checkpoint-1: piece ") for words in told)
     told.clear()
     info = checkpointer.latest()
@@ -123,21 +124,9 @@ def test_every_dtype_and_shape(tmp_path: Path) -> None:
         assert torch.equal(left.view(torch.uint8), right.view(torch.uint8)), name
 
 
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(alphabet="abc"), inner),
-    max_leaves=8,
-)
-
-
-@given(plain)
-def test_values_survive_json(value: Any) -> None:
-    assert decode_value(json.loads(json.dumps(encode_value(value, "v"), allow_nan=False))) == value
-
-
 def test_training_may_change_everything_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = checkpoint_module.write_stream
-    monkeypatch.setattr(checkpoint_module, "write_stream", lambda *a: (time.sleep(0.3), slow(*a))[1])
+    slow = writer_module.write_file
+    monkeypatch.setattr(writer_module, "write_file", lambda *a: (time.sleep(0.3), slow(*a))[1])
     model, state = trained()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trainer = {"cursor": 1, "history": [1, 2]}
@@ -237,11 +226,11 @@ def test_errors_surface_at_the_next_call(tmp_path: Path, monkeypatch: pytest.Mon
     checkpointer.save(1, trained()[1], {})
     checkpointer.wait()
 
-    def full(storage: Storage, relative: str, parts: Any) -> dict[str, Any]:
-        raise OSError(28, "No space left on device", storage.path(relative))
+    def full(folder: Storage, path: str, *_: Any) -> dict[str, Any]:
+        raise OSError(28, "No space left on device", folder.path(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "write_stream", full)
+        patch.setattr(writer_module, "write_file", full)
         checkpointer.save(2, trained()[1], {})
         with pytest.raises(CheckpointError, match=r"step 2 failed on rank 0 of 1: OSError.*No space.*step-2"):
             checkpointer.save(3, trained()[1], {})

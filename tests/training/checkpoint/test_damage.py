@@ -16,8 +16,7 @@ from conf.manifest import digest
 from conf.storage import open_storage
 from training.checkpoint.catalog import committed
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.format import CheckpointError, decode_value
-from training.checkpoint.plan import covered
+from training.checkpoint.format import CheckpointError
 
 Change = Callable[[Any], Any]
 
@@ -142,39 +141,3 @@ def test_what_the_loop_cannot_go_on_from_is_found_before_a_tensor_is_touched(tmp
     with pytest.raises(CheckpointError, match="cursor 96 is odd"):
         checkpointer.load(info, state, check=check)
     assert not state["w"].any()
-
-
-@pytest.mark.parametrize("value", [{"__float__": None}, {"__none__": 1}, {"__tuple__": 3}, {"__bytes__": "a"}])
-def test_values_of_no_kind(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"__|base64"):
-        decode_value(value)
-
-
-def box(offsets: list[int], sizes: list[int]) -> dict[str, Any]:
-    nbytes = int(np.prod(sizes)) * 4
-    return {"file": "f", "name": "n", "offsets": offsets, "sizes": sizes, "begin": 0, "end": nbytes}
-
-
-@pytest.mark.parametrize(
-    ("shape", "chunks", "fits"),
-    [
-        ([4, 4], [box([0, 0], [4, 2]), box([0, 2], [4, 2])], True),
-        ([4, 4], [box([0, 0], [2, 2]), box([0, 2], [2, 2]), box([2, 0], [2, 4])], True),
-        ([4, 4], [box([0, 0], [4, 2]), box([0, 1], [4, 2])], False),
-        ([4, 4], [box([0, 0], [2, 4]), box([1, 0], [2, 4])], False),
-        ([4, 4], [box([0, 0], [4, 2])], False),
-        ([4], [box([2], [4])], False),
-        ([3], [box([0], [3]), box([3], [0])], True),
-        ([], [box([], [])], True),
-        ([], [box([], []), box([], [])], False),
-        ([0, 3], [], True),
-        ([0, 3], [box([0, 0], [0, 3])], True),
-    ],
-)
-def test_chunks_cover_a_tensor_exactly_once(shape: list[int], chunks: list[Any], fits: bool) -> None:
-    tensors: Any = {"w": {"dtype": "F32", "shape": shape, "chunks": chunks}}
-    if fits:
-        covered(tensors)
-    else:
-        with pytest.raises(ValueError, match="w: "):
-            covered(tensors)

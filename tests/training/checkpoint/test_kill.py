@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conf.storage import open_storage
-from training.checkpoint.catalog import committed, damaged
+from training.checkpoint.catalog import committed, damage
 from training.checkpoint.checkpointer import Checkpointer, Retention
 
 PROGRAM = Path(__file__).with_name("kill_program.py")
@@ -47,7 +47,7 @@ def test_killed_at_every_write_call_the_newest_committed_one_loads(tmp_path: Pat
         assert info.skipped == (), run
         for marked in committed(checkpointer.storage)[0]:  # no marker names what is half written or half deleted
             folder = checkpointer.storage.at(f"step-{marked.step}")
-            assert not [path for path, want in marked.files.items() if damaged(folder, path, want)], run
+            assert not [path for path, want in marked.files.items() if damage(folder, path, want)], run
         state = {"model": {"w": torch.zeros(64), "b": torch.zeros(3)}, "lr": 0.0}
         assert checkpointer.load(info, state).trainer == {"step": info.step}
         assert state["model"]["w"].eq(info.step).all() and state["model"]["b"].eq(-info.step).all()

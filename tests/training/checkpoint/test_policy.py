@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checkpoint.catalog import leftovers
-from training.checkpoint.policy import Retention, best_step, expendable
+from training.checkpoint.policy import Retention, expendable, ranked_steps
 
 
 @pytest.mark.parametrize(
@@ -40,21 +39,6 @@ def test_the_newest_and_the_best_always_stay(
     gone = expendable(steps.items(), Retention(last, best, every))
     left = sorted(steps.keys() - set(gone))
     assert left[-last:] == sorted(steps)[-last:]
-    if best and (top := best_step(steps.items(), "min")) is not None:
-        assert top in left
+    if best and (ranked := ranked_steps(steps.items(), "min")):
+        assert ranked[0] in left
     assert len(left) <= last + best + (len([s for s in steps if every and s % every == 0]))
-
-
-def test_leftovers() -> None:
-    paths = [
-        "step-1/COMMIT.json",
-        "step-1/g1/index.json",
-        "step-1/g0/rank-00000.json",
-        "step-1/COMMIT.json.abc.part",
-        "step-2/g0/rank-00000.json",
-        "step-3/COMMIT.json",
-        "step-3/g0/index.json",
-        "notes.txt",
-        "other/g0/x",
-    ]
-    assert leftovers(paths, {"step-1": "g1"}) == ["step-1/COMMIT.json.abc.part", "step-1/g0", "step-2"]

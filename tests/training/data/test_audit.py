@@ -1,4 +1,4 @@
-"""The audit proves what is true and finds what is not; the cursor's settings are compared by name."""
+"""The audit proves what is true and finds what is not."""
 
 from __future__ import annotations
 
@@ -14,20 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.manifest import DatasetManifest
+from conf.schema_data import DataConfig
 from conf.storage import open_storage
-from training.data.audit import (
-    AuditLog,
-    AuditReport,
-    Expected,
-    StepRecord,
-    check_records,
-    check_run,
-    expected_rows,
-    read_records,
-    read_run,
-)
-from training.data.reader import ParquetReader, ReaderSettings
-from training.data.resume import explain_difference
+from training.data.audit.check import AuditReport, Expected, check_records, check_run, expected_rows
+from training.data.audit.log import FORMAT, AuditHeader, AuditLog, StepRecord, read_records, read_run
+from training.data.reader import ParquetReader
+from training.data.request import DataRank, ReadRequest
 from training.data.source import FileSource
 
 MakeDataset = Callable[..., DatasetManifest]
@@ -41,21 +33,27 @@ class Run:
         self.how: dict[str, Any] = {"lanes": 8, "seed": 1, "tail": "pad", "audit": True}
 
     def reader(self, rank: int = 0, size: int = 1, **how: Any) -> ParquetReader:
-        settings = ReaderSettings(**self.how | how)
-        return ParquetReader(open_storage(str(self.folder)), self.manifest, "train", None, 20, rank, size, settings)
+        request = ReadRequest(open_storage(str(self.folder)), self.manifest, "train", None, 20)
+        return ParquetReader(request, DataRank(rank, size), DataConfig(**self.how | how))
 
     def attempt(self, size: int, epoch: int, start: int, steps: int, lost: int = 0, **how: Any) -> None:
         """Every rank consumes `steps` steps; the last rank loses its records of the last `lost` of them."""
         self.attempts += 1
         for rank in range(size):
             reader = self.reader(rank, size, **how)
-            log = AuditLog(
-                open_storage(str(self.folder / "audit")), self.attempts, rank, size, str(self.folder),
-                reader.order_state(), flush_steps=3,
-            )  # fmt: skip
+            header = AuditHeader(
+                format=FORMAT,
+                attempt=self.attempts,
+                rank=rank,
+                size=size,
+                dataset=str(self.folder),
+                order_state=reader.order_state(),
+            )
+            log = AuditLog(open_storage(str(self.folder / "audit")), header, flush_steps=3)
             mine = steps - (lost if rank == size - 1 else 0)
             first = epoch * reader.steps_per_epoch + start
-            for step, batch in zip(range(first, first + mine), reader.batches(epoch, start, steps), strict=False):
+            batches = reader.batches(epoch * reader.epochs.samples + start * 20, steps)
+            for step, batch in zip(range(first, first + mine), batches, strict=False):
                 log.record(*divmod(step, reader.steps_per_epoch), batch)
             log.flush()
             reader.close()
@@ -137,7 +135,7 @@ def test_a_reader_that_decodes_one_row_group_twice_and_another_never_is_found(
 def test_a_reader_that_serves_another_epochs_batches_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row once, and yet not the run that was asked for."""
     batches = ParquetReader.batches
-    monkeypatch.setattr(ParquetReader, "batches", lambda self, epoch, *at: batches(self, epoch + 1, *at))
+    monkeypatch.setattr(ParquetReader, "batches", lambda self, consumed, *n: batches(self, consumed + 195, *n))
     run.attempt(2, 0, 0, 10)
     assert "10 steps whose rows are not those the order gives them" in " ".join(run.report(10).problems)
 
@@ -253,29 +251,3 @@ def test_no_records_and_no_ids_say_what_to_do(run: Run, tmp_path: Path) -> None:
         read_run(open_storage(str(tmp_path / "nothing")))
     with pytest.raises(ValueError, match=r"set data.audit to true"):
         run.attempt(1, 0, 0, 1, audit=False)
-
-
-def test_what_differs_is_named(make_dataset: MakeDataset, tmp_path: Path) -> None:
-    manifest = make_dataset(tmp_path, [[30]])
-
-    def state(rank: int = 0, size: int = 1, gb: int = 10, **how: Any) -> dict[str, Any]:
-        reader = ParquetReader(
-            open_storage(str(tmp_path)), manifest, "train", None, gb, rank, size, ReaderSettings(**how)
-        )
-        reader.close()
-        return reader.order_state()
-
-    assert (
-        explain_difference(state(), state(1, 3, threads=7, max_bytes=10**8, ahead=5, chunk_bytes=1, audit=True)) == []
-    )
-    assert explain_difference(state(), state(seed=4, lanes=3)) == [
-        "lanes: 10 in the checkpoint, 3 now",
-        "seed: 0 in the checkpoint, 4 now",
-        "window_row_groups: 6 in the checkpoint, 21 now",
-    ]
-    assert "global_batch: 10 in the checkpoint, 15 now (another global batch)" in explain_difference(
-        state(), state(gb=15)
-    )
-    assert explain_difference({"mix": [{"seed": 1}, {"seed": 2}]}, {"mix": [{"seed": 1}, {"seed": 3}]}) == [
-        "mix.1.seed: 2 in the checkpoint, 3 now"
-    ]

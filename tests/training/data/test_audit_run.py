@@ -20,8 +20,9 @@ from pipelines.cli import main
 from pipelines.exit_codes import Exit
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.peers import solo
-from training.data.audit import AuditLog
+from training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from training.data.build import make_reader
+from training.data.request import DataRank, ReadRequest
 from training.loop import TrainerState
 
 
@@ -43,10 +44,13 @@ def recorded(dataset: tuple[Path, DatasetManifest], run: Path, steps: int, **dat
     size = 1 if data.keys() & {"filters", "on_corrupt"} else 2
     config = DataConfig.model_validate({"lanes": 4, "tail": "pad", "audit": True} | data)
     for rank in range(size):
-        reader = make_reader(config, open_storage(str(folder)), manifest, "train", ["x"], 8, rank, size)
+        reader = make_reader(
+            config, ReadRequest(open_storage(str(folder)), manifest, "train", ["x"], 8), DataRank(rank, size)
+        )
         order = reader.order_state()
-        log = AuditLog(open_storage(str(run)).at("audit"), 1, rank, size, str(folder), order)
-        for step, batch in enumerate(reader.batches(0, 0, steps)):
+        header = AuditHeader(format=FORMAT, attempt=1, rank=rank, size=size, dataset=str(folder), order_state=order)
+        log = AuditLog(open_storage(str(run)).at("audit"), header)
+        for step, batch in enumerate(reader.batches(0, steps)):
             log.record(*divmod(step, reader.steps_per_epoch), batch)
         log.flush()
         reader.close()

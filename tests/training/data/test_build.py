@@ -1,4 +1,4 @@
-"""From a recipe's data block to a reader: every option arrives, and batches go where they should."""
+"""From a recipe's data block to a reader."""
 
 from __future__ import annotations
 
@@ -17,33 +17,22 @@ import torch
 from conf.manifest import Column, DatasetManifest
 from conf.schema_data import DataConfig
 from conf.storage import open_storage
-from training.data.batch import Batch, Meter, Ragged
-from training.data.build import make_reader, reader_settings
+from training.data.build import make_reader
 from training.data.mix import MixedReader
-from training.data.reader import ParquetReader, ReaderSettings
-from training.data.transfer import map_tensors, to_device
+from training.data.reader import ParquetReader
+from training.data.request import DataRank, ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 
 
-def test_every_setting_arrives() -> None:
-    given = {
-        "lanes": 3, "window_row_groups": 5, "seed": 7, "tail": "error", "shuffle": False, "threads": 4,
-        "max_bytes": 10, "chunk_bytes": 11, "ahead": 12, "verify": "size", "audit": True, "decoders": {"i": "image"},
-    }  # fmt: skip
-    settings = reader_settings(DataConfig.model_validate(given))
-    assert {name: getattr(settings, name) for name in given} == given
-    default = reader_settings(DataConfig())
-    assert all(getattr(default, name) != value for name, value in given.items()), (
-        "a value that is the default proves nothing"
-    )
-    assert default == ReaderSettings()
+def request(folder: Path, manifest: DatasetManifest, columns: Any, gb: int, split: str = "train") -> ReadRequest:
+    return ReadRequest(open_storage(str(folder)), manifest, split, columns, gb)
 
 
 def test_evaluation_reads_every_row_once_whatever_training_does(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, [[30, 7]])
     config = DataConfig(tail="drop", audit=True)
-    reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", ["id"], 16, evaluation=True)
+    reader = make_reader(config, request(tmp_path, manifest, ["id"], 16), evaluation=True)
     batches = list(reader.batches(0))
     reader.close()
     assert len(batches) == 3
@@ -61,7 +50,7 @@ def test_a_mix_is_built_from_its_parts(make_dataset: MakeDataset, tmp_path: Path
         manifests.append(make_dataset(tmp_path / str(number), [[20] * (rows // 20)], make=make))
     parts = [{"dataset": str(tmp_path / "0"), "weight": 3}, {"dataset": str(tmp_path / "1")}]
     config = DataConfig.model_validate({"mix": {"parts": parts, "stop": "first_exhausted"}})
-    reader = make_reader(config, open_storage(str(tmp_path / "0")), manifests[0], "train", None, 20)
+    reader = make_reader(config, request(tmp_path / "0", manifests[0], None, 20))
     assert isinstance(reader, MixedReader)
     batches = list(reader.batches(0))
     assert len(batches) == 13  # 200 rows at three quarters
@@ -79,10 +68,10 @@ def test_parts_without_the_columns_are_refused(make_dataset: MakeDataset, tmp_pa
     parts = [{"dataset": str(tmp_path / name)} for name in ("a", "b")]
     config = DataConfig.model_validate({"mix": {"parts": parts}})
     with pytest.raises(KeyError, match=r"no column 'x'; it has \['id'\]"):
-        make_reader(config, open_storage(str(tmp_path / "a")), first, "train", ["id", "x"], 4)
+        make_reader(config, request(tmp_path / "a", first, ["id", "x"], 4))
 
 
-def test_columns_nobody_wants_are_not_read(make_dataset: MakeDataset, tmp_path: Path) -> None:
+def test_columns_that_were_not_requested_are_not_read(make_dataset: MakeDataset, tmp_path: Path) -> None:
     """With the pages of `x` gone, and the file as long as before, only a reader of `x` notices."""
     manifest = make_dataset(tmp_path, [[500]], compression="none", use_dictionary=False)
     path = tmp_path / manifest.files[0].path
@@ -91,7 +80,7 @@ def test_columns_nobody_wants_are_not_read(make_dataset: MakeDataset, tmp_path: 
     path.write_bytes(data[:begin] + b"?" * x.total_compressed_size + data[begin + x.total_compressed_size :])
     for columns, whole in ((["id"], True), (["id", "x"], False)):
         config = DataConfig(verify="size")
-        reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", columns, 100)
+        reader = make_reader(config, request(tmp_path, manifest, columns, 100))
         with nullcontext() if whole else pytest.raises(ValueError, match="row group 0: cannot be read"):
             assert sum(batch.rows for batch in reader.batches(0)) == 500
         reader.close()
@@ -100,14 +89,14 @@ def test_columns_nobody_wants_are_not_read(make_dataset: MakeDataset, tmp_path: 
 def test_the_data_must_have_the_split(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, [[20]])
     with pytest.raises(ValueError, match=r"no split 'valid'; it has \['train'\]"):
-        make_reader(DataConfig(), open_storage(str(tmp_path)), manifest, "valid", None, 4)
+        make_reader(DataConfig(), request(tmp_path, manifest, None, 4, split="valid"))
 
 
 def test_batches_go_to_the_device_whole(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, [[25]])
     config = DataConfig(tail="pad", audit=True)
     meta = torch.device("meta")
-    reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", None, 10, device=meta)
+    reader = make_reader(config, request(tmp_path, manifest, None, 10), DataRank(device=meta))
     assert isinstance(reader, ParquetReader)
     batches = list(reader.batches(0))
     assert all(b.columns["x"].device == meta for b in batches)
@@ -117,22 +106,11 @@ def test_batches_go_to_the_device_whole(make_dataset: MakeDataset, tmp_path: Pat
     reader.close()
 
 
-def test_every_tensor_in_a_batch_is_mapped() -> None:
-    one = torch.ones(2)
-    value = {"a": one, "r": Ragged(one, (one,)), "images": [one, one], "bytes": [b"x"], "empty": []}
-    out = map_tensors(value, lambda t: t + 1)
-    assert out["a"].tolist() == [2, 2] and out["r"].values.tolist() == [2, 2] and out["r"].offsets[0].tolist() == [2, 2]
-    assert [i.tolist() for i in out["images"]] == [[2, 2], [2, 2]] and out["bytes"] == [b"x"] and out["empty"] == []
-    batch = Batch({"a": one}, 2, 2, 2)
-    assert next(to_device(iter([batch]), None, Meter())) is batch
-    assert next(to_device(iter([batch]), torch.device("cpu"), Meter())) is batch
-
-
 @pytest.mark.gpu
 def test_cuda_batches_are_the_hosts(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, [[500] * 4])
     readers = [
-        make_reader(DataConfig(), open_storage(str(tmp_path)), manifest, "train", None, 64, device=torch.device(kind))
+        make_reader(DataConfig(), request(tmp_path, manifest, None, 64), DataRank(device=torch.device(kind)))
         for kind in ("cpu", "cuda")
     ]
     batches = list(zip(*(r.batches(0) for r in readers), strict=True))
@@ -158,23 +136,21 @@ def test_a_filter_of_another_type_than_its_column_says_so(
 ) -> None:
     manifest = make_dataset(tmp_path, [[10]])
     with pytest.raises(ValueError, match=expected):
-        make_reader(DataConfig(filters=[condition]), open_storage(str(tmp_path)), manifest, "train", None, 4)
+        make_reader(DataConfig(filters=[condition]), request(tmp_path, manifest, None, 4))
 
 
-def test_every_file_that_is_gone_through_is_told_to_the_watch(make_dataset: MakeDataset, tmp_path: Path) -> None:
+def test_every_file_that_is_read_whole_is_reported_as_progress(make_dataset: MakeDataset, tmp_path: Path) -> None:
     """Hashes, filters and quarantine read whole files before the first step: progress, and not a hang."""
-    manifest, told = make_dataset(tmp_path, [[10]] * 4), list[str]()
+    manifest, texts = make_dataset(tmp_path, [[10]] * 4), list[str]()
     config = DataConfig(lanes=4, filters=[("id", ">=", 5)])
-    reader: Any = make_reader(config, open_storage(str(tmp_path)), manifest, "train", None, 4, tick=told.append)
+    reader: Any = make_reader(config, request(tmp_path, manifest, None, 4), DataRank(on_progress=texts.append))
     names = [file.path for file in manifest.files]
-    assert told == [f"filter {name}" for name in names]
-    told.clear()
+    assert texts == [f"filter {name}" for name in names]
+    texts.clear()
     reader.verify()
-    assert told == [f"{what} {name}" for what in ("found", "hashed") for name in names]
+    assert texts == [f"{what} {name}" for what in ("found", "hashed") for name in names]
     reader.close()
-    told.clear()
-    make_reader(
-        DataConfig(lanes=4, on_corrupt="quarantine"), open_storage(str(tmp_path)), manifest, "train", None, 4,
-        tick=told.append,
-    ).close()  # fmt: skip
-    assert told == [f"check {name}" for name in names]
+    texts.clear()
+    quarantine = DataConfig(lanes=4, on_corrupt="quarantine")
+    make_reader(quarantine, request(tmp_path, manifest, None, 4), DataRank(on_progress=texts.append)).close()
+    assert texts == [f"check {name}" for name in names]

@@ -25,6 +25,7 @@ from training.data.batch import Batch
 from training.data.build import make_reader
 from training.data.cache import CachedFiles, DiskCache
 from training.data.reader import ParquetReader
+from training.data.request import ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,13 +37,13 @@ def entries(folder: Path) -> list[str]:
 
 def reader_of(folder: Path, manifest: DatasetManifest, cache: CacheConfig, **data: Any) -> ParquetReader:
     config = DataConfig(cache=cache, lanes=4, tail="pad", audit=True, **data)
-    reader = make_reader(config, open_storage(str(folder)), manifest, "train", None, 10)
+    reader = make_reader(config, ReadRequest(open_storage(str(folder)), manifest, "train", None, 10))
     assert isinstance(reader, ParquetReader)
     return reader
 
 
 def epoch(reader: ParquetReader, number: int = 0) -> tuple[list[Batch], dict[str, float]]:
-    batches = list(reader.batches(number))
+    batches = list(reader.batches(number * reader.epochs.samples))
     return batches, reader.meter.take()
 
 
@@ -315,118 +316,6 @@ def test_a_damaged_decoded_group_is_decoded_again(make_dataset: MakeDataset, tmp
     again, _ = epoch(reader)
     assert [b.columns["id"].tolist() for b in first] == [b.columns["id"].tolist() for b in again]
     reader.close()
-
-
-# --- decided before the plan -----------------------------------------------------------------------------------------
-
-
-def spoil(folder: Path, manifest: DatasetManifest, number: int) -> None:
-    path = folder / manifest.files[number].path
-    data = path.read_bytes()
-    path.write_bytes(data[:40] + bytes([data[40] ^ 255]) + data[41:])
-
-
-class Ranks:
-    """An all-gather among threads: what several ranks would do, without processes."""
-
-    def __init__(self, size: int) -> None:
-        self._values: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=60)
-
-    def gather(self, rank: int) -> Callable[[Any], list[Any]]:
-        def all_gather(value: Any) -> list[Any]:
-            self._values[rank] = value
-            self._barrier.wait()
-            values = list(self._values)
-            self._barrier.wait()
-            return values
-
-        return all_gather
-
-    def run(self, work: Callable[[int], None]) -> None:
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(self._values))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_damaged_and_missing_files_are_quarantined_by_all_ranks_alike(
-    make_dataset: MakeDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
-) -> None:
-    manifest = make_dataset(tmp_path, [[20, 20]] * 5)
-    spoil(tmp_path, manifest, 1)
-    (tmp_path / manifest.files[3].path).unlink()
-    ranks, served, states = Ranks(size), {}, {}
-
-    def work(rank: int) -> None:
-        config = DataConfig(on_corrupt="quarantine", tail="pad", audit=True)
-        gather = ranks.gather(rank)
-        reader = make_reader(
-            config, open_storage(str(tmp_path)), manifest, "train", None, 16, rank, size, gather=gather
-        )
-        assert isinstance(reader, ParquetReader) and reader.selection.lost_rows == 80
-        states[rank] = reader.order_state()
-        served[rank] = [i for b in reader.batches(0) for i in b.columns["id"][b.row_weights() > 0].tolist()]
-        reader.close()
-
-    ranks.run(work)
-    left = [i for i in range(200) if not 40 <= i < 80 and not 120 <= i < 160]
-    assert sorted(i for part in served.values() for i in part) == left
-    assert len({str(state) for state in states.values()}) == 1
-    assert states[0]["quarantined"] == [manifest.files[1].path, manifest.files[3].path]
-    assert "quarantined data-test/train-00001.parquet with 40 rows: " in caplog.text
-
-
-def test_a_storage_that_fails_is_no_reason_to_leave_out_its_files(
-    make_dataset: MakeDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = make_dataset(tmp_path, [[20]])
-
-    def refuse(*_: Any) -> str:
-        raise OSError("AWS Error NETWORK_CONNECTION")
-
-    monkeypatch.setattr("conf.storage.Storage.sha256", refuse)
-    with pytest.raises(ValueError, match=r"train-00000.parquet: cannot be read from .* \(AWS Error"):
-        make_reader(DataConfig(on_corrupt="quarantine"), open_storage(str(tmp_path)), manifest, "train", None, 5)
-
-
-def test_nothing_left_is_an_error(make_dataset: MakeDataset, tmp_path: Path) -> None:
-    manifest = make_dataset(tmp_path, [[20]])
-    spoil(tmp_path, manifest, 0)
-    with pytest.raises(ValueError, match="all 1 files are damaged"):
-        make_reader(DataConfig(on_corrupt="quarantine"), open_storage(str(tmp_path)), manifest, "train", None, 5)
-
-
-@pytest.mark.parametrize(
-    ("filters", "kept"),
-    [
-        ([("id", ">=", 30), ("id", "<", 75)], range(30, 75)),
-        ([("id", "in", [3, 50, 99])], [3, 50, 99]),
-        ([("x", "not in", list(range(10, 100)))], range(10)),
-        ([("id", "!=", 5)], [i for i in range(100) if i != 5]),
-    ],
-)
-def test_filters_are_decided_before_the_plan(
-    make_dataset: MakeDataset, tmp_path: Path, filters: Any, kept: Any
-) -> None:
-    manifest = make_dataset(tmp_path, [[25, 25], [50]])
-    config = DataConfig(filters=filters, tail="pad", audit=True)
-    reader = make_reader(config, open_storage(str(tmp_path)), manifest, "train", ["x"], 8)
-    assert isinstance(reader, ParquetReader) and reader.plan.rows == len(list(kept))
-    batches = list(reader.batches(0))
-    assert sorted(i for b in batches for i in b.columns["x"][b.row_weights() > 0].tolist()) == list(kept)
-    assert sorted(i for b in batches for i in b.ids[b.row_weights() > 0].tolist()) == list(kept)  # type: ignore[index]
-    assert list(batches[0].columns) == ["x"]
-    reader.close()
-
-
-def test_filters_say_what_they_cannot_do(make_dataset: MakeDataset, tmp_path: Path) -> None:
-    manifest = make_dataset(tmp_path, [[20]])
-    for filters, message in (([("y", ">", 3)], "no column 'y'"), ([("id", ">", 99)], "the split has no rows")):
-        with pytest.raises(ValueError, match=message):
-            make_reader(DataConfig(filters=filters), open_storage(str(tmp_path)), manifest, "train", None, 5)
 
 
 def test_cached_files_fall_back_to_storage_for_what_does_not_fit(make_dataset: MakeDataset, tmp_path: Path) -> None:

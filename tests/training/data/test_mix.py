@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.manifest import Column, DatasetManifest
+from conf.schema_data import DataConfig, MixConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
-from training.data.mix import MixedReader, Stop, make_mix
-from training.data.reader import ParquetReader, ReaderSettings
+from training.data.mix import MixedReader, MixPlan, make_mix
+from training.data.reader import ParquetReader
+from training.data.request import DataRank, ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 ROWS = (90, 40, 250)
+
+
+def plan_of(rows: Sequence[int], weights: Sequence[float], gb: int, stop: str) -> MixPlan:
+    parts = [{"dataset": "d", "weight": weight} for weight in weights]
+    return make_mix(rows, MixConfig.model_validate({"parts": parts, "stop": stop}), gb)
 
 
 @settings(max_examples=200, deadline=None)
@@ -29,22 +36,20 @@ ROWS = (90, 40, 250)
     st.integers(1, 50),
     st.sampled_from(["first_exhausted", "all_exhausted", "forever"]),
 )
-def test_every_batch_is_whole_and_every_share_is_kept(
-    rows: list[int], data: st.DataObject, gb: int, stop: Stop
-) -> None:
+def test_every_batch_is_whole_and_every_share_is_kept(rows: list[int], data: st.DataObject, gb: int, stop: str) -> None:
     weights = data.draw(st.lists(st.floats(0.05, 10), min_size=len(rows), max_size=len(rows)))
     try:
-        plan = make_mix(rows, weights, gb, stop)
+        plan = plan_of(rows, weights, gb, stop)
     except ValueError as error:
         assert "before one global batch" in str(error)
         return
-    given_by = plan.given(np.arange(plan.steps_per_epoch + 1) * gb)
+    given_by = plan.given_after(np.arange(plan.epochs.steps + 1) * gb)
     assert (np.diff(given_by, axis=0) >= 0).all() and (given_by.sum(1) == np.arange(len(given_by)) * gb).all()
     shares = np.array(weights) / sum(weights)
     assert (np.abs(given_by - np.arange(len(given_by))[:, None] * gb * shares) < len(rows) + 0.5).all()
     if stop == "first_exhausted":
         assert (given_by[-1] <= rows).all()
-        assert (plan.given(np.array([(plan.steps_per_epoch + 1) * gb]))[0] > rows).any()
+        assert (plan.given_after(np.array([(plan.epochs.steps + 1) * gb]))[0] > rows).any()
     if stop == "all_exhausted":
         assert (given_by[-1] >= rows).all() and (given_by[-2] < rows).any()
 
@@ -65,13 +70,13 @@ def make_mixed(make_dataset: MakeDataset, tmp_path: Path) -> Callable[..., Mixed
 
         manifests.append(make_dataset(tmp_path / str(number), [[10] * (rows // 10)], columns, make))
 
-    def build(stop: Stop, rank: int = 0, size: int = 1, gb: int = 16, seed: int = 3) -> MixedReader:
-        how = [ReaderSettings(lanes=4, seed=seed + n, tail="pad") for n in range(len(ROWS))]
-        parts = [
-            ParquetReader(open_storage(str(tmp_path / str(n))), m, "train", None, gb, rank, size, how[n])
-            for n, m in enumerate(manifests)
-        ]
-        return MixedReader(parts, make_mix(ROWS, (1, 1, 2), gb, stop))
+    def build(stop: str, rank: int = 0, size: int = 1, gb: int = 16, seed: int = 3) -> MixedReader:
+        parts = []
+        for number, manifest in enumerate(manifests):
+            request = ReadRequest(open_storage(str(tmp_path / str(number))), manifest, "train", None, gb)
+            config = DataConfig(lanes=4, seed=seed + number, tail="pad")
+            parts.append(ParquetReader(request, DataRank(rank, size), config))
+        return MixedReader(parts, plan_of(ROWS, (1, 1, 2), gb, stop))
 
     return build
 
@@ -84,7 +89,7 @@ def all_ids(batches: list[Batch]) -> list[int]:
 
 def read(reader: MixedReader, epoch: int, start: int = 0) -> list[Batch]:
     try:
-        return list(reader.batches(epoch, start))
+        return list(reader.batches(epoch * reader.epochs.samples + start * 16))
     finally:
         reader.close()
 
@@ -117,37 +122,41 @@ def test_forever_goes_on_across_epochs(make_mixed: Callable[..., MixedReader]) -
 
 
 @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "forever"])
-def test_any_world_and_any_restart_serve_the_same_batches(make_mixed: Callable[..., MixedReader], stop: Stop) -> None:
+def test_any_world_and_any_restart_serve_the_same_batches(make_mixed: Callable[..., MixedReader], stop: str) -> None:
     for epoch in (0, 1):
         whole = read(make_mixed(stop), epoch)
         start = len(whole) // 2
         parts = [read(make_mixed(stop, rank, 3), epoch, start) for rank in range(3)]
         for batch, *shares in zip(whole[start:], *parts, strict=True):
             assert sorted(all_ids([batch])) == sorted(all_ids(shares))
-            assert {b.cursor for b in shares} == {batch.cursor} and {b.global_rows for b in shares} == {16}
-        assert make_mixed(stop).locate(whole[0].cursor) == (epoch, 1)
+            assert {b.consumed_samples for b in shares} == {batch.consumed_samples} and {
+                b.global_rows for b in shares
+            } == {16}
+        reader = make_mixed(stop)
+        assert all_ids(list(reader.batches(whole[0].consumed_samples))) == all_ids(whole[1:])
+        reader.close()
 
 
 @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "forever"])
-def test_reading_on_serves_what_the_epochs_do_one_by_one(make_mixed: Callable[..., MixedReader], stop: Stop) -> None:
+def test_reading_on_serves_what_the_epochs_do_one_by_one(make_mixed: Callable[..., MixedReader], stop: str) -> None:
     epochs = [batch for epoch in range(3) for batch in read(make_mixed(stop), epoch)]
     reader = make_mixed(stop)
-    served = list(reader.batches(0, 3, len(epochs) - 5))
+    served = list(reader.batches(3 * 16, len(epochs) - 5))
     reader.close()
     assert len(served) > 5
     for batch, alone in zip(served, epochs[3:-2], strict=True):
-        assert all_ids([batch]) == all_ids([alone]) and batch.cursor == alone.cursor
+        assert all_ids([batch]) == all_ids([alone]) and batch.consumed_samples == alone.consumed_samples
 
 
 @pytest.mark.parametrize(
     ("weights", "gb", "message"),
     [
-        ((1, 0), 4, "positive"),
-        ((1,), 4, "two or more"),
+        ((1, 0), 4, "greater than 0"),
+        ((1,), 4, "at least 2 items"),
         ((1, 1e-9), 4, "less than 1/65536"),
         ((1, 1), 500, "before one global batch"),
     ],
 )
 def test_impossible_mixes_say_why(weights: tuple[float, ...], gb: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_mix([10, 10], weights, gb, "first_exhausted")
+        plan_of([10, 10], weights, gb, "first_exhausted")

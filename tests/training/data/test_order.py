@@ -11,26 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.schema_data import DataConfig
 from training.data.order import (
-    OrderSettings,
-    Plan,
+    OrderPlan,
+    RankOrder,
     _stride,
-    dealt_before,
     epoch_ids,
-    epochs_of,
     group_order,
-    lane_ids,
     lane_order,
-    lanes_of_rank,
     make_plan,
-    owned_slots,
     partial_quotients,
-    window_deal,
 )
 
 row_groups = st.lists(st.integers(0, 40), min_size=1, max_size=25).filter(lambda groups: sum(groups) > 0)
 order_settings = st.builds(
-    OrderSettings,
+    DataConfig,
     lanes=st.integers(1, 70),
     window_row_groups=st.none() | st.integers(1, 6),
     seed=st.integers(0, 2**40),
@@ -41,17 +36,17 @@ batch = st.integers(1, 90)
 world = st.integers(1, 9)
 
 
-def rank_ids(plan: Plan, epoch: int, rank: int, size: int, begin: int, end: int) -> list[int]:
+def rank_ids(plan: OrderPlan, epoch: int, rank: int, size: int, begin: int, end: int) -> list[int]:
     """What a rank reads of samples [begin, end), straight from its own lanes."""
-    slots = owned_slots(plan, lanes_of_rank(plan, rank, size)).tolist()
-    lanes = {slot: lane_ids(plan, epoch, int(plan.lane_of_slot[slot])) for slot in slots}
+    turns = RankOrder(plan, rank, size).turns.tolist()
+    lanes = {turn: lane_order(plan, epoch, int(plan.lane_of_turn[turn])).row_ids() for turn in turns}
     mine = [t for t in range(begin, end) if t % plan.lanes in lanes]
     return [int(lanes[t % plan.lanes][t // plan.lanes]) for t in mine]
 
 
 @settings(max_examples=300, deadline=None)
 @given(row_groups, batch, order_settings, st.integers(0, 5))
-def test_an_epoch_is_every_row_exactly_once(groups: list[int], gb: int, how: OrderSettings, epoch: int) -> None:
+def test_an_epoch_is_every_row_exactly_once(groups: list[int], gb: int, how: DataConfig, epoch: int) -> None:
     plan = make_plan(groups, gb, how)
     assert sorted(epoch_ids(plan, epoch).tolist()) == list(range(sum(groups)))
     assert np.ptp(np.diff(plan.lane_start)) <= 1
@@ -60,29 +55,30 @@ def test_an_epoch_is_every_row_exactly_once(groups: list[int], gb: int, how: Ord
 @settings(max_examples=150, deadline=None)
 @given(row_groups, batch, order_settings, world, st.integers(0, 3))
 def test_ranks_share_every_global_batch_without_overlap(
-    groups: list[int], gb: int, how: OrderSettings, size: int, epoch: int
+    groups: list[int], gb: int, how: DataConfig, size: int, epoch: int
 ) -> None:
     plan = make_plan(groups, gb, how)
     ids = epoch_ids(plan, epoch)
-    for step in range(plan.steps_per_epoch):
+    for step in range(plan.epochs.steps):
         begin, end = step * gb, min((step + 1) * gb, plan.rows)
         parts = [rank_ids(plan, epoch, rank, size, begin, end) for rank in range(size)]
         assert sorted(i for part in parts for i in part) == sorted(ids[begin:end].tolist())
         for rank, part in enumerate(parts):
-            slots = owned_slots(plan, lanes_of_rank(plan, rank, size))
-            assert len(part) == dealt_before(plan, slots, end) - dealt_before(plan, slots, begin)
+            order = RankOrder(plan, rank, size)
+            assert len(part) == order.count(begin, end)
+            assert ids[order.samples(begin, end)].tolist() == part
 
 
 def worst_deviation(lanes: int) -> float:
-    """The most by which what any run of slots visits of any interval of lanes differs from its share, in rows: all of
+    """The most by which what any run of turns visits of any interval of lanes differs from its share, in rows: all of
     them tried. A run that begins later is the first one of its length turned round, as an interval then is too."""
-    lane_of_slot = np.arange(lanes) * _stride(lanes) % lanes
-    visited = np.cumsum(lane_of_slot[:, None] < np.arange(lanes + 1), axis=0)  # [r - 1, n]: by r slots, of lanes < n
+    lane_of_turn = np.arange(lanes) * _stride(lanes) % lanes
+    visited = np.cumsum(lane_of_turn[:, None] < np.arange(lanes + 1), axis=0)  # [r - 1, n]: by r turns, of lanes < n
     surplus = visited - np.outer(np.arange(1, lanes + 1), np.arange(lanes + 1)) / lanes
     return float((surplus.max(axis=1) - surplus.min(axis=1)).max())
 
 
-def test_the_stride_spreads_any_run_of_slots_within_the_proven_bound() -> None:
+def test_the_stride_spreads_any_run_of_turns_within_the_proven_bound() -> None:
     for lanes in range(1, 257):
         proven = 2 * sum(partial_quotients(_stride(lanes), lanes))
         assert worst_deviation(lanes) < min(proven, 3.0 if lanes <= 128 else 3.5), lanes
@@ -91,23 +87,23 @@ def test_the_stride_spreads_any_run_of_slots_within_the_proven_bound() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 70), world)
 def test_ranks_get_nearly_equal_parts_of_every_batch(rows: int, gb: int, lanes: int, size: int) -> None:
-    plan = make_plan([rows], gb, OrderSettings(lanes=lanes, tail="pad"))
-    owned = [owned_slots(plan, lanes_of_rank(plan, rank, size)) for rank in range(size)]
-    assert sum(len(slots) for slots in owned) == plan.lanes
+    plan = make_plan([rows], gb, DataConfig(lanes=lanes, tail="pad"))
+    orders = [RankOrder(plan, rank, size) for rank in range(size)]
+    assert sum(len(order.turns) for order in orders) == plan.lanes
     most = worst_deviation(plan.lanes) + 1e-9
-    for step in range(min(plan.steps_per_epoch, 20)):
-        counts = [dealt_before(plan, s, (step + 1) * gb) - dealt_before(plan, s, step * gb) for s in owned]
+    for step in range(min(plan.epochs.steps, 20)):
+        counts = [order.count(step * gb, (step + 1) * gb) for order in orders]
         assert sum(counts) == gb
-        for slots, count in zip(owned, counts, strict=True):
-            assert abs(count - gb * len(slots) / plan.lanes) <= most
+        for order, count in zip(orders, counts, strict=True):
+            assert abs(count - gb * len(order.turns) / plan.lanes) <= most
 
 
 @settings(max_examples=150, deadline=None)
 @given(row_groups, batch, order_settings, st.integers(0, 4), st.integers(1, 4))
 def test_row_groups_two_lanes_share_are_read_first_or_last_by_both(
-    groups: list[int], gb: int, how: OrderSettings, epoch: int, size: int
+    groups: list[int], gb: int, how: DataConfig, epoch: int, size: int
 ) -> None:
-    plan = make_plan(groups, gb, OrderSettings(how.lanes, how.window_row_groups, how.seed, "pad", True))
+    plan = make_plan(groups, gb, how.model_copy(update={"shuffle": True}))
     lanes = [lane_order(plan, epoch, lane) for lane in range(plan.lanes)]
     for left, right in pairwise(lanes):
         for group in set(left.group.tolist()) & set(right.group.tolist()):
@@ -115,72 +111,48 @@ def test_row_groups_two_lanes_share_are_read_first_or_last_by_both(
             for end, lane in zip(ends, (left, right), strict=True):
                 if lane.group[-1] == group:
                     end.add(1)
-            assert ends[0] & ends[1], "decoded twice: one lane needs it early, its neighbour late"
-    for lane in range(plan.lanes):  # what the decoder lays down is what the lane serves
+            assert ends[0] & ends[1], "decoded twice: one lane needs it early, its neighbor late"
+    for lane in range(plan.lanes):  # the decoder permutes the rows of the lane's piece only
         order = lanes[lane]
         for group, start, stop in zip(order.group.tolist(), order.start.tolist(), order.stop.tolist(), strict=True):
             rows = group_order(plan, epoch, group, range(lane, lane + 1))[start:stop]
             assert sorted(rows.tolist()) == list(range(start, stop))
 
 
-@settings(max_examples=100, deadline=None)
-@given(row_groups, batch, order_settings, st.data())
-def test_the_cursor_finds_every_step_again(groups: list[int], gb: int, how: OrderSettings, data: st.DataObject) -> None:
-    plan = make_plan(groups, gb, how)
-    epoch, step = data.draw(st.integers(0, 9)), data.draw(st.integers(0, plan.steps_per_epoch - 1))
-    after = (epoch, step + 1) if step + 1 < plan.steps_per_epoch else (epoch + 1, 0)
-    assert plan.locate(plan.cursor_after(epoch, step)) == after
-    assert sum(plan.real_rows(s) for s in range(plan.steps_per_epoch)) == plan.epoch_samples
-
-
-def test_the_epochs_that_steps_lie_in() -> None:
-    assert list(epochs_of(2, 3, None, 5)) == [(2, 3, 5)]
-    assert list(epochs_of(2, 3, 9, 5)) == [(2, 3, 5), (3, 0, 5), (4, 0, 2)]
-    assert list(epochs_of(2, 3, 2, 5)) == [(2, 3, 5)] and list(epochs_of(2, 3, 1, 5)) == [(2, 3, 4)]
-    assert list(epochs_of(2, 5, 1, 5)) == [(3, 0, 1)]
-    assert list(epochs_of(2, 5, None, 5)) == list(epochs_of(2, 3, 0, 5)) == []
-
-
-def test_a_cursor_of_another_batch_size_is_refused() -> None:
-    plan = make_plan([100], 10, OrderSettings())
-    with pytest.raises(ValueError, match=r"cursor 7 .*not a multiple of the global batch 10"):
-        plan.locate(7)
-
-
 def test_epochs_and_seeds_differ_and_repeat() -> None:
-    plan = make_plan([50] * 20, 32, OrderSettings(lanes=8, window_row_groups=2, seed=5))
-    other = make_plan([50] * 20, 32, OrderSettings(lanes=8, window_row_groups=2, seed=6))
+    plan = make_plan([50] * 20, 32, DataConfig(lanes=8, window_row_groups=2, seed=5))
+    other = make_plan([50] * 20, 32, DataConfig(lanes=8, window_row_groups=2, seed=6))
     first, second = epoch_ids(plan, 0), epoch_ids(plan, 1)
     assert (first != second).mean() > 0.9 and (first != epoch_ids(other, 0)).mean() > 0.9
     assert (first == epoch_ids(plan, 0)).all()
 
 
 def test_each_stage_of_the_shuffle_depends_on_epoch_and_seed() -> None:
-    """Pieces of a lane, the deal of a window's pieces, and the rows inside a piece: each alone must change."""
-    inside = [500], OrderSettings(lanes=1)
-    pieces = [1] * 500, OrderSettings(lanes=1, window_row_groups=1)
-    deal = [1] * 500, OrderSettings(lanes=1, window_row_groups=500)
-    for groups, how in (inside, pieces, deal):
-        other = OrderSettings(how.lanes, how.window_row_groups, seed=9)
+    """Pieces of a lane, the interleaving of a window's pieces, and the rows inside a piece: each alone must change."""
+    inside = [500], DataConfig(lanes=1)
+    pieces = [1] * 500, DataConfig(lanes=1, window_row_groups=1)
+    interleaved = [1] * 500, DataConfig(lanes=1, window_row_groups=500)
+    for groups, how in (inside, pieces, interleaved):
+        other = how.model_copy(update={"seed": 9})
         base = epoch_ids(make_plan(groups, 10, how), 0)
         assert (base != np.arange(500)).mean() > 0.9
         assert (base != epoch_ids(make_plan(groups, 10, how), 1)).mean() > 0.9
         assert (base != epoch_ids(make_plan(groups, 10, other), 0)).mean() > 0.9
 
 
-def test_every_window_is_dealt_on_its_own() -> None:
-    plan = make_plan([5] * 40, 10, OrderSettings(lanes=2, window_row_groups=10))
-    deals = [
-        window_deal(plan, epoch, lane, window, [5] * 10).tolist()
+def test_every_window_has_a_permutation_of_its_own() -> None:
+    plan = make_plan([5] * 40, 10, DataConfig(lanes=2, window_row_groups=10))
+    orders = [
+        lane_order(plan, epoch, lane).permutation(window).tolist()
         for epoch in range(2)
         for lane in range(2)
         for window in range(2)
     ]
-    assert len({tuple(deal) for deal in deals}) == len(deals)
+    assert len({tuple(order) for order in orders}) == len(orders)
 
 
 def test_a_piece_at_an_end_in_one_epoch_is_at_the_other_in_the_next() -> None:
-    plan = make_plan([10] * 5, 10, OrderSettings(lanes=3, tail="pad"))
+    plan = make_plan([10] * 5, 10, DataConfig(lanes=3, tail="pad"))
     middle = [lane_order(plan, epoch, 1).group.tolist() for epoch in range(4)]
     left, right = min(middle[0]), max(middle[0])
     ends = [(groups[0], groups[-1]) for groups in middle]
@@ -189,7 +161,7 @@ def test_a_piece_at_an_end_in_one_epoch_is_at_the_other_in_the_next() -> None:
 
 def test_the_order_is_frozen() -> None:
     """These numbers may only change together with ORDER_VERSION: a resumed run depends on them."""
-    plan = make_plan([7, 5, 0, 9], 4, OrderSettings(lanes=3, window_row_groups=2, seed=1))
+    plan = make_plan([7, 5, 0, 9], 4, DataConfig(lanes=3, window_row_groups=2, seed=1))
     assert epoch_ids(plan, 0).tolist() == FROZEN
 
 
@@ -197,38 +169,36 @@ FROZEN = [1, 17, 12, 3, 15, 9, 0, 18, 7, 6, 14, 10, 2, 16, 11, 5, 19, 8, 4, 20, 
 
 
 def test_unshuffled_one_lane_is_the_stored_order() -> None:
-    plan = make_plan([7, 5, 9], 4, OrderSettings(lanes=1, shuffle=False, tail="pad"))
+    plan = make_plan([7, 5, 9], 4, DataConfig(lanes=1, shuffle=False, tail="pad"))
     assert epoch_ids(plan, 3).tolist() == list(range(21))
 
 
 @pytest.mark.parametrize(
     ("groups", "gb", "how", "message"),
     [
-        ([0, 0], 4, OrderSettings(), "no rows"),
-        ([3], 4, OrderSettings(), "larger than the split's 3 rows"),
-        ([9], 4, OrderSettings(tail="error"), "1 are left"),
-        ([9], 0, OrderSettings(), "global_batch is 0"),
-        ([9], 4, OrderSettings(lanes=0), "lanes is 0"),
-        ([9], 4, OrderSettings(window_row_groups=0), "window_row_groups is 0"),
+        ([0, 0], 4, DataConfig(), "no rows"),
+        ([3], 4, DataConfig(), "larger than the split's 3 rows"),
+        ([9], 4, DataConfig(tail="error"), "1 are left"),
+        ([9], 0, DataConfig(), "global_batch is 0"),
     ],
 )
-def test_impossible_plans_say_why(groups: list[int], gb: int, how: OrderSettings, message: str) -> None:
+def test_impossible_plans_say_why(groups: list[int], gb: int, how: DataConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_plan(groups, gb, how)
 
 
-def test_tails() -> None:
+def test_the_tail_is_dropped_padded_or_refused() -> None:
     for tail, steps, samples in (("drop", 2, 20), ("pad", 3, 25)):
-        plan = make_plan([25], 10, OrderSettings(tail=tail))  # type: ignore[arg-type]
-        assert (plan.steps_per_epoch, plan.epoch_samples) == (steps, samples)
-    assert make_plan([30], 10, OrderSettings(tail="error")).steps_per_epoch == 3
+        epochs = make_plan([25], 10, DataConfig.model_validate({"tail": tail})).epochs
+        assert (epochs.steps, epochs.samples) == (steps, samples)
+    assert make_plan([30], 10, DataConfig(tail="error")).epochs.steps == 3
 
 
 def test_planning_a_million_files_and_ten_billion_rows() -> None:
     rows = np.full(1_000_000, 10_000)
     tracemalloc.start()
     began = time.process_time()
-    plan = make_plan(rows, 65_536, OrderSettings())
+    plan = make_plan(rows, 65_536, DataConfig())
     orders = [lane_order(plan, 1, lane) for lane in range(plan.lanes)]
     spent, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -248,9 +218,9 @@ def row_groups_per_batch(ids: np.ndarray, group_rows: int, gb: int) -> float:
 
 def test_shuffle_quality_beside_a_full_permutation() -> None:
     groups, size, gb = 512, 256, 1024
-    plan = make_plan([size] * groups, gb, OrderSettings(seed=3))
+    plan = make_plan([size] * groups, gb, DataConfig(seed=3))
     served, full = epoch_ids(plan, 0), np.random.default_rng(0).permutation(groups * size)
     assert abs(rank_correlation(served)) < 0.02 and abs(rank_correlation(full)) < 0.02
     assert row_groups_per_batch(served, size, gb) > 60  # 64 lanes, a window of one row group each
-    wide = make_plan([size] * groups, gb, OrderSettings(seed=3, window_row_groups=8))
+    wide = make_plan([size] * groups, gb, DataConfig(seed=3, window_row_groups=8))
     assert row_groups_per_batch(epoch_ids(wide, 0), size, gb) > 0.8 * row_groups_per_batch(full, size, gb)

@@ -7,9 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from training.data.batch import Batch
 from training.data.prefetch import Prefetcher
-from training.data.transfer import staged
 
 
 class Item:
@@ -52,25 +50,3 @@ def test_it_ends_with_its_consumer_and_carries_its_error() -> None:
         next(failing)
     assert closed_in == ["sparkring-reader"] * 2
     assert not [t for t in threading.enumerate() if t.name == "sparkring-reader"]
-
-
-def test_batches_are_sent_ahead_by_a_thread_of_their_own() -> None:
-    """What pins and copies for a GPU, with a plain function in place of the copy."""
-    sent_by, left = [], []
-
-    def batches() -> Generator[Batch, None, None]:
-        try:
-            for number in range(6):
-                yield Batch({}, 0, 1, number)
-        finally:
-            left.append(threading.current_thread().name)
-
-    def send(batch: Batch) -> int:
-        sent_by.append(threading.current_thread().name)
-        return batch.cursor
-
-    assert list(staged(batches(), send)) == [0, 1, 2, 3, 4, 5]
-    some = staged(batches(), send)
-    assert next(some) == 0
-    some.close()
-    assert set(sent_by) == {"sparkring-reader"} and left == ["sparkring-reader"] * 2

@@ -25,25 +25,30 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conf.manifest import Column, DatasetManifest, ManifestError
+from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch, Ragged
 from training.data.order import epoch_ids
-from training.data.reader import ParquetReader, ReaderSettings
+from training.data.reader import ParquetReader
+from training.data.request import DataRank, ReadRequest
 
 ROW_BYTES = 8 + 4 + 8  # of the default dataset: id, x and the row number
 MakeDataset = Callable[..., DatasetManifest]
 
 
 def read(folder: Path, manifest: DatasetManifest, gb: int, rank: int = 0, size: int = 1, **how: Any) -> ParquetReader:
-    columns = how.pop("columns", None)
-    return ParquetReader(
-        open_storage(str(folder)), manifest, "train", columns, gb, rank, size, ReaderSettings(audit=True, **how)
-    )
+    request = ReadRequest(open_storage(str(folder)), manifest, "train", how.pop("columns", None), gb)
+    return ParquetReader(request, DataRank(rank, size), DataConfig(audit=True, **how))
+
+
+def at(reader: ParquetReader, epoch: int, step: int) -> int:
+    """Samples consumed before a step of an epoch."""
+    return epoch * reader.epochs.samples + step * reader.epochs.global_batch
 
 
 def epoch_of(reader: ParquetReader, epoch: int = 0, start: int = 0) -> list[Batch]:
     try:
-        return list(reader.batches(epoch, start))
+        return list(reader.batches(at(reader, epoch, start)))
     finally:
         reader.close()
 
@@ -74,7 +79,7 @@ def test_any_world_thread_count_and_restart_serves_the_same_global_batches(
     how |= {"chunk_bytes": 600, "ahead": 1}
     readers = [read(folder, manifest, gb, rank, size, threads=threads, **how) for rank in range(size)]
     epoch = data.draw(st.integers(0, 2))
-    start = data.draw(st.integers(0, readers[0].steps_per_epoch))
+    start = data.draw(st.integers(0, readers[0].steps_per_epoch - 1))
     expected = epoch_ids(readers[0].plan, epoch)
     parts = [epoch_of(reader, epoch, start) for reader in readers]
     assert {len(p) for p in parts} == {readers[0].steps_per_epoch - start}
@@ -82,7 +87,7 @@ def test_any_world_thread_count_and_restart_serves_the_same_global_batches(
         served = [i for batch in batches for i in real_ids(batch)]
         assert sorted(served) == sorted(expected[step * gb : (step + 1) * gb].tolist())
         assert {b.global_rows for b in batches} == {len(served)}
-        assert len({b.cursor for b in batches}) == 1
+        assert len({b.consumed_samples for b in batches}) == 1
         for batch in batches:
             assert batch.rows == len(batch.columns["id"])
             assert batch.columns["id"].tolist() == batch.ids.tolist()  # type: ignore[union-attr]
@@ -115,14 +120,14 @@ def test_reading_on_serves_what_the_epochs_do_one_by_one(
     for rank in range(size):
         one_by_one, on = (read(folder, manifest, gb, rank, size, threads=threads, **how) for _ in range(2))
         each = on.steps_per_epoch
-        start = data.draw(st.integers(0, each))
-        served = list(on.batches(2, start, steps))
+        start = data.draw(st.integers(0, each - 1))
+        served = list(on.batches(at(on, 2, start), steps))
         epochs = range(2, 3 + (start + steps) // each)
-        expected = [batch for epoch in epochs for batch in one_by_one.batches(epoch)]
+        expected = [batch for epoch in epochs for batch in one_by_one.batches(at(on, epoch, 0))]
         for batch, alone in zip(served, expected[start : start + steps], strict=True):
             assert batch.columns["id"].tolist() == alone.columns["id"].tolist()
             assert batch.row_weights().tolist() == alone.row_weights().tolist()
-            assert (batch.cursor, batch.global_rows) == (alone.cursor, alone.global_rows)
+            assert (batch.consumed_samples, batch.global_rows) == (alone.consumed_samples, alone.global_rows)
         on.close()
         one_by_one.close()
 
@@ -134,10 +139,10 @@ def test_the_next_epoch_is_decoded_while_this_one_is_served(
     decoded: list[int] = []
     load = ParquetReader._load
     monkeypatch.setattr(
-        ParquetReader, "_load", lambda self, epoch, *at: decoded.append(epoch) or load(self, epoch, *at)
+        ParquetReader, "_load", lambda self, epoch, *to: decoded.append(epoch) or load(self, epoch, *to)
     )
     reader = read(tmp_path, manifest, 64, lanes=4, window_row_groups=1, chunk_bytes=1)
-    batches = reader.batches(0, 0, 80)
+    batches = reader.batches(0, 80)
     for _ in range(31):
         next(batches)
     deadline = time.monotonic() + 30
@@ -158,9 +163,9 @@ def test_memory_is_bounded_between_epochs_too(make_dataset: MakeDataset, tmp_pat
             max_bytes=most * 64 * ROW_BYTES,
         )  # fmt: skip
         used = []
-        for _ in reader.batches(0, 0, 96):
+        for _ in reader.batches(0, 96):
             assert reader._pool is not None
-            used.append(reader._pool._slots - reader._pool.free)
+            used.append(reader._pool._slots - reader._pool.free_slots)
         assert max(used) <= expected and reader._pool is not None and reader._pool._slots == expected
         reader.close()
 
@@ -197,7 +202,7 @@ def test_more_ranks_than_rows_each_get_a_batch(make_dataset: MakeDataset, tmp_pa
 def test_one_row_and_empty_row_groups_and_an_empty_file(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, [[], [1], [0]])
     (batch,) = epoch_of(read(tmp_path, manifest, 1))
-    assert batch.columns["id"].tolist() == [0] and batch.cursor == 1
+    assert batch.columns["id"].tolist() == [0] and batch.consumed_samples == 1
 
 
 def test_row_groups_smaller_than_a_batch(make_dataset: MakeDataset, tmp_path: Path) -> None:
@@ -325,9 +330,7 @@ def test_nulls_filled(make_dataset: MakeDataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["n", "v", "f"])
-def test_a_null_where_none_may_be_names_file_row_group_and_column(
-    make_dataset: MakeDataset, tmp_path: Path, column: str
-) -> None:
+def test_a_refused_null_names_file_row_group_and_column(make_dataset: MakeDataset, tmp_path: Path, column: str) -> None:
     columns, make = nullable("refuse")
     manifest = make_dataset(tmp_path, [[50]], columns, make)
     with pytest.raises(ValueError, match=rf"train-00000.parquet, row group 0: column '{column}' has 17 nulls"):
@@ -473,10 +476,6 @@ def test_wrong_settings_say_what_there_is(make_dataset: MakeDataset, tmp_path: P
         read(tmp_path, manifest, 5, columns=["y"])
     with pytest.raises(ValueError, match="column 'x' is scalar, only binary columns are decoded"):
         read(tmp_path, manifest, 5, decoders={"x": "image"})
-    reader = read(tmp_path, manifest, 5)
-    with pytest.raises(ValueError, match=r"start_step 3 is not in 0..2"):
-        reader.batches(0, 3)
-    reader.close()
 
 
 # --- life and death --------------------------------------------------------------------------------------------------
@@ -507,12 +506,14 @@ def test_leaving_between_two_epochs_ends_every_thread(
 ) -> None:
     reader = read(tmp_path, make_dataset(tmp_path, [[100] * 20]), 100, lanes=4, chunk_bytes=100)
     for steps in (19, 20, 21):
-        batches = reader.batches(0, 0, 1000)
+        batches = reader.batches(0, 1000)
         for _ in range(steps):
             next(batches)
         began = time.monotonic()
         batches.close()  # type: ignore[attr-defined]
-        assert time.monotonic() - began < 5 and reader._pool is not None and reader._pool.free == reader._pool._slots
+        assert (
+            time.monotonic() - began < 5 and reader._pool is not None and reader._pool.free_slots == reader._pool._slots
+        )
     reader.close()
 
 
@@ -547,7 +548,7 @@ def test_the_meter_accounts_for_the_epoch(make_dataset: MakeDataset, tmp_path: P
 def test_batches_someone_keeps_stay_what_they_were(make_dataset: MakeDataset, tmp_path: Path) -> None:
     """Chunks are made in memory that was used before: never in memory a batch still holds."""
     reader = read(tmp_path, make_dataset(tmp_path, [[50] * 20]), 10, chunk_bytes=1)
-    kept = [(batch, real_ids(batch)) for batch in reader.batches(0, 0, 300)]
+    kept = [(batch, real_ids(batch)) for batch in reader.batches(0, 300)]
     reader.close()
     assert len(kept) == 300 and all(batch.columns["id"].tolist() == ids for batch, ids in kept)
     assert len({batch.columns["id"].data_ptr() for batch, _ in kept}) == 300
@@ -561,9 +562,10 @@ def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Pa
         from conf.manifest import DatasetManifest
         from conf.storage import open_storage
         from training.data.reader import ParquetReader
+        from training.data.request import ReadRequest
         manifest = DatasetManifest.from_json(Path({str(tmp_path)!r}, "_manifest.json").read_text(), "m")
-        reader = ParquetReader(open_storage({str(tmp_path)!r}), manifest, "train", None, 25)
-        rows = sum(batch.rows for batch in reader.batches(0))
+        reader = ParquetReader(ReadRequest(open_storage({str(tmp_path)!r}), manifest, "train", None, 25))
+        rows = sum(batch.rows for batch in reader.batches())
         reader.close()
         print(rows, "pandas" in sys.modules)
     """

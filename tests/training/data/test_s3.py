@@ -22,6 +22,7 @@ from conf.storage import Storage, open_storage
 from training.data.build import make_reader
 from training.data.order import epoch_ids
 from training.data.reader import ParquetReader
+from training.data.request import ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -146,11 +147,11 @@ def bucket(s3_port: int, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Ite
     thread.join()
 
 
-def read_epoch(
-    storage: Storage, cache: CacheConfig, rank: int = 0, size: int = 1
-) -> tuple[list[list[int]], ParquetReader]:
+def read_epoch(storage: Storage, cache: CacheConfig) -> tuple[list[list[int]], ParquetReader]:
     manifest = DatasetManifest.from_json(storage.read_bytes(MANIFEST_NAME).decode(), storage.uri)
-    reader = make_reader(DataConfig(cache=cache, lanes=4, audit=True), storage, manifest, "train", None, 20, rank, size)
+    reader = make_reader(
+        DataConfig(cache=cache, lanes=4, audit=True), ReadRequest(storage, manifest, "train", None, 20)
+    )
     assert isinstance(reader, ParquetReader)
     batches = [b.ids.tolist() for b in reader.batches(0)]  # type: ignore[union-attr]
     reader.close()
@@ -215,4 +216,4 @@ def test_storage_that_stays_away_is_an_error_that_names_the_file(
     config = DataConfig(on_corrupt="quarantine")  # a storage that fails is no reason to leave out its files
     manifest = DatasetManifest.from_json(storage.read_bytes(MANIFEST_NAME).decode(), storage.uri)
     with pytest.raises(ValueError, match=r"train-00000.parquet: cannot be read from s3://lake"):
-        make_reader(config, storage, manifest, "train", None, 20)
+        make_reader(config, ReadRequest(storage, manifest, "train", None, 20))

@@ -16,21 +16,19 @@ import psutil
 import pytest
 
 from pipelines.launch.script import pack_folder
-from training.launch.agent import Agent, AgentOptions
 from training.launch.attempt import Limits
-from training.launch.crew import Control
 from training.launch.failure import Cancelled, WorkerFailed
+from training.launch.group import Control
+from training.launch.host.rank import FILES
 from training.launch.job import JobSpec
-from training.launch.link import Endpoint
-from training.launch.local import local_crew, run_local
-from training.launch.rank import FILES
-from training.launch.tls import new_certificate
+from training.launch.local import local_group, run_local
+from training.launch.messages import Event, Heartbeat, LogLines, RankEvent, RankMetrics
 
 pytestmark = pytest.mark.ranks
 BARE: tuple[str, ...] = ()  # nothing preloaded: a rank starts in no time
 
 
-def quiet(event: dict[str, Any]) -> None:
+def quiet(event: Event) -> None:
     """Events are of no interest to a test about something else."""
 
 
@@ -64,15 +62,15 @@ def torch_sum(ctx: Any) -> float:
 
 @pytest.mark.horovod
 def test_horovod_and_torch_rings_on_one_crew_the_second_launch_warm() -> None:
-    events: list[dict[str, Any]] = []
-    with local_crew(2, ("torch", "horovod.torch")) as crew:
-        first = crew.run(JobSpec(horovod_sum), 2, events.append, attempt=1)
-        second = crew.run(JobSpec(torch_sum), 2, events.append, attempt=2)
+    events: list[Event] = []
+    with local_group(2, ("torch", "horovod.torch")) as group:
+        first = group.run(JobSpec(horovod_sum), 2, events.append, attempt=1)
+        second = group.run(JobSpec(torch_sum), 2, events.append, attempt=2)
     assert first.results == [[3.0] * 3] * 2
-    assert first.metrics == [{"step": 1, "values": {"sum": 3.0}}]
+    assert first.metrics == [RankMetrics(0, 1, 1, {"sum": 3.0})]
     assert second.results == [3.0, 3.0]
     assert second.start_s < first.start_s
-    assert {e["rank"] for e in events if e["kind"] == "metrics"} == {0, 1}
+    assert {e.rank for e in events if isinstance(e, RankMetrics)} == {0, 1}
 
 
 def test_the_payload_the_place_and_the_environment_reach_every_rank() -> None:
@@ -155,7 +153,7 @@ def test_a_script_for_another_launcher_runs_unmodified(tmp_path: Path, source: s
     result = run_local(
         JobSpec(str(script), args=("--lr", "1"), preload=preload),
         2,
-        lambda e: lines.extend(f"{e['rank']}:{line}" for line in e["lines"]) if e["kind"] == "log" else None,
+        lambda e: lines.extend(f"{e.rank}:{line}" for line in e.lines) if isinstance(e, LogLines) else None,
     )
     assert result.results == [None, None]
     assert sorted(lines) == [f"{r}:argv ['--lr', '1'] sum 3.0 local {r}" for r in range(2)]
@@ -240,7 +238,9 @@ def test_a_script_begins_in_the_drivers_folder_or_in_a_copy_of_it(tmp_path: Path
     job = JobSpec(str(folder / "train.py"), args=("-x",), folder=str(folder), archive=archive.name, preload=BARE)
     job = replace(job, env={FILES: str(place), "PYTHONDONTWRITEBYTECODE": "1"})
     steps = []
-    run_local(job, 1, lambda e: lines.extend(e.get("lines", ())) if e["kind"] == "log" else steps.append(e.get("step")))
+    run_local(
+        job, 1, lambda e: lines.extend(e.lines) if isinstance(e, LogLines) else steps.append(getattr(e, "step", None))
+    )
     assert lines[-1] == "mine words ['-x'] True"
     assert any("running in a copy" in line for line in lines) != same
     assert 1 in steps, "progress is a heartbeat"
@@ -333,7 +333,7 @@ def test_a_gigabyte_of_prints_neither_slows_nor_fills_the_driver() -> None:
     received: list[str] = []
     before = psutil.Process().memory_info().rss
     result = run_local(
-        JobSpec(entry, preload=BARE), 1, lambda e: received.extend(e["lines"]) if e["kind"] == "log" else None
+        JobSpec(entry, preload=BARE), 1, lambda e: received.extend(e.lines) if isinstance(e, LogLines) else None
     )
     assert result.result == 1
     assert psutil.Process().memory_info().rss - before < 200 << 20
@@ -342,7 +342,7 @@ def test_a_gigabyte_of_prints_neither_slows_nor_fills_the_driver() -> None:
 
 
 def test_a_callback_that_fails_does_not_end_training() -> None:
-    def broken(event: dict[str, Any]) -> None:
+    def broken(event: Event) -> None:
         raise OSError("the log is full")
 
     def entry(ctx: Any) -> int:
@@ -366,11 +366,11 @@ def test_requests_reach_every_rank_and_cancel_ends_them() -> None:
 
     control, saved = Control(), []
 
-    def on_event(event: dict[str, Any]) -> None:
-        if event["kind"] == "heartbeat" and event["rank"] == 0:
+    def on_event(event: Event) -> None:
+        if isinstance(event, Heartbeat) and event.rank == 0:
             control.checkpoint()
-        if event["kind"] == "event" and event["event"] == "saved":
-            saved.append(event["rank"])
+        if isinstance(event, RankEvent) and event.name == "saved":
+            saved.append(event.rank)
             if len(saved) == 2:
                 control.stop()
 
@@ -385,7 +385,7 @@ def test_requests_reach_every_rank_and_cancel_ends_them() -> None:
         run_local(
             JobSpec(forever, preload=BARE),
             2,
-            lambda e: end.cancel() if e["kind"] == "heartbeat" else None,
+            lambda e: end.cancel() if isinstance(e, Heartbeat) else None,
             control=end,
         )
     assert time.monotonic() - began < 20
@@ -400,16 +400,6 @@ def test_an_end_before_the_agents_have_come_leaves_none_behind_and_waits_for_non
     assert time.monotonic() - began < 15
 
 
-def test_an_agent_without_a_driver_ends_its_helper() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    before = set(psutil.Process().children())
-    endpoint = Endpoint(("127.0.0.1",), port, "0" * 64, new_certificate()[1])
-    with pytest.raises(ConnectionError):
-        Agent(AgentOptions(endpoint, {**os.environ}, BARE, patience_s=0.3), 0, "a")
-    assert set(psutil.Process().children()) == before
-
-
 DRIVER = """
 import sys, time
 from training.launch.job import JobSpec
@@ -420,7 +410,7 @@ def entry(ctx):
     print("PIDS", os.getpid(), child.pid)
     time.sleep(600)
 def show(event):
-    for line in event.get("lines", ()):
+    for line in getattr(event, "lines", ()):
         print(line, flush=True)
 run_local(JobSpec(entry, preload=()), 2, show)
 """
@@ -451,3 +441,163 @@ def _alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def summing(ctx: Any) -> float:
+    import horovod.torch as hvd
+    import torch
+    import torch.distributed as dist
+
+    ctx.event("ports", {k: os.environ[k] for k in ("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT")})
+    hvd.init()
+    dist.init_process_group("gloo")
+    total = 0.0
+    for step in range(60):
+        ctx.heartbeat(step, "step")
+        x = torch.ones(1, dtype=torch.float64)
+        dist.all_reduce(x)
+        total += float(hvd.allreduce(x, op=hvd.Sum))
+        time.sleep(0.02)
+    dist.destroy_process_group()
+    return total
+
+
+def bother(port: int, over: threading.Event) -> int:
+    """Connect, flood, send garbage and half a greeting until told to stop; how many connections were made."""
+    payloads = [b"", os.urandom(300), b"GET /global/0 HTTP/1.0\r\n\r\n", b"\x00\x00\x00\x20" + b"{" * 32, b"\xff" * 8]
+    made, idle = 0, []
+    while not over.is_set():
+        try:
+            sock = socket.create_connection(("127.0.0.1", port), timeout=1)
+            sock.sendall(payloads[made % len(payloads)])
+        except OSError:
+            continue
+        made += 1
+        if made % 3:
+            sock.close()
+        else:
+            idle.append(sock)
+        time.sleep(0.005)
+    for sock in idle:
+        sock.close()
+    return made
+
+
+@pytest.mark.horovod
+def test_a_running_job_does_not_notice_strangers_on_its_ports() -> None:
+    over, threads, made = threading.Event(), [], []
+
+    def attack(port: int) -> None:
+        thread = threading.Thread(target=lambda: made.append(bother(port, over)))
+        thread.start()
+        threads.append(thread)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Heartbeat) and event.step >= 5 and not threads:
+            for port in ports:
+                attack(port)
+        if isinstance(event, RankEvent):
+            ports.add(int(event.data["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
+
+    with local_group(2, ("torch", "horovod.torch")) as group:
+        ports = {group.endpoint.port}
+        try:
+            result = group.run(JobSpec(summing), 2, on_event)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        refused = group.server.refused
+    assert result.results == [240.0, 240.0]
+    assert len(made) == 3 and all(count > 20 for count in made), made
+    assert refused > 20
+
+
+def test_the_secret_is_in_no_command_line_and_no_environment() -> None:
+    def entry(ctx: Any) -> list[str]:
+        import psutil
+
+        family = [psutil.Process(), *psutil.Process().parents()[:2]]
+        return [" ".join(p.cmdline()) + str(p.environ()) for p in family] + [str(ctx.payload)]
+
+    with local_group(1, ()) as group:
+        texts = group.run(JobSpec(entry, preload=()), 1, lambda event: None).result
+        secret = group.endpoint.secret
+    assert len(texts) == 4
+    assert not [text for text in texts if secret in text]
+
+
+def test_what_a_ring_opens_is_on_the_chosen_interface_alone() -> None:
+    """torch's store and Gloo would listen on all of them if they were not told."""
+
+    def entry(ctx: Any) -> list[str]:
+        import psutil
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        family = [psutil.Process(), *psutil.Process().parents()[:1]]  # the helper holds the store's port too
+        listening = {c.laddr.ip for p in family for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        dist.destroy_process_group()
+        return sorted(listening)
+
+    with local_group(2, ("torch",)) as group:
+        found = group.run(JobSpec(entry, preload=("torch",)), 2, lambda event: None).results
+    assert found[0] == ["127.0.0.1"], "rank 0 serves the store"
+    assert set(found[1]) <= {"127.0.0.1"}
+
+
+@pytest.mark.ranks
+def test_a_clock_that_jumps_neither_hangs_nor_ends_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(ctx: Any) -> int:
+        for step in range(8):
+            ctx.heartbeat(step, "step")
+            time.sleep(0.2)
+        return ctx.rank
+
+    real, jump = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + jump[0])
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Heartbeat):
+            jump[0] = 86400.0 if event.step % 2 else -86400.0
+
+    result = run_local(JobSpec(entry, preload=()), 2, on_event, limits=Limits(60, 5.0))
+    assert result.results == [0, 1]
+
+
+@pytest.mark.ranks
+def test_a_dead_log_connection_does_not_stop_training() -> None:
+    """The agents' connections are cut again and again while ranks work; nothing that matters is lost."""
+
+    def entry(ctx: Any) -> int:
+        for step in range(40):
+            ctx.metrics(step, {"x": float(step)})
+            print("line", step)
+            time.sleep(0.03)
+        return ctx.rank
+
+    with local_group(2, ()) as group:
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, RankMetrics) and event.step % 10 == 5:
+                for known in list(group.server._agents.values()):
+                    if connection := known.connection:
+                        group.server._loop.call_soon_threadsafe(connection.abort)
+
+        result = group.run(JobSpec(entry, preload=()), 2, on_event)
+    assert result.results == [0, 1]
+    assert [m.step for m in result.metrics] == list(range(40))
+
+
+@pytest.mark.ranks
+def test_a_slow_callback_holds_nobody_up() -> None:
+    def entry(ctx: Any) -> float:
+        began = time.monotonic()
+        for step in range(200):
+            ctx.metrics(step, {"x": 0.0})
+        return time.monotonic() - began
+
+    result = run_local(JobSpec(entry, preload=()), 1, lambda event: time.sleep(0.01))
+    assert result.result < 1.0  # the callbacks took two seconds

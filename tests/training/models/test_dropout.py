@@ -15,6 +15,7 @@ from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import SAMPLE, Batch
 from training.data.build import make_reader
+from training.data.request import DataRank, ReadRequest
 from training.models.dropout import Dropout, draws_masks, keep_mask
 from training.models.tabular import Tabular
 from training.parallel.batching import split_batch, weighted_sum
@@ -40,9 +41,9 @@ def batches_of(dataset: tuple[Path, DatasetManifest], world: int, steps: int, **
     """Per step, every rank's batch of 24 rows in all; the last of an epoch is padded."""
     config = DataConfig.model_validate({"lanes": 7, "tail": "pad"} | data)
     names = ["code", "x", "y", SAMPLE]
-    folder = open_storage(str(dataset[0]))
-    readers = [make_reader(config, folder, dataset[1], "train", names, 24, rank, world) for rank in range(world)]
-    served = [list(reader.batches(0, 0, steps)) for reader in readers]
+    request = ReadRequest(open_storage(str(dataset[0])), dataset[1], "train", names, 24)
+    readers = [make_reader(config, request, DataRank(rank, world)) for rank in range(world)]
+    served = [list(reader.batches(0, steps)) for reader in readers]
     for reader in readers:
         reader.close()
     return [list(parts) for parts in zip(*served, strict=True)]

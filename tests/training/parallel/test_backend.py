@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from training.parallel import Place
+from training.parallel import RankInfo
 from training.parallel.backend import GPU_BACKENDS, abort_process_groups, backend_of, device_backend
 from training.parallel.compose import start_process_group
 
@@ -47,9 +47,9 @@ def test_ranks_on_gpus_say_which_gpu_is_theirs(monkeypatch: pytest.MonkeyPatch) 
     """A fake of `init_process_group`, since there is no GPU here: what it is asked for."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: asked.update(given, backend=backend))
-    start_process_group(Place(3, 4, 1, 2), CUDA, timedelta(seconds=5))
+    start_process_group(RankInfo(3, 4, 1, 2), CUDA, timedelta(seconds=5))
     assert (asked["backend"], asked["device_id"], asked["rank"]) == (GPU_BACKENDS, CUDA, 3)
-    start_process_group(Place(3, 4, 1, 2), CPU, timedelta(seconds=5))
+    start_process_group(RankInfo(3, 4, 1, 2), CPU, timedelta(seconds=5))
     assert (asked["backend"], asked["device_id"]) == ("gloo", None)
 
 

@@ -13,7 +13,7 @@ from conf.capabilities import RULES, strategy_notes
 from training.models.gpt import GPT
 from training.models.plan import plan_of
 from training.optim import build_optimizer
-from training.parallel import ParallelSettings, Place, build_strategy
+from training.parallel import ParallelSettings, RankInfo, build_strategy
 from training.parallel.check import layout_problems
 from training.parallel.compose import choose_engine
 from training.parallel.data_parallel.horovod_ring import available
@@ -67,14 +67,14 @@ def test_a_refused_combination_is_refused(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_what_has_no_effect_is_said_when_the_strategy_is_built(caplog: pytest.LogCaptureFixture) -> None:
-    build_strategy(ParallelSettings(zero=1, engine="torch"), Place(), torch.device("cpu"))
+    build_strategy(ParallelSettings(zero=1, engine="torch"), RankInfo(), torch.device("cpu"))
     assert "parallel.zero=1" in caplog.text and "have no effect" in caplog.text
 
 
 def test_building_refuses_it_too() -> None:
     settings = ParallelSettings(dp=1, micro_batches=2, engine="torch")
     with pytest.raises(ValueError, match="micro_batches=2 with pp"):
-        build_strategy(settings, Place(), torch.device("cpu"))
+        build_strategy(settings, RankInfo(), torch.device("cpu"))
 
 
 def test_legal_combinations_are_not_refused() -> None:
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_be_trained_is_refused_in_its_own_words() -> None:
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
         (nn.Sequential(nn.Embedding(4, 2, sparse=True)), r"'0' is Embedding\(sparse=True\).*make it with sparse=False"),
     ):
-        strategy = build_strategy(ParallelSettings(), Place(), torch.device("cpu"))
+        strategy = build_strategy(ParallelSettings(), RankInfo(), torch.device("cpu"))
         with pytest.raises(ValueError, match=said):
             strategy.prepare(model, BinaryTask(["x"], "y", None), lambda named: build_optimizer(named))
 

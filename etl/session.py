@@ -1,0 +1,67 @@
+"""The Spark session of a build: the recipe's settings decide the rows, the cluster's only how fast a query runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Settings that decide rows have one value on every cluster.
+FIXED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Sources come as lists of files: listing each again in a task of its own would take longer than reading it.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    # Rows of images or whole documents go to Python in batches of bounded size.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+}
+# Settings, or prefixes of them, that decide how fast a query runs, where, or what is shown of it:
+# taken from the cluster. Every other setting of Spark SQL comes from the recipe and is part of the fingerprint.
+CLUSTER_DECIDES = (
+    "spark.sql.adaptive.",
+    "spark.sql.artifact.",
+    "spark.sql.autoBroadcastJoinThreshold",
+    "spark.sql.broadcastTimeout",
+    "spark.sql.catalogImplementation",
+    "spark.sql.cbo.",
+    "spark.sql.codegen.",
+    "spark.sql.debug.",
+    "spark.sql.execution.arrow.",
+    "spark.sql.files.maxPartition",
+    "spark.sql.files.minPartitionNum",
+    "spark.sql.files.openCostInBytes",
+    "spark.sql.inMemoryColumnarStorage.",
+    "spark.sql.join.preferSortMergeJoin",
+    "spark.sql.maxPlanStringLength",
+    "spark.sql.shuffle.partitions",
+    "spark.sql.sources.parallelPartitionDiscovery.",
+    "spark.sql.statistics.",
+    "spark.sql.thriftServer.",
+    "spark.sql.ui.",
+    "spark.sql.warehouse.dir",
+)
+
+
+def decides_rows(key: str) -> bool:
+    """Whether a Spark setting may change the rows of a query: those of Spark SQL, but for the two groups above."""
+    return key.startswith("spark.sql.") and key not in FIXED and not key.startswith(CLUSTER_DECIDES)
+
+
+def build_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Make a session with its own views, where the recipe's `settings` decide rows, not the cluster's or caller's."""
+    session = spark.newSession()
+    for key in session.conf.getAll:
+        if decides_rows(key) and key not in settings and session.conf.isModifiable(key):
+            log.warning("%s is set on this cluster and not in the recipe's spark.conf: left out of the build", key)
+            session.conf.unset(key)
+    if (partitions := spark.conf.get("spark.sql.shuffle.partitions", None)) is not None:
+        session.conf.set("spark.sql.shuffle.partitions", partitions)
+    for key, value in {**{k: v for k, v in settings.items() if k.startswith("spark.sql.")}, **FIXED}.items():
+        if session.conf.isModifiable(key):
+            session.conf.set(key, value)
+    return session

@@ -1,0 +1,120 @@
+"""List the files of a source: a file, a folder or a glob on any storage."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from conf.schema_etl import SourceConfig
+from conf.storage import Storage, open_storage
+from etl.errors import EtlError
+
+# Folder in which a table format keeps what belongs to the table -> the format, and the files there that show it.
+LAKE_MARKS = {
+    "_delta_log": ("Delta", r"[^/]+"),
+    "metadata": ("Iceberg", r"(?:[^/]*\.metadata\.json|version-hint\.text)$"),
+    ".hoodie": ("Hudi", r"[^/]+"),
+}
+WILDCARDS = "*?["
+ANY_FOLDERS = "**"
+COMPRESSED = r"\.gz|\.bz2|\.zst"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """`path` is relative to the source's root and part of the fingerprint; `full` is what opens it."""
+
+    path: str
+    full: str
+    bytes: int
+    mtime_ns: int
+
+
+def list_files(name: str, config: SourceConfig) -> tuple[Storage, tuple[SourceFile, ...]]:
+    """List the files of a source below its root. Raises EtlError if it has no files."""
+    root, pattern = _split_glob(config.path)
+    storage = open_storage(root)
+    info = storage.fs.get_file_info(storage.root)
+    if info.type == pafs.FileType.File:
+        infos, prefix = [info], len(info.path) - len(info.base_name)
+    else:
+        deep = pattern is None or len(pattern) > 1 or pattern[0] == ANY_FOLDERS
+        selector = pafs.FileSelector(storage.root, allow_not_found=True, recursive=deep)
+        infos, prefix = storage.fs.get_file_info(selector), len(storage.root.rstrip("/")) + 1
+    there = [i for i in sorted(infos, key=lambda i: i.path) if i.type == pafs.FileType.File]
+    files = tuple(
+        SourceFile(i.path[prefix:], i.path, i.size, i.mtime_ns or 0)
+        for i in there
+        if info.type == pafs.FileType.File or _wanted(i.path[prefix:], pattern, config.format)
+    )
+    key = f"etl.sources.{name}.path = {config.path!r}"
+    if not files:
+        missing = info.type == pafs.FileType.NotFound
+        what = "no such file or folder" if missing else _why_no_files(there, pattern, config)
+        raise EtlError(f"{key}: {what}; the table {name!r} is missing")
+    _refuse_lake_tables(key, storage, [i.path for i in infos], [f.full for f in files])
+    return storage, files
+
+
+def _refuse_lake_tables(key: str, storage: Storage, paths: list[str], files: list[str]) -> None:
+    """Raise EtlError if one of `files` is in a folder in which a table format keeps the versions of a table."""
+    root = storage.root.rstrip("/")
+    for above in [root, *accumulate(root.split("/"), "{}/{}".format)]:
+        with contextlib.suppress(OSError):  # the right to read a folder does not include those above it
+            for found in storage.fs.get_file_info([f"{above}/{mark}" for mark in LAKE_MARKS]):
+                if found.type == pafs.FileType.Directory:
+                    paths += [i.path for i in storage.fs.get_file_info(pafs.FileSelector(found.path))]
+    for path in sorted(paths):
+        for mark, (kind, sign) in LAKE_MARKS.items():
+            match = re.search(rf"^(.*/){mark}/{sign}", path)
+            if match and any(file.startswith(match[1]) for file in files):
+                raise EtlError(
+                    f"{key}: {match[1]} is a table of {kind}; beside its rows it holds files of rows that were deleted "
+                    "or replaced. Export the rows with the engine that keeps it (INSERT OVERWRITE DIRECTORY '...' "
+                    "USING parquet SELECT * FROM ...) and declare that folder"
+                )
+
+
+def _split_glob(path: str) -> tuple[str, list[str] | None]:
+    """`data/2013-*/x.csv` -> (`data`, [`2013-*`, `x.csv`]). A URI's `?` begins its options, which are the root's."""
+    is_uri = "://" in path and not path.startswith("file:")
+    base, mark, query = path.partition("?") if is_uri else (path, "", "")
+    parts = base.split("/")
+    first = next((i for i, part in enumerate(parts) if any(c in part for c in WILDCARDS)), None)
+    if first is None:
+        return path, None
+    return ("/".join(parts[:first]) or ("/" if first else ".")) + mark + query, parts[first:]
+
+
+def _wanted(relative: str, pattern: list[str] | None, kind: str) -> bool:
+    """Whether a file below the root belongs to the table: by the glob, else by the suffix of the format."""
+    parts = relative.split("/")
+    if any(part.startswith(("_", ".")) for part in parts):
+        return False
+    if pattern is None:
+        return kind == "text" or re.search(rf"\.{kind}({COMPRESSED})?$", relative, re.IGNORECASE) is not None
+    return _matches(parts, pattern)
+
+
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    """Folder by folder: only `**` stands for any number of them."""
+    if not pattern:
+        return not parts
+    if pattern[0] == ANY_FOLDERS:
+        return any(_matches(parts[n:], pattern[1:]) for n in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+def _why_no_files(there: list[Any], pattern: list[str] | None, config: SourceConfig) -> str:
+    if not there:
+        return "no files below it"
+    example = f"{len(there)} files lie there, such as {there[0].base_name!r}"
+    if pattern is None:
+        return f"no files named *.{config.format} below it ({example}: name them by a glob)"
+    return f"no file matches it ({example}; a `*` stays within one folder, `**` stands for any folders)"

@@ -1,0 +1,140 @@
+"""The recipe's schema refuses, by key and rule, what no run can mean. Combinations of blocks: test_rules.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from conf.schema_data import DataConfig
+from conf.schema_etl import EtlConfig
+from conf.schema_launch import LaunchConfig
+
+RECIPES = Path(__file__).resolve().parents[2] / "conf/recipes"
+BLOCK = {
+    "sources": {"t": {"path": "t.csv", "columns": {"a": "int", "y": "boolean"}}},
+    "rows": "t",
+    "label": "y",
+    "features": {"a": {"kind": "numeric"}},
+}
+
+
+def refused(**changes) -> str:
+    with pytest.raises(ValidationError) as caught:
+        EtlConfig.model_validate(BLOCK | changes)
+    return str(caught.value)
+
+
+def test_the_smallest_block_is_complete():
+    config = EtlConfig.model_validate(BLOCK)
+    assert config.split.shares == {"train": 0.8, "valid": 0.1, "test": 0.1} and config.shard.row_group is None
+
+
+def test_flights_block_is_valid():
+    block = yaml.safe_load((RECIPES / "flights.yaml").read_text())["etl"]
+    assert EtlConfig.model_validate(block).label == "late"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rowz": "t"}, "rowz"),
+        ({"features": {"SparkRing_Row": {"kind": "numeric", "column": "a"}}}, "['SparkRing_Row']: names that begin"),
+        ({"features": {"sparkring_sample": {"kind": "numeric", "column": "a"}}}, "['sparkring_sample']: names that"),
+        ({"keep": ["SPARKRING_ROW"]}, "['SPARKRING_ROW']: names that begin"),
+        ({"label": "sparkring_row"}, "['sparkring_row']: names that begin"),
+        ({"rows": "u"}, "no view or source"),
+        ({"views": {"t": "select 1"}}, "sources already"),
+        ({"one_per": "u"}, "is no source"),
+        ({"features": {}}, "needs `features`"),
+        ({"features": {"y": {"kind": "numeric"}}}, "one role"),
+        ({"features": {"z": {"kind": "numeric", "column": "y"}}}, "reads the label"),
+        ({"features": {"a": {"kind": "numerical"}}}, "numerical"),
+        ({"features": {"a": {"kind": "passthrough", "nulls": "fill"}}}, "come together"),
+        ({"kind": "text"}, "come together"),
+        ({"checks": [{"name": "c", "kind": "range", "column": "a"}]}, "min, max or both"),
+        ({"checks": [{"name": "c", "kind": "unique"}]}, "needs ['columns']"),
+        ({"checks": [{"name": "c", "kind": "null_share", "column": "a", "sql": "a"}]}, "has no ['sql']"),
+        ({"checks": [{"name": "c", "kind": "referential", "column": "a", "to": "u.a"}]}, "no such source"),
+        ({"checks": [{"name": "c", "kind": "null_share", "column": "a"}] * 2}, "given twice"),
+        ({"split": {"shares": {"train": 0.5, "test": 0.4}}}, "sum to 0.9"),
+        ({"split": {"kind": "time", "column": "d"}}, "boundaries"),
+        ({"split": {"kind": "time", "column": "d", "boundaries": {"train": "2020-01-01"}}}, "no boundary"),
+        ({"sources": {"t": {"path": "t.csv"}}}, "must be declared"),
+        ({"shard": {"row_group": 0}}, "greater than 0"),
+        (
+            {"sources": {"t": {"path": "t.csv", "columns": {"v": "int", "V": "int"}}}},
+            "'v' and 'V' are one name",
+        ),
+        ({"views": {"T": "select 1"}}, "'t' and 'T' are one name"),
+        ({"features": {"a": {"kind": "numeric"}, "A": {"kind": "numeric", "column": "a"}}}, "'a' and 'A' are one name"),
+        ({"keep": ["Y"]}, "'Y' and 'y' are one name"),
+        ({"sources": {"t": {"path": "t.csv", "columns": {"a": "int"}, "options": {"escape": "x"}}}}, "escape"),
+        ({"sources": {"t": {"path": "t", "format": "parquet", "columns": {"a": "int"}, "options": {}}}}, "for csv"),
+    ],
+)
+def test_impossible_blocks_are_refused_by_rule(changes, words):
+    assert words in refused(**changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"reader": "petastorm", "filters": [["a", ">", 1]]}, "filters: only reader native has this"),
+        ({"reader": "petastorm", "audit": True, "decoders": {"i": "image"}}, "audit, decoders: only reader native"),
+        ({"petastorm": {"url": "file:///x"}}, "petastorm.url is given but reader is native"),
+        ({"verify": "off", "on_corrupt": "quarantine"}, "verify may not be off"),
+        ({"filters": [["a", "~", 1]]}, "filters.0.1"),
+        ({"filters": [["a", "in", 5]]}, "'in' wants a list of values"),
+        ({"filters": [["a", "not in", []]]}, "'not in' wants a list of values"),
+        ({"filters": [["a", "==", [1]]]}, "'==' wants one value"),
+        ({"filters": [["a", "==", None]]}, "a null row is never kept"),
+        ({"seed": -1}, "seed"),
+        ({"lanes": 0}, "lanes"),
+        ({"decoders": {"i": "video"}}, "decoders.i"),
+        ({"mix": {"parts": [{"dataset": "a"}]}}, "mix.parts"),
+        ({"mix": {"parts": [{"dataset": "a"}, {"dataset": "b", "weight": 0}]}}, "mix.parts.1.weight"),
+        ({"windows": 3}, "windows"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        DataConfig.model_validate(given)
+    lines = [".".join(str(p) for p in e["loc"]) + ": " + e["msg"] for e in caught.value.errors()]
+    assert message in " ".join(lines)
+
+
+def test_defaults_are_possible_and_frozen() -> None:
+    config = DataConfig()
+    assert DataConfig.model_validate(config.model_dump()) == config
+    with pytest.raises(ValidationError):
+        config.lanes = 3  # type: ignore[misc]
+
+
+def test_defaults_are_a_ring_of_two_that_never_shrinks() -> None:
+    launch = LaunchConfig()
+    assert (launch.world, launch.min_world, launch.max_attempts) == (2, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"world": 2, "min_world": 3}, r"min_world = 3: must not be above world = 2"),
+        ({"world": 0}, "greater than 0"),
+        ({"backoff_s": -1.0}, "greater than or equal to 0"),
+        ({"max_attempts": 0}, "greater than 0"),
+        ({"silence_timeout_s": 0}, "greater than 0"),
+        ({"gpus_per_rank": -1}, "greater than or equal to 0"),
+        ({"wrld": 2}, "Extra inputs"),
+    ],
+)
+def test_values_that_cannot_be(values: dict[str, object], match: str) -> None:
+    with pytest.raises(ValidationError, match=match):
+        LaunchConfig(**values)  # type: ignore[arg-type]
+
+
+def test_no_hang_limit_is_allowed() -> None:
+    assert LaunchConfig(hang_timeout_s=None).hang_timeout_s is None

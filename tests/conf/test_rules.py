@@ -1,0 +1,124 @@
+"""Impossible combinations and keys without effect: each row of both tables is tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.load import ConfigError, load_config
+from conf.rules import CONFLICTS, NO_EFFECT
+
+SMALL = "name: mine\ndataset: /data/x\n"
+
+
+def recipe(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe(tmp_path, text), overrides)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: mine\n", "etl, dataset: neither is given"),
+        (SMALL + "train: {epochs: null}\n", "training would have no end"),
+        (SMALL + "train: {steps: 10}\noptim: {warmup_steps: 10}\n", "optim.warmup_steps = 10"),
+        (SMALL + "train: {valid_split: test}\n", "train.test_split = 'test'"),
+        (SMALL + "report: {must_beat: [loss], baselines: false}\n", "report.baselines is false"),
+        (SMALL + "report: {must_beat: [perplexity]}\n", "baselines of model.task = 'binary' have"),
+        (SMALL + "report: {must_beat: [loss]}\ntrain: {test_split: null}\n", "train.test_split is null"),
+        (SMALL + "report: {must_beat: [loss]}\nmodel: {task: regression}\n", "no baselines for model.task"),
+    ],
+)
+def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:
+    assert any(expected in p for p in problems(tmp_path, text))
+
+
+MIX = "data.mix={parts: [{dataset: a}, {dataset: b}]}"
+ETL = "{sources: {t: {path: t.csv, columns: {a: int, d: date}}}, rows: t, features: {a: {kind: numeric}}"
+BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024-01-01'}}}}}}"
+BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
+PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
+SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
+
+
+@pytest.mark.parametrize(
+    ("run", "idle"),
+    [
+        ([PETASTORM], "data.tail=pad"),
+        ([PETASTORM], "data.window_row_groups=3"),
+        ([PETASTORM], "data.on_corrupt=quarantine"),
+        ([PETASTORM], "data.cache.files=/tmp/x"),
+        ([PETASTORM], "data.cache.decoded=/tmp/x"),
+        ([PETASTORM, "data.shuffle=false"], "data.petastorm.shuffle_rows=9"),
+        ([], "data.petastorm.pool=process"),
+        ([], "data.petastorm.workers=3"),
+        ([], "data.petastorm.shuffle_rows=9"),
+        ([MIX], "data.tail=pad"),
+        ([MIX], "data.mix.epoch_samples=9"),
+        (["dataset=null", BY_TIME], SHARES),
+        (["dataset=null", BY_TIME], "etl.split.key=[a]"),
+        (["dataset=null", BY_TIME], "etl.split.seed=1"),
+        (["dataset=null", BY_COLUMN], SHARES),
+        (["dataset=null", BY_COLUMN], "etl.split.key=[a]"),
+        (["dataset=null", BY_COLUMN], "etl.split.seed=1"),
+        ([TEXT], "model.inputs=[a]"),
+        ([TEXT], "model.label=a"),
+        ([TEXT], "report.share_by=[a]"),
+        (["model.task=regression"], "report.share_by=[a]"),
+        ([], "report.sample_prompt=So"),
+        ([], "report.sample_tokens=9"),
+    ],
+)
+def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, run: list[str], idle: str) -> None:
+    load_config(recipe(tmp_path, SMALL), run)
+    (found,) = problems(tmp_path, SMALL, *run, idle)
+    assert found.startswith(f"{idle.partition('=')[0]} = ") and "has no effect" in found
+
+
+def test_every_row_of_the_table_is_tried_above() -> None:
+    marks = test_a_key_without_effect_is_refused_and_its_default_is_not.pytestmark  # type: ignore[attr-defined]
+    tried = {idle.partition("=")[0] for _, idle in marks[0].args[1]}
+    assert tried == {key for rule in NO_EFFECT for key in rule.keys}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("storage.datasets=nosuch://b/x", "storage.datasets: nosuch://b/x: no filesystem for scheme 'nosuch'"),
+        ("storage.runs=s3://b/x?nonsense=1", "storage.runs: s3://b/x?nonsense=1: unknown option"),
+        ("dataset=s3://key:hunter2@b/x", "dataset = 's3://**********@b/x' holds a secret, which would be logged"),
+        (MIX.replace("dataset: b", "dataset: 'no://b'"), "data.mix.parts.1.dataset: no://b: no filesystem"),
+    ],
+)
+def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expected: str) -> None:
+    (found,) = problems(tmp_path, SMALL, override)
+    assert found.startswith(expected) and "hunter2" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "words"),
+    [
+        ("name: mine\n", [], "etl, dataset: neither is given"),
+        (SMALL, [f"etl={ETL}}}"], "etl, dataset: both are given"),
+        (SMALL, ["train.epochs=null"], "train.epochs, train.steps: both are null"),
+        (SMALL, ["train.steps=5", "optim.warmup_steps=5"], "optim.warmup_steps = 5: must be less than train.steps = 5"),
+        (SMALL, ["train.test_split=valid"], "train.test_split = 'valid': is train.valid_split too"),
+        (SMALL, [MIX, "data.audit=true"], "data.audit: a mix repeats rows by design"),
+    ],
+)
+def test_each_conflict_is_refused_with_its_keys(tmp_path: Path, text: str, overrides: list[str], words: str) -> None:
+    (found,) = problems(tmp_path, text, *overrides)
+    assert found.startswith(words) and "{" not in found
+
+
+def test_every_conflict_is_tried_above() -> None:
+    marks = test_each_conflict_is_refused_with_its_keys.pytestmark  # type: ignore[attr-defined]
+    assert len(marks[0].args[1]) == len(CONFLICTS)

@@ -1,0 +1,58 @@
+"""A pinned source: its fingerprint, that each file is hashed once, and that later changes are noticed."""
+
+import os
+
+import pytest
+
+from conf.schema_etl import SourceConfig
+from conf.storage import Storage
+from etl.errors import EtlError
+from etl.sources.snapshot import pin, pin_sources
+
+
+@pytest.fixture
+def table(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("a,b\n1,2\n")
+    return tmp_path
+
+
+def config(path, **changes) -> SourceConfig:
+    return SourceConfig.model_validate({"path": str(path), "columns": {"a": "int", "b": "int"}} | changes)
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(table):
+    snapshot = pin("t", config(table))
+    snapshot.check_unchanged()
+    (table / "b.csv").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(EtlError, match=r"etl\.sources\.t: its files changed"):
+        snapshot.check_unchanged()
+
+
+def test_the_fingerprint_follows_content_and_declaration_but_not_the_place(table, tmp_path):
+    first = pin("t", config(table)).fingerprint
+    moved = table.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
+    assert pin("t", config(moved)).fingerprint == first
+    options = {"options": {"nullValue": "NA"}}
+    others = [config(moved, columns={"b": "int", "a": "int"}), config(moved, **options), config(moved / "a.csv")]
+    prints = {pin("t", other).fingerprint for other in others}
+    (moved / "b.csv").write_text("a,b\n1,3\n")
+    assert len({first, *prints, pin("t", config(moved)).fingerprint}) == 5
+
+
+def test_pinning_hashes_every_file_once_and_stat_hashes_none(table, monkeypatch):
+    hashed, real = [], Storage.sha256
+    monkeypatch.setattr(Storage, "sha256", lambda self, name, *a: hashed.append(name) or real(self, name, *a))
+    pin_sources({"t": config(table)})
+    assert sorted(hashed) == ["a.csv", "b.csv"]
+    pin_sources({"t": config(table, fingerprint="stat")})
+    assert len(hashed) == 2
+
+
+def test_stat_fingerprints_see_a_touched_file(tmp_path):
+    (tmp_path / "t.csv").write_text("a\n1\n")
+    config = SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "int"}, fingerprint="stat")
+    before = pin("t", config).fingerprint
+    assert pin("t", config).fingerprint == before
+    os.utime(tmp_path / "t.csv", (1, 1))
+    assert pin("t", config).fingerprint != before

@@ -1,0 +1,103 @@
+"""What makes a dataset another dataset: content, recipe, code and settings. No Spark."""
+
+import sys
+from importlib.resources import files
+from types import SimpleNamespace
+
+from conf.schema_etl import EtlConfig
+from etl.fingerprint import code_digest, dataset_fingerprint, python_sources
+from etl.views import own_modules
+
+FEATURES = {"a": {"kind": "numeric"}, "b": {"kind": "numeric"}}
+
+
+def config(path="t.csv", features=FEATURES, **changes) -> EtlConfig:
+    source = {"path": path, "columns": {"a": "int", "b": "int"}}
+    return EtlConfig.model_validate({"sources": {"t": source}, "rows": "t", "features": features} | changes)
+
+
+def fingerprint(config, content="x", spark="4.3.0", settings=None):
+    """Of a dataset whose only source has the fingerprint `content`."""
+    return dataset_fingerprint(config, {"t": SimpleNamespace(fingerprint=content)}, spark, settings or {})
+
+
+def test_the_fingerprint_is_of_content_not_of_place():
+    first = fingerprint(config())
+    assert fingerprint(config("elsewhere/t.csv")) == first
+    others = [
+        fingerprint(config(), content="y"),
+        fingerprint(config(), spark="4.4.0"),
+        fingerprint(config(features=dict(reversed(FEATURES.items())))),
+        fingerprint(config(split={"seed": 1})),
+        fingerprint(config(shard={"row_group": 7})),
+        fingerprint(config(rows="json:loads")),
+    ]
+    assert len({first, *others}) == 7
+
+
+def test_settings_that_decide_rows_are_in_the_fingerprint_and_others_are_not():
+    def print_of(**settings):
+        conf = {f"spark.{key.replace('__', '.')}": value for key, value in settings.items()}
+        return fingerprint(config(), settings=conf)
+
+    free = {"executor__memory": "2g", "sql__shuffle__partitions": "7", "sql__adaptive__enabled": "false"}
+    free |= {"sql__session__timeZone": "Asia/Tokyo", "sql__ansi__enabled": "false"}  # fixed by the build
+    assert {print_of(**{key: value}) for key, value in free.items()} == {print_of()}
+    deciding = {
+        "sql__caseSensitive": "true",
+        "sql__legacy__timeParserPolicy": "LEGACY",
+        "sql__mapKeyDedupPolicy": "LAST_WIN",
+    }
+    deciding |= {"sql__files__ignoreCorruptFiles": "true"}
+    assert (
+        len({print_of(), print_of(sql__caseSensitive="false"), *(print_of(**{k: v}) for k, v in deciding.items())}) == 6
+    )
+
+
+MODULES = {
+    "mine/__init__.py": "from .steps import one\n",
+    "mine/rows.py": "import json, numpy\nfrom . import helper\nimport mine_too\ndef make(t):\n  import mine_late",
+    "mine/helper.py": "from .deep.er import f\n",
+    "mine/deep/er.py": "import mine.rows\n",  # a namespace package, and a circle
+    "mine/steps.py": "one = 1\n",
+    "mine_too.py": "try:\n    import no_such_module\nexcept ImportError:\n    x = 1\n",
+    "mine_late.py": "",
+    "mine_other.py": "",
+}
+
+
+def test_every_module_of_the_user_that_the_rows_function_imports_is_in_the_fingerprint(tmp_path, monkeypatch):
+    for name, text in MODULES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    used = {"mine", "mine.rows", "mine.helper", "mine.deep.er", "mine.steps", "mine_too", "mine_late"}
+    assert own_modules("mine.rows:make").keys() == used
+
+    def print_():
+        return fingerprint(config(rows="mine.rows:make"))
+
+    prints = [print_()]
+    for name, text in MODULES.items():
+        (tmp_path / name).write_text(text + "\n# changed\n")
+        prints.append(print_())
+    assert len(set(prints)) == len(MODULES) and prints[-1] == prints[-2]  # mine_other is not imported
+    for name in [m for m in sys.modules if m.partition(".")[0].startswith("mine")]:
+        del sys.modules[name]
+
+
+def test_the_code_digest_covers_the_packages_subfolders(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.py", "sub/b.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
+    before = code_digest()
+    (tmp_path / "sub/b.py").write_text("x = 1\n")
+    changed = code_digest()
+    (tmp_path / "sub/b.py").rename(tmp_path / "sub/c.py")
+    assert len({before, changed, code_digest()}) == 3
+
+
+def test_the_code_digest_covers_etl_sources():
+    names = dict(python_sources(files("etl"), "etl"))
+    assert "etl/build.py" in names and "etl/sources/csv_file.py" in names and "csv" in names["etl/sources/csv_file.py"]

@@ -1,0 +1,150 @@
+"""The agent's end of the control channel: order, buffers, cuts, heartbeats, and a driver that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conf.rank_info import RankInfo
+from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread, wait_for
+from training.launch.channel.connection import LoopThread
+from training.launch.channel.control_client import HEARTBEAT_S, WINDOW_BYTES, ControlClient, DriverUnreachable, Endpoint
+from training.launch.channel.control_server import ControlServer
+from training.launch.channel.frames import encode, new_secret
+from training.launch.channel.tls import new_certificate
+from training.launch.messages import Entry, Heartbeat, KeepAlive, RankEnded, RankMetrics, RankResult, StartRank, ToAgent
+
+__all__ = ["server", "thread"]  # fixtures
+
+
+def test_the_secret_is_not_in_an_endpoints_repr() -> None:
+    secret = new_secret()
+    assert secret not in repr(Endpoint(("h",), 1, secret, ""))
+
+
+def cut(thread: LoopThread, client: ControlClient) -> None:
+    """The network cuts it; nobody asked."""
+    wait_for(lambda: client._connection is not None)
+    thread.loop.call_soon_threadsafe(client._connection.abort)
+
+
+def test_clients_deliver_in_order_and_survive_a_cut(server: ControlServer, thread: LoopThread) -> None:
+    client = thread.call(opened(endpoint_of(server), "a"))
+    for i in range(300):
+        client.send(RankMetrics(0, 1, i, {}))
+        if i in (50, 51, 200):
+            cut(thread, client)
+    assert [taken(server)[1].step for _ in range(300)] == list(range(300))
+    wait_for(lambda: not client._queue)  # all is acknowledged, so nothing would be sent again
+    thread.call(client.close())
+    wait_for(lambda: not server.is_connected("a"))
+    assert server.left_at("a") <= time.monotonic()
+
+
+def test_both_directions_carry_what_is_larger_than_all_buffers(server: ControlServer, thread: LoopThread) -> None:
+    got: queue.Queue[ToAgent | None] = queue.Queue()
+    client = thread.call(opened(endpoint_of(server), "a", got.put))
+    for n in range(3):
+        assert server.send("a", StartRank(n, RankInfo(), Entry("name", "a:b"), {"text": "x" * (5 << 20)}, {}))
+        client.send(RankResult(0, n, "json", "y" * (5 << 20)))
+    assert [got.get(timeout=30).attempt for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
+    assert [taken(server, 30)[1].attempt for _ in range(3)] == [0, 1, 2]
+    assert not server.send("nobody", KeepAlive())  # type: ignore[arg-type]
+    thread.call(client.close())
+
+
+def test_what_nobody_takes_stays_with_its_agent_and_no_agent_looks_silent(
+    server: ControlServer, thread: LoopThread
+) -> None:
+    """A full inbox had blocked the threads that read, and healthy ranks were named lost."""
+    client = thread.call(opened(endpoint_of(server), "a"))
+    for i in range(20_000):
+        client.send(RankMetrics(0, 1, i, {"x" * 100: 0.0}))
+    client.send(Heartbeat(0, 1, 7, "step"))
+    time.sleep(1.0)
+    in_driver = sum(len(encode(message)) for _, message, _ in iter(lambda: _peek(server), None))
+    assert in_driver < WINDOW_BYTES + 1000
+    assert server.silent_s("a") < 4 * HEARTBEAT_S
+    assert server.heartbeats()["a"].step == 7, "a heartbeat passes what waits"
+    thread.call(client.close())
+
+
+def _peek(server: ControlServer) -> Any:
+    with contextlib.suppress(queue.Empty):
+        return server._inbox.get_nowait()
+    return None
+
+
+def test_heartbeats_are_merged_and_the_last_one_is_ahead_of_an_end(server: ControlServer, thread: LoopThread) -> None:
+    client = thread.call(opened(endpoint_of(server), "a"))
+    wait_for(lambda: server.is_connected("a"))
+    received = []
+    on_message = server._on_message
+
+    def count(connection: Any, message: Any, number: int) -> None:
+        received.append(message)
+        on_message(connection, message, number)
+
+    for known in server._agents.values():
+        assert known.connection is not None
+        known.connection._on_message = count
+    began = time.monotonic()
+    for step in range(500):
+        client.send(Heartbeat(0, 1, step, "step"))
+        time.sleep(0.002)
+    most = (time.monotonic() - began) / HEARTBEAT_S + 3
+    client.send(RankEnded(0, 1, 0, "exited with code 0"))
+    assert isinstance(taken(server)[1], RankEnded)
+    assert server.heartbeat_of("a") == Heartbeat(0, 1, 499, "step")
+    assert server.heartbeat_of("a") is None
+    assert len(received) <= most
+    thread.call(client.close())
+
+
+def test_a_client_gives_up_when_the_driver_is_gone_for_good(server: ControlServer, thread: LoopThread) -> None:
+    gone: queue.Queue[object] = queue.Queue()
+    thread.call(opened(endpoint_of(server), "a", gone.put, 0.5))
+    began = time.monotonic()
+    server.close()
+    assert gone.get(timeout=10) is None
+    assert time.monotonic() - began < 5
+
+
+def test_a_closed_port_is_named(server: ControlServer, thread: LoopThread) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(DriverUnreachable, match=f"127.0.0.1:{port}"):
+        thread.call(opened(replace(endpoint_of(server), port=port), "a", patience_s=0.3))
+
+
+def test_an_agent_sends_its_secret_to_the_driver_with_the_key_alone(server: ControlServer, thread: LoopThread) -> None:
+    other = new_certificate()[1]
+    with pytest.raises(DriverUnreachable, match="CERTIFICATE_VERIFY_FAILED"):
+        thread.call(opened(replace(endpoint_of(server), certificate=other), "a", patience_s=0))
+    with pytest.raises(DriverUnreachable):
+        thread.call(opened(replace(endpoint_of(server), secret="0" * 64), "a", patience_s=0))
+    with socket.create_server(("127.0.0.1", 0)) as impostor:  # any server, with any certificate but the driver's
+        endpoint = replace(endpoint_of(server), port=impostor.getsockname()[1])
+        context, _ = new_certificate()
+
+        async def serve() -> bytes:
+            read: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+            async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                read.set_result(await reader.read(100))
+                writer.close()
+
+            listening = await asyncio.start_server(greet, sock=impostor, ssl=context)
+            with pytest.raises(DriverUnreachable):
+                await opened(endpoint, "a", patience_s=0)
+            listening.close()
+            return read.result() if read.done() else b""
+
+        assert thread.call(serve()) == b""

@@ -1,0 +1,187 @@
+"""The driver's end of the control channel: silence, and what happens to everyone who does not have the secret."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import struct
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread, wait_for
+from training.launch.channel import control_client, control_server
+from training.launch.channel.connection import LoopThread
+from training.launch.channel.control_client import ControlClient
+from training.launch.channel.control_server import MAX_UNAUTHENTICATED, ControlServer
+from training.launch.channel.frames import MAX_HELLO_BYTES, encode
+from training.launch.channel.tls import trusting
+from training.launch.messages import Heartbeat, Hello, KillRank, LogLines, RankMetrics, RankResult
+
+__all__ = ["server", "thread"]  # fixtures
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
+def test_a_driver_that_was_held_up_takes_no_agent_for_silent(
+    server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = thread.call(opened(endpoint_of(server), "a"))
+    wait_for(lambda: server.is_connected("a"))
+    server._loop.call_soon_threadsafe(time.sleep, 1.5)  # its thread gets no time: beats wait in the kernel
+    most, until = 0.0, time.monotonic() + 2.0
+    while time.monotonic() < until:
+        most = max(most, server.silent_s("a"))
+    assert most < 1.2
+    thread.call(client.close())
+
+
+def test_silence_is_seen_and_counted_from_the_last_byte(server: ControlServer, thread: LoopThread) -> None:
+    client = thread.call(opened(endpoint_of(server), "a"))
+    thread.loop.call_soon_threadsafe(time.sleep, 1.5)
+    time.sleep(1.0)
+    assert 0.5 < server.silent_s("a") < 1.6
+    thread.call(client.close())
+
+
+def speak(server: ControlServer) -> ssl.SSLSocket:
+    """A connection of somebody who has the certificate, but not the secret."""
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return trusting(server.certificate).wrap_socket(sock)
+
+
+def hello(secret: str, name: str = "a") -> bytes:
+    return encode(Hello(name, secret))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        struct.pack(">I", 1 << 20) + b"x" * 10_000,
+        struct.pack(">I", MAX_HELLO_BYTES + 1),
+        encode(RankResult(0, 1, "json", "1")),
+        encode(Heartbeat(0, 1, 1, "")),
+        hello("0" * 64),
+        hello("\ud800"),
+        hello("\ud800", "\udfff"),
+        hello("x", "a\nb"),
+        encode(KillRank()),
+        frame(b'{"kind":"Hello"}'),
+        frame(b'{"kind":"Hello","agent":[],"secret":{}}'),
+        b"\x80\x04\x95" + b"pickle" * 20,
+    ],
+)
+def test_a_connection_that_does_not_prove_itself_is_closed_with_one_line_of_log(
+    server: ControlServer, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    with speak(server) as sock, caplog.at_level(logging.INFO):
+        sock.sendall(sent)
+        with contextlib.suppress(OSError):
+            assert sock.recv(100) == b""
+        wait_for(lambda: server.refused == 1)
+    assert server.take(0.1) is None and not server.heartbeats() and not server._agents
+    (record,) = caplog.records
+    assert record.exc_info is None and len(record.getMessage()) < 200
+
+
+def test_a_recorded_hello_opens_nothing(server: ControlServer, thread: LoopThread) -> None:
+    """All that crossed the network, sent again by who listened."""
+    heard = bytearray()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, there = await asyncio.open_connection("127.0.0.1", server.port)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, kept: bytearray) -> None:
+            while data := await source.read(1 << 16):
+                kept += data
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(pump(reader, there, heard), pump(theirs, writer, bytearray()))
+
+    async def listen() -> asyncio.Server:
+        return await asyncio.start_server(relay, "127.0.0.1", 0)
+
+    listening = thread.call(listen())
+    port = listening.sockets[0].getsockname()[1]
+    client = thread.call(opened(replace(endpoint_of(server), port=port), "a"))
+    client.send(LogLines(0, 1, ("a line nobody else should read",)))
+    assert taken(server)[0] == "a"
+    assert len(heard) > 300 and b"nobody else" not in heard and server.secret.encode() not in heard
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall(heard)
+            with contextlib.suppress(OSError):
+                while sock.recv(4096):
+                    pass
+    wait_for(lambda: server.refused == 5)
+    assert server.take(0.2) is None and server.is_connected("a")
+    thread.loop.call_soon_threadsafe(listening.close)
+    thread.call(client.close())
+
+
+def test_a_hello_has_ten_seconds_in_all(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly it comes: each byte had seconds of its own."""
+    monkeypatch.setattr(control_server, "HELLO_S", 1.0)
+    began = time.monotonic()
+    with speak(server) as sock, pytest.raises(OSError):
+        for byte in hello(server.secret) * 50:
+            sock.sendall(bytes([byte]))
+            time.sleep(0.1)
+    assert time.monotonic() - began < 6
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:  # within TLS's own handshake too
+        assert sock.recv(1) == b""
+    assert server.refused == 2
+
+
+def test_idle_connections_floods_and_garbage_disturb_no_agent(
+    server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_server, "HELLO_S", 3.0)
+    client = thread.call(opened(endpoint_of(server), "honest"))
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_UNAUTHENTICATED + 20)]
+    for i in range(60):
+        with socket.create_connection(("127.0.0.1", server.port)) as sock:
+            sock.sendall(os.urandom(200) if i % 2 else b"GET / HTTP/1.1\r\n\r\n")
+        client.send(RankMetrics(0, 1, i, {}))
+    wait_for(server._unauthenticated.locked)  # as many unauthenticated connections as are allowed
+    late = thread.call(opened(endpoint_of(server), "late", patience_s=30.0))  # an agent gets in through the crowd
+    late.send(RankMetrics(0, 1, -1, {}))
+    got: dict[str, list[int]] = {"honest": [], "late": []}
+    while len(got["honest"]) < 60 or not got["late"]:
+        agent, message = taken(server)
+        got[agent].append(message.step)
+    assert got["honest"] == list(range(60))
+    for sock in idle:
+        sock.close()
+    assert server.refused > 0
+    thread.call(client.close())
+    thread.call(late.close())
+
+
+def test_more_agents_at_once_than_may_be_unauthenticated_all_connect_and_none_is_refused(
+    server: ControlServer, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest had been thrown out for the next."""
+    count = MAX_UNAUTHENTICATED + 44
+    monkeypatch.setattr(control_server, "HELLO_S", 60.0)  # of this machine's speed nothing is said
+    monkeypatch.setattr(control_client, "CONNECT_TIMEOUT_S", 60.0)
+
+    async def storm() -> list[ControlClient]:
+        return await asyncio.gather(*(opened(endpoint_of(server), f"a-{i}", patience_s=30.0) for i in range(count)))
+
+    clients = thread.call(storm())
+    assert server.refused == 0
+    assert all(server.is_connected(f"a-{i}") for i in range(count))
+
+    async def end() -> None:
+        await asyncio.gather(*(client.close() for client in clients))
+
+    thread.call(end())

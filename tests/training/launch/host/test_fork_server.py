@@ -1,0 +1,47 @@
+"""The fork server: it forks a rank, reports its pid and end, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+
+import psutil
+import pytest
+
+from conf.rank_info import RankInfo
+from training.launch.channel.frames import SocketChannel
+from training.launch.host.fork_server import ForkServer
+from training.launch.job import JobSpec
+from training.launch.messages import FromRankToAgent, RankExited, RankForked, RankResult, RankRunning, StartRank
+
+pytestmark = pytest.mark.ranks
+
+
+def test_a_rank_is_forked_runs_and_ends_and_the_server_takes_the_next() -> None:
+    entry = JobSpec(lambda ctx: [ctx.rank, ctx.payload["a"]], preload=()).describe_entry()
+    server = ForkServer((), {**os.environ, "MLFLOW_TRACKING_TOKEN": "secret"})
+    try:
+        for attempt in (1, 2):
+            output, theirs_output = os.pipe()
+            ours, theirs = socket.socketpair()
+            store = socket.create_server(("127.0.0.1", 0))
+            with tempfile.TemporaryFile() as stacks, store, ours, theirs:
+                start = StartRank(attempt, RankInfo(1, 2), entry, {"a": attempt}, dict(os.environ))
+                server.start(start, [theirs_output, theirs.fileno(), stacks.fileno(), store.fileno()])
+                os.close(theirs_output)
+                theirs.close()
+                forked = server.receive()
+                assert isinstance(forked, RankForked)
+                channel = SocketChannel(ours, FromRankToAgent)
+                assert channel.receive() == RankRunning(1, attempt)
+                assert channel.receive() == RankResult(1, attempt, "json", f"[1, {attempt}]")
+                assert server.receive() == RankExited(0)
+                assert not psutil.pid_exists(forked.pid)
+            os.close(output)
+        assert server.alive
+    finally:
+        server.close()
+    assert not server.alive
+    with pytest.raises((EOFError, OSError)):
+        server.receive()

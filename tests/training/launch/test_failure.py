@@ -1,0 +1,54 @@
+"""Failures: which one began, what an exception means, and what the error says."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.launch.failure import Failure, WorkerFailed, cause_of, first_failure
+
+
+def failed(rank: int, cause: str, words: str, error: str = "", message: str = "") -> Failure:
+    return Failure(rank, f"h{rank}", cause, words, error_type=error, message=message)  # type: ignore[arg-type]
+
+
+GLOO = "[/p/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3"
+HVD = "Horovod has been shut down. This was caused by an exception on one of the ranks"
+
+
+@pytest.mark.parametrize(
+    ("failures", "first"),
+    [
+        ([failed(0, "exception", "x", "RuntimeError", GLOO), failed(1, "signal", "killed by SIGKILL")], 1),
+        ([failed(0, "exception", "x", "HorovodInternalError", HVD), failed(1, "exception", "x", "KeyError", "'a'")], 1),
+        ([failed(0, "exception", "x", "KeyError", "'a'"), failed(1, "signal", "killed by SIGKILL")], 0),
+        ([failed(0, "exception", "x", "RuntimeError", GLOO), failed(1, "exception", "x", "RuntimeError", GLOO)], 0),
+        ([failed(0, "signal", "killed by SIGABRT"), failed(1, "exit", "exited with code 3")], 1),
+        ([failed(0, "exception", "x", "torch.distributed.DistBackendError", "NCCL communicator was aborted"),
+          failed(1, "memory", "killed by the kernel: out of memory")], 1),
+        ([failed(0, "exception", "x", "RuntimeError", "Connection closed by peer [h]:5"), failed(2, "lost", "was")], 2),
+    ],
+)  # fmt: skip
+def test_the_failure_that_began(failures: list[Failure], first: int) -> None:
+    assert first_failure(failures).rank == first
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "cause"),
+    [
+        ("MemoryError", "", "memory"),
+        ("OSError", "[Errno 28] No space left on device", "disk"),
+        ("CheckpointError", "writing ... rank 1 of 3: OSError: [Errno 122] Disk quota exceeded", "disk"),
+        ("OSError", "[Errno 13] Permission denied: '/runs'", "exception"),
+    ],
+)  # fmt: skip
+def test_what_an_exception_says_of_the_machine(error: str, message: str, cause: str) -> None:
+    assert cause_of(error, message) == cause
+
+
+def test_an_error_says_who_what_when_and_what_to_do() -> None:
+    first = Failure(1, "h1 (10.0.0.1)", "disk", "raised OSError: full", step=7, phase="checkpoint", last_lines=("bye",))
+    lines = str(WorkerFailed(first, [failed(0, "signal", "killed by SIGABRT")])).splitlines()
+    assert lines[0] == "rank 1 on h1 (10.0.0.1) raised OSError: full at step 7 (checkpoint)"
+    assert lines[1] == "then: rank 0 killed by SIGABRT"
+    assert lines[2].startswith("what to do: free space there")
+    assert "what to do" not in str(WorkerFailed(failed(0, "exception", "raised KeyError: 'price'")))

@@ -1,0 +1,126 @@
+"""Write a snapshot: every rank's part, then the marker by rank 0, then delete what is no longer kept.
+
+This runs behind training, in a thread of its own. Ranks agree after each phase, so all of them succeed or all fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from conf.storage import Storage
+from training.checkpoint.catalog import (
+    MARKER,
+    CheckpointInfo,
+    committed,
+    encode_marker,
+    leftovers,
+    parse_marker,
+)
+from training.checkpoint.dcp import build_index
+from training.checkpoint.format import DTYPE_NAMES, CheckpointError, layout, raw_bytes, to_json
+from training.checkpoint.peers import Peers
+from training.checkpoint.policy import Retention, expendable
+from training.checkpoint.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Writes checkpoints below one folder, one at a time.
+
+    `progress` counts pieces written, files seen and folders deleted; it only grows. `damaged` holds steps whose files
+    failed their hashes: the next good save deletes them.
+    """
+
+    def __init__(
+        self, storage: Storage, peers: Peers, keep: Retention, on_commit: Callable[[CheckpointInfo], None]
+    ) -> None:
+        self._storage, self._peers, self._keep, self._on_commit = storage, peers, keep, on_commit
+        self.progress = 0
+        self.damaged: set[int] = set()
+
+    def write(self, step: int, snapshot: Snapshot | Exception) -> None:
+        """Write and commit; `snapshot` is the error where this rank could not copy its state, which fails all ranks."""
+
+        def write_part() -> dict[str, Any]:
+            if isinstance(snapshot, Exception):
+                raise snapshot
+            return self._write_part(snapshot)
+
+        parts = self._peers.together(f"writing the checkpoint of step {step}", write_part)
+
+        def commit() -> None:
+            if self._peers.rank == 0:
+                assert isinstance(snapshot, Snapshot)
+                self._commit(snapshot, parts)
+
+        self._peers.together(f"committing the checkpoint of step {step}", commit)
+
+    def _write_part(self, snapshot: Snapshot) -> dict[str, Any]:
+        folder, name = self._folder(snapshot), f"{snapshot.generation}/rank-{self._peers.rank:05d}"
+        header, chunks = layout([chunk for chunk, _ in snapshot.chunks], f"{name}.safetensors")
+        data: list[bytes | memoryview] = [header, *(raw_bytes(tensor) for _, tensor in snapshot.chunks)]
+        files = {
+            f"{name}.safetensors": write_file(folder, f"{name}.safetensors", data, self._count),
+            f"{name}.json": write_file(folder, f"{name}.json", [to_json(snapshot.rank)], self._count),
+        }
+        rows = [vars(chunk) | {"dtype": DTYPE_NAMES[chunk.dtype], "name": chunk.name} for chunk in chunks]
+        return {"files": files, "chunks": rows, "values": snapshot.values}
+
+    def _commit(self, snapshot: Snapshot, parts: list[dict[str, Any]]) -> None:
+        folder = self._folder(snapshot)
+        files = {path: info for part in parts for path, info in part["files"].items()}
+        for path, info in files.items():
+            if folder.size_bytes(path) != info["bytes"]:
+                raise CheckpointError(
+                    f"{folder.uri}/{path}: not seen by rank 0; checkpoints need a storage all hosts share"
+                )
+            self._count()
+        shared = {"index.json": build_index(parts, snapshot.paths), "trainer.json": snapshot.trainer}
+        for name, value in shared.items():
+            path = f"{snapshot.generation}/{name}"
+            files[path] = write_file(folder, path, [to_json(value)], self._count)
+        marker = encode_marker(snapshot.step, snapshot.generation, self._peers.world, snapshot.metric, files)
+        folder.put_atomic(MARKER, marker)
+        info = parse_marker(marker, folder.uri)
+        log.info("checkpoint of step %d committed: %s, %d bytes", info.step, info.uri, info.bytes)
+        self._clean(info.step)
+        try:
+            self._on_commit(info)
+        except Exception as error:  # the checkpoint is good, whether or not anybody hears of it
+            log.warning("the checkpoint of step %d could not be announced: %s", info.step, error)
+
+    def _clean(self, new: int) -> None:
+        """Delete what retention does not keep and what killed saves left; a failure here does not fail the save."""
+        try:
+            good, _ = committed(self._storage)
+            self.damaged.discard(new)
+            whole = [(info.step, info.metric) for info in good if info.step not in self.damaged]
+            gone = [step for step in expendable(whole, self._keep) if step != new] + sorted(self.damaged)
+            for step in gone:
+                self._storage.delete(f"step-{step}/{MARKER}")  # first, so that no reader meets half a checkpoint
+                self._storage.delete(f"step-{step}")
+                self._count()
+            kept = {f"step-{info.step}": info.generation for info in good if info.step not in gone}
+            for path in leftovers(self._storage.list_files(), kept):
+                self._storage.delete(path)
+        except Exception as error:
+            log.warning("old checkpoints in %s could not be deleted: %s", self._storage.uri, error)
+
+    def _folder(self, snapshot: Snapshot) -> Storage:
+        return self._storage.at(f"step-{snapshot.step}")
+
+    def _count(self) -> None:
+        self.progress += 1
+
+
+def write_file(
+    folder: Storage, path: str, parts: Iterable[bytes | memoryview], on_progress: Callable[[], None]
+) -> dict[str, Any]:
+    """Write a file of `parts`, flushed to the device; its marker entry `{"bytes": ..., "sha256": ...}`."""
+    with folder.create(path, on_progress) as file:
+        for part in parts:
+            file.write(part)
+    return {"bytes": file.bytes, "sha256": file.sha256}

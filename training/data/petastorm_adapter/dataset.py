@@ -1,0 +1,93 @@
+"""Datasets as petastorm sees them: row groups, shards, and writing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conf.manifest import DatasetManifest
+from conf.storage import Storage
+from training.data.petastorm_adapter import legacy_pyarrow
+
+
+def rank_rows(global_batch: int, rank: int, size: int) -> int:
+    """A rank's rows of every global batch; ranks differ by at most one."""
+    return global_batch * (rank + 1) // size - global_batch * rank // size
+
+
+def rows_per_shard(group_rows: Sequence[int], size: int) -> list[int]:
+    """Count the rows of each shard: petastorm gives row group i to shard i % size."""
+    if len(group_rows) < size:
+        raise ValueError(
+            f"the dataset has {len(group_rows)} row groups for {size} ranks, and petastorm shards whole row groups; "
+            "write smaller row groups, use fewer ranks, or reader: native, which has no such limit"
+        )
+    return [sum(group_rows[rank::size]) for rank in range(size)]
+
+
+def equal_steps(shard_rows: Sequence[int], global_batch: int) -> int:
+    """Steps every rank takes: as many as the smallest shard fills."""
+    size = len(shard_rows)
+    shares = [rank_rows(global_batch, rank, size) for rank in range(size)]
+    if min(shares) < 1:
+        raise ValueError(f"global batch {global_batch} is smaller than the {size} ranks it is divided among")
+    steps = min(rows // share for rows, share in zip(shard_rows, shares, strict=True))
+    if steps < 1:
+        raise ValueError(
+            f"ranks own {list(shard_rows)} rows, one of them not a single batch of {global_batch}; lower the batch"
+        )
+    return steps
+
+
+def _dataset(urls: str | Sequence[str]) -> legacy_pyarrow.ParquetDataset:
+    from petastorm.fs_utils import get_filesystem_and_path_or_paths
+
+    fs, paths = get_filesystem_and_path_or_paths(urls)
+    return legacy_pyarrow.ParquetDataset(paths, filesystem=fs)
+
+
+def row_group_rows(urls: str | Sequence[str]) -> list[int]:
+    """Rows of every row group, in the order in which petastorm numbers them."""
+    from petastorm.etl.dataset_metadata import load_row_groups
+
+    footers: dict[str, Any] = {}
+    rows = []
+    for piece in load_row_groups(_dataset(urls)):
+        if piece.path not in footers:
+            footers[piece.path] = piece.get_metadata()
+        rows.append(footers[piece.path].row_group(piece.row_group).num_rows)
+    return rows
+
+
+def is_unischema(urls: str | Sequence[str]) -> bool:
+    """Whether petastorm wrote the dataset, and codecs must decode its rows."""
+    from petastorm.etl.dataset_metadata import PetastormMetadataError, get_schema
+
+    try:
+        get_schema(_dataset(urls))
+    except PetastormMetadataError:
+        return False
+    return True
+
+
+def urls_of(storage: Storage, manifest: DatasetManifest, split: str) -> list[str]:
+    """URLs of a split's files, for petastorm. ValueError for remote storage."""
+    if not storage.is_local:
+        raise ValueError(
+            f"{storage.uri}: reader petastorm reads a job's own dataset from local storage; give data.petastorm.url"
+        )
+    return [f"file://{storage.path(file.path)}" for file in manifest.files_of(split)]
+
+
+def materialize(spark: Any, url: str, schema: Any, row_group_mb: int | None = None) -> Any:
+    """Open a context around a Spark job that writes a Petastorm dataset to `url`."""
+    from petastorm.etl.dataset_metadata import materialize_dataset
+
+    return materialize_dataset(spark, url, schema, row_group_mb)
+
+
+def encode_row(schema: Any, row: dict[str, Any]) -> Any:
+    """Encode a dict of numpy values as a Spark row, by the codecs of a Unischema."""
+    from petastorm.unischema import dict_to_spark_row
+
+    return dict_to_spark_row(schema, row)

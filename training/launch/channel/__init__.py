@@ -1,0 +1,1 @@
+"""The control channel: frames, TLS, server and client; and Horovod's rendezvous through it."""

@@ -1,0 +1,201 @@
+"""An agent's end of the control channel: sending never blocks, and a broken connection is made again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from training.launch.channel.connection import Connection
+from training.launch.channel.frames import ProtocolError, encode
+from training.launch.channel.tls import trusting
+from training.launch.messages import (
+    Heartbeat,
+    Hello,
+    KeepAlive,
+    LogLines,
+    RankMetrics,
+    Received,
+    ToAgent,
+    ToDriver,
+    Welcome,
+)
+
+MAX_WAITING_BYTES = 32 << 20
+WINDOW_BYTES = 256 << 10  # sent and not yet taken by the driver; one message may be larger
+HEARTBEAT_S = 0.5  # a rank's heartbeats in this time are one
+CONNECT_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the driver listens, and the secret an agent proves itself by."""
+
+    addresses: tuple[str, ...]  # tried in order; the first whose driver has the certificate's key is taken
+    port: int
+    secret: str
+    certificate: str  # PEM
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.addresses}, {self.port})"  # never the secret
+
+
+class DriverUnreachable(ConnectionError):
+    """No address of the driver answered."""
+
+
+class ControlClient:
+    """Numbered messages to the driver, sent again over the next connection until the driver has them.
+
+    Create and open it in an event loop; `send` is safe from any thread. Heartbeats are not queued: the newest is sent
+    every HEARTBEAT_S at most, and ahead of what follows it. Lines of log are dropped before anything else is.
+    """
+
+    def __init__(self, endpoint: Endpoint, agent: str, on_message: Callable[[ToAgent | None], None], patience_s: float):
+        """`on_message` runs in the loop; None: the driver has not been reached for `patience_s` seconds."""
+        self._endpoint, self._agent, self._patience_s = endpoint, agent, patience_s
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[int, bytes]] = deque()  # numbered, not yet known to have arrived
+        self._bytes = self._number = 0
+        self._sent = self._in_flight = 0  # messages and bytes at the queue's head that this connection was given
+        self._heartbeat: Heartbeat | None = None
+        self._connection: Connection | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.local_address = ""
+
+    async def open(self) -> None:
+        """Connect, and stay connected. Raises DriverUnreachable."""
+        await self._connect()
+        self._reconnecting = self._loop.create_task(self._reconnect())
+        self._send_heartbeats()
+
+    def send(self, message: ToDriver) -> None:
+        """Queue for the driver. Raises only where the message itself cannot be sent."""
+        if isinstance(message, Heartbeat):
+            encode(message)
+            with self._lock:
+                self._heartbeat = message
+            return
+        with self._lock:
+            frame = encode(message, self._number + 1)
+            if self._bytes + len(frame) > MAX_WAITING_BYTES and isinstance(message, LogLines):
+                return
+            if self._heartbeat is not None and not isinstance(message, LogLines | RankMetrics):
+                # What follows may be this rank's end: its last step must be known.
+                frame = self._take_heartbeat() + frame
+            self._number += 1
+            self._queue.append((self._number, frame))
+            self._bytes += len(frame)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the agent with it
+            self._loop.call_soon_threadsafe(self._flush)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages that the driver has not taken."""
+        return self._bytes
+
+    async def close(self) -> None:
+        """Send what was queued, as far as the driver's window is open, and end."""
+        self._is_closed = True
+        self._flush()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+        if self._connection is not None:
+            self._connection.close()
+            await asyncio.wait([self._connection.ended], timeout=1.0)
+            self._connection.abort()
+
+    def _take_heartbeat(self) -> bytes:
+        """The frame of the newest heartbeat, else of a sign of life. With the lock."""
+        newest, self._heartbeat = self._heartbeat or KeepAlive(), None
+        return encode(newest)
+
+    def _send_heartbeats(self) -> None:
+        if self._is_closed:
+            return
+        with self._lock:
+            if self._connection is not None:
+                self._connection.write(self._take_heartbeat())
+        self._loop.call_later(HEARTBEAT_S, self._send_heartbeats)
+
+    def _flush(self) -> None:
+        with self._lock:
+            while self._connection is not None and self._sent < len(self._queue):
+                frame = self._queue[self._sent][1]
+                if self._in_flight and self._in_flight + len(frame) > WINDOW_BYTES:
+                    return
+                self._sent += 1
+                self._in_flight += len(frame)
+                self._connection.write(frame)
+
+    def _acknowledge(self, number: int) -> None:
+        with self._lock:
+            while self._queue and self._queue[0][0] <= number:
+                size = len(self._queue.popleft()[1])
+                self._bytes -= size
+                if self._sent:
+                    self._sent -= 1
+                    self._in_flight -= size
+        self._flush()
+
+    def _receive(self, connection: Connection, message: ToAgent, number: int) -> None:
+        if not connection.authenticated.done():
+            if not isinstance(message, Welcome):
+                raise ProtocolError("no welcome")
+            connection.trust()
+            with self._lock:
+                self._sent = self._in_flight = 0
+                self._connection = connection
+            self._acknowledge(message.received)
+        elif isinstance(message, Received):
+            self._acknowledge(message.number)
+        else:
+            self._on_message(message)
+
+    async def _reconnect(self) -> None:
+        while True:
+            assert self._connection is not None
+            await self._connection.ended
+            with self._lock:
+                self._connection = None
+            try:
+                await self._connect()
+            except DriverUnreachable:
+                return self._on_message(None)
+
+    async def _connect(self) -> None:
+        """Make an authenticated connection; DriverUnreachable lists what was tried within the patience."""
+        deadline, problems = self._loop.time() + self._patience_s, {}
+        endpoint, context = self._endpoint, trusting(self._endpoint.certificate)
+        while True:
+            for address in endpoint.addresses:
+                connection = None
+                try:
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        _, connection = await self._loop.create_connection(
+                            lambda: Connection(self._receive, ToAgent),
+                            address,
+                            endpoint.port,
+                            ssl=context,
+                            server_hostname="",
+                        )
+                        connection.write(encode(Hello(self._agent, endpoint.secret)))
+                        await connection.authenticated
+                        self.local_address = connection.local_address
+                        return
+                except OSError as error:  # ProtocolError and TimeoutError are; somebody else's port
+                    if connection is not None:
+                        connection.abort()
+                    problems[address] = f"{type(error).__name__}: {error}"
+            if self._loop.time() >= deadline:
+                tried = "; ".join(f"{a}:{endpoint.port}: {why}" for a, why in problems.items())
+                raise DriverUnreachable(
+                    f"agent {self._agent} cannot reach the driver ({tried}); set launch.interface, or open the port"
+                )
+            await asyncio.sleep(0.2)

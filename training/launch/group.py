@@ -1,0 +1,251 @@
+"""The driver's side of a launch: gather agents, start ranks on them, follow one attempt to its end.
+
+A group outlives an attempt: the next one is forked from fork servers that are warm already. The group is made first;
+its endpoint is handed to what starts the agents: threads (local.py) or a barrier stage of Spark.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+import os
+import resource
+import time
+from collections.abc import Callable
+
+from training.launch.attempt import Attempt, Control, Limits, OnEvent, RankState
+from training.launch.channel.control_client import Endpoint
+from training.launch.channel.control_server import ControlServer
+from training.launch.channel.rendezvous import Store
+from training.launch.failure import LaunchError
+from training.launch.host.info import HostInfo
+from training.launch.job import JobResult, JobSpec
+from training.launch.messages import (
+    MAX_PEERS,
+    AgentReady,
+    Bye,
+    Event,
+    LogLines,
+    Peer,
+    PeerFailure,
+    PeersReached,
+    RankFailed,
+    ReachPeers,
+    StartRank,
+    StoreReply,
+    StoreRequest,
+    ToDriver,
+)
+from training.launch.topology import (
+    AgentInfo,
+    Rendezvous,
+    assign_ranks,
+    choose_agents,
+    rank_environment,
+    reach_plan,
+    visible_devices,
+)
+
+log = logging.getLogger(__name__)
+SPARE_DESCRIPTORS = 512  # for unauthenticated connections, and whatever else the driver opens
+
+
+def log_event(event: Event) -> None:
+    """Log rank output with a prefix (default event callback)."""
+    if isinstance(event, LogLines):
+        for line in event.lines:
+            log.info("[rank %d] %s", event.rank, line)
+    elif isinstance(event, RankFailed):
+        log.error("rank %s on %s %s", event.rank, event.failure.host, event.failure.words)
+
+
+class WorkerGroup:
+    """Agents under one driver.
+
+    As a context manager it ends the agents and closes the port at its end.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        addresses: tuple[str, ...] = (),
+        run_id: str = "run",
+        silence_timeout_s: float = 20.0,
+        trouble: Callable[[], str | None] = lambda: None,
+        check: Callable[[WorkerGroup, list[AgentInfo]], None] = lambda group, agents: None,
+    ):
+        """Listen for agents.
+
+        Args:
+            host: address of the interface to listen on.
+            addresses: by which agents reach it, tried in order; (): `host`.
+            run_id: for torch's elastic variables.
+            silence_timeout_s: without anything from an agent, after which it is lost.
+            trouble: says why what runs the agents has failed, if it has.
+            check: raises LaunchError where ranks would fail on these agents; called before their first rank.
+        """
+        self.trouble = trouble
+        self._check = check
+        self._agents: dict[str, AgentReady] = {}
+        self._skews_s: dict[str, float] = {}  # by agent: how far its clock was ahead of ours
+        self._checked: set[str] = set()
+        self._lost: set[str] = set()
+        self._run_id, self._silence_timeout_s = run_id, silence_timeout_s
+        self._stores: dict[int, Store] = {}  # by attempt
+        self.server = ControlServer(host, self._answer)
+        self.endpoint = Endpoint(addresses or (host,), self.server.port, self.server.secret, self.server.certificate)
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def agents(self) -> list[AgentInfo]:
+        """Agents that can be given a rank now."""
+        return [ready.agent for name, ready in self._agents.items() if name not in self._lost]
+
+    @property
+    def lost_hosts(self) -> frozenset[str]:
+        """Addresses and names of hosts whose agents have all fallen silent."""
+        answering = {agent.address for agent in self.agents}
+        lost = [self._agents[name] for name in self._lost if name in self._agents]
+        lost = [ready for ready in lost if ready.agent.address not in answering]
+        return frozenset(name for ready in lost for name in (ready.agent.address, ready.hostname))
+
+    def dismiss(self) -> None:
+        """Say bye to every agent that is ready by now."""
+        while received := self.server.take(0):
+            self.note(*received)
+        for agent in self._agents:
+            self.server.send(agent, Bye())
+
+    def close(self) -> None:
+        self.dismiss()
+        deadline = time.monotonic() + 1.0 + len(self._agents) / 100
+        while any(map(self.server.is_connected, self._agents)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.server.close()
+
+    async def _answer(self, request: StoreRequest) -> StoreReply:
+        """Have the attempt's store answer a request of a rank's Horovod."""
+        store = self._stores.get(request.attempt)
+        value = None
+        if store is not None:
+            value = await store.handle(request.method, request.key, base64.b64decode(request.value))
+        return StoreReply(request.id, None if value is None else base64.b64encode(value).decode())
+
+    def gather(self, count: int, timeout_s: float, control: Control | None = None) -> None:
+        """Wait until `count` agents are ready; LaunchError says how many are.
+
+        Cancelled where an end is asked for.
+        """
+        allow_descriptors(count)
+        deadline = time.monotonic() + timeout_s
+        while len(self.agents) < count:
+            if control is not None:
+                control.raise_if_ending(f"{count - len(self.agents)} of {count} agents were waited for")
+            if why := self.trouble():
+                raise LaunchError(f"the agents could not be started: {why}")
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{len(self.agents)} of {count} agents have reported within {timeout_s:g} s")
+            if received := self.server.take(0.1):
+                self.note(*received)
+
+    def note(self, agent: str, message: ToDriver | None) -> None:
+        """Take a message that is not of the running attempt."""
+        if isinstance(message, AgentReady):
+            self._agents[agent] = message
+            self._skews_s[agent] = message.host.time_s - time.time()
+
+    def run(
+        self,
+        job: JobSpec,
+        world: int,
+        on_event: OnEvent = log_event,
+        attempt: int = 1,
+        control: Control | None = None,
+        limits: Limits | None = None,
+    ) -> JobResult:
+        """Run one attempt. Raises WorkerFailed, LaunchError or Cancelled; no rank is left by then.
+
+        Args:
+            job: what every rank runs.
+            world: number of ranks; each takes one agent.
+            on_event: called with every Event.
+            attempt: number, from 1; none is used twice on one group.
+            control: requests to the attempt, from other threads.
+            limits: seconds for the start and without progress.
+        """
+        entry, payload = job.describe_entry(), job.checked_payload()
+        began = time.monotonic()
+        limits, control = limits or Limits(), control or Control()
+        self.gather(world, limits.start_s, control)
+        agents = choose_agents(self.agents, world)
+        if fresh := {agent.name for agent in agents} - self._checked:
+            self._check(self, agents)
+            self._checked |= fresh
+        by_host: dict[str, list[AgentInfo]] = {}
+        for agent in agents:
+            by_host.setdefault(agent.host_key, []).append(agent)
+        infos = assign_ranks([agent.host_key for agent in agents])
+        states = [RankState(i.rank, a.name, self.name_of(a)) for i, a in zip(infos, agents, strict=True)]
+        rendezvous = Rendezvous(self._run_id, attempt, agents[0], job.collective_timeout_s)
+        self._stores = {attempt: Store()}
+        try:
+            for info, agent in zip(infos, agents, strict=True):
+                devices = visible_devices(agent, by_host[agent.host_key], job.devices)
+                env = rank_environment(info, agent, rendezvous, devices) | dict(job.env)
+                self.server.send(agent.name, StartRank(attempt, info, entry, payload, env, job.results))
+            return Attempt(self, states, attempt, on_event, control, limits).follow(began)
+        finally:
+            self._stores = {}
+
+    def name_of(self, agent: AgentInfo) -> str:
+        """The host of an agent, for people."""
+        return f"{self._agents[agent.name].hostname} ({agent.address})"
+
+    def host_of(self, agent: AgentInfo) -> tuple[HostInfo, float]:
+        """(what the agent has reported of its host, how many s its clock was ahead of ours)."""
+        return self._agents[agent.name].host, self._skews_s[agent.name]
+
+    def reach(self, agents: list[AgentInfo], timeout_s: float = 10.0) -> dict[str, tuple[PeerFailure, ...]]:
+        """Have these agents connect to each other, by topology.reach_plan: agent -> peers it could not reach."""
+        waiting = {agent.name for agent in agents}
+        for agent, others in zip(agents, reach_plan(len(agents), MAX_PEERS), strict=True):
+            peers = tuple(Peer(agents[other].address, agents[other].store_port) for other in others)
+            self.server.send(agent.name, ReachPeers(peers))
+        found: dict[str, tuple[PeerFailure, ...]] = {}
+        deadline = time.monotonic() + timeout_s
+        while waiting and time.monotonic() < deadline:
+            name, message = self.server.take(0.1) or ("", None)
+            if isinstance(message, PeersReached):
+                waiting.discard(name)
+                found[name] = message.failed
+            else:
+                self.note(name, message)
+        return found | {name: (PeerFailure("its peers", 0, f"no answer within {timeout_s:g} s"),) for name in waiting}
+
+    def is_lost(self, agent: str, limit_s: float | None = None) -> bool:
+        """Whether an agent has been silent for longer than the timeout, or `limit_s`; it is not used again."""
+        if self.server.silent_s(agent) > min(self._silence_timeout_s, limit_s or math.inf):
+            self._lost.add(agent)
+        return agent in self._lost
+
+
+def allow_descriptors(agents: int) -> None:
+    """Raise the soft limit of open files to a connection per agent and more.
+
+    LaunchError where the hard limit is less.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + agents + SPARE_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise LaunchError(
+            f"{agents} agents need about {needed} open files in the driver, and its hard limit is {hard} "
+            "(`ulimit -Hn`); raise it (LimitNOFILE= of systemd, /etc/security/limits.conf, --ulimit of the container)"
+        )
+    if needed > soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,0 +1,1 @@
+"""What runs on a host: the agent, its fork server, the rank."""

@@ -1,0 +1,278 @@
+"""The agent of one rank: a Spark task, or a thread of the driver's process.
+
+It starts, watches and ends the rank. It tells the driver that a rank can run here, then does what the driver's messages
+ask. The rank is a child of the agent's fork server and dies with it. When the driver is gone for good, the agent ends
+its rank and itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from training.launch.channel.connection import LoopThread
+from training.launch.channel.control_client import ControlClient, Endpoint
+from training.launch.channel.frames import ProtocolError
+from training.launch.channel.rendezvous import RendezvousProxy
+from training.launch.host.fork_server import ForkServer
+from training.launch.host.info import collect_host_info
+from training.launch.host.rank_process import RankProcess
+from training.launch.messages import (
+    MAX_PEERS,
+    AgentReady,
+    Bye,
+    DumpStacks,
+    FromForkServer,
+    KillRank,
+    Peer,
+    PeerFailure,
+    PeersReached,
+    RankExited,
+    RankForked,
+    ReachPeers,
+    Stacks,
+    StartRank,
+    StopTraining,
+    StoreMethod,
+    StoreReply,
+    StoreRequest,
+    ToAgent,
+    WriteCheckpoint,
+)
+from training.launch.topology import AgentInfo
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """The same for every agent of a group."""
+
+    endpoint: Endpoint
+    environment: Mapping[str, str]  # of fork server and rank, before the rank's own variables
+    preload: tuple[str, ...] = ("torch", "horovod.torch")
+    interface: str | None = None  # of the ring; None: the one that reaches the driver
+    patience_s: float = 20.0  # without the driver
+    lines_per_s: float | None = 200.0  # of output; None: all, and a rank waits for the driver to take them
+
+
+@dataclass(frozen=True)
+class _FromForkServer:
+    """A message of the fork server with this number; message None: it has ended."""
+
+    server: int
+    message: FromForkServer | None
+
+
+class DriverGone(ConnectionError):
+    """The driver could not be reached for as long as the agent is patient."""
+
+
+class Agent:
+    """Runs one rank at a time.
+
+    `run()` returns when the driver says bye; everything it started is gone by then.
+    """
+
+    def __init__(self, options: AgentOptions, index: int, name: str, gpus: tuple[str, ...] = ()):
+        self._options = options
+        self._inbox: queue.SimpleQueue[ToAgent | _FromForkServer | None] = queue.SimpleQueue()
+        self._replies: dict[int, asyncio.Future[StoreReply]] = {}  # in the loop
+        self._requests = 0
+        self._rank: RankProcess | None = None
+        self._fork_servers = 0
+        self._fork_server = self._start_fork_server()  # first: it imports while we connect
+        self._thread = LoopThread("sparkring-agent")
+        try:
+            self._client, self._proxy = self._thread.call(self._open(name))
+        except BaseException:  # ConnectionError above all
+            self._thread.close()
+            self._fork_server.close()
+            raise
+        address, interface = choose_interface(self._client.local_address, options.interface)
+        self._store = socket.create_server((address, 0), backlog=256)
+        self._info = AgentInfo(
+            name=name,
+            index=index,
+            host_key=host_key(address),
+            address=address,
+            interface=interface,
+            store_port=self._store.getsockname()[1],
+            proxy_address=self._proxy.address,
+            proxy_port=self._proxy.port,
+            gpus=gpus,
+        )
+
+    async def _open(self, name: str) -> tuple[ControlClient, RendezvousProxy]:
+        client = ControlClient(self._options.endpoint, name, self._on_message, self._options.patience_s)
+        await client.open()
+        return client, await RendezvousProxy(self._ask_store).open()
+
+    def run(self) -> None:
+        self._client.send(AgentReady(self._info, socket.gethostname(), collect_host_info()))
+        try:
+            while True:
+                message = self._inbox.get()
+                if message is None:
+                    raise DriverGone(f"the driver has not answered for {self._options.patience_s:g} s")
+                if isinstance(message, Bye):
+                    return
+                self._handle(message)
+        finally:
+            self._fork_server.close()
+            if self._rank is not None:
+                self._rank.close()
+            self._store.close()
+            self._thread.call(self._proxy.close())
+            self._thread.call(self._client.close())
+            self._thread.close()
+
+    def _handle(self, message: ToAgent | _FromForkServer) -> None:
+        match message:
+            case StartRank():
+                self._start(message)
+            case KillRank():
+                if self._rank is not None:
+                    self._rank.was_killed = True
+                self._fork_server.kill()
+            case ReachPeers():
+                self._empty_store()
+                threading.Thread(target=self._reach, args=(message.peers,), daemon=True).start()
+            case DumpStacks() if self._rank is not None:
+                threading.Thread(target=self._dump, args=(self._rank,), daemon=True).start()
+            case StopTraining() | WriteCheckpoint() if self._rank is not None:
+                self._rank.request(message)
+            case _FromForkServer() if self._rank is not None and message.server == self._fork_servers:
+                if isinstance(message.message, RankForked):
+                    self._rank.pid = message.message.pid
+                else:
+                    self._rank_ended(message.message)
+
+    def _start(self, start: StartRank) -> None:
+        if not self._fork_server.alive:  # something killed it; the kernel has ended its rank
+            self._fork_server.close()
+            self._fork_server = self._start_fork_server()
+        start = replace(start, env={**self._options.environment, **start.env})
+        self._rank = RankProcess(start.rank_info.rank, start.attempt, self._client, self._options.lines_per_s)
+        try:
+            self._fork_server.start(start, [*self._rank.child_fds(), self._store.fileno()])
+        except OSError:
+            self._rank_ended(None)
+        finally:
+            self._rank.close_child_ends()
+
+    def _rank_ended(self, exited: RankExited | None) -> None:
+        rank, self._rank = self._rank, None
+        assert rank is not None
+        rank.report_end(None if exited is None else exited.status)
+
+    def _reach(self, peers: tuple[Peer, ...]) -> None:
+        def connect(peer: Peer) -> str:
+            try:
+                socket.create_connection((peer.address, peer.port), timeout=3).close()
+            except OSError as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(MAX_PEERS) as pool:
+            reasons = list(pool.map(connect, peers))
+        failed = [PeerFailure(p.address, p.port, reason) for p, reason in zip(peers, reasons, strict=True) if reason]
+        self._client.send(PeersReached(tuple(failed)))
+
+    def _empty_store(self) -> None:
+        """Close connections at the store's port.
+
+        No rank accepts them yet, and the kernel's queue is finite.
+        """
+        while select.select([self._store], [], [], 0)[0]:
+            self._store.accept()[0].close()
+
+    def _dump(self, rank: RankProcess) -> None:
+        with contextlib.suppress(ValueError):  # its pipes are closed: it has ended meanwhile
+            self._client.send(Stacks(rank.rank, rank.attempt, rank.stacks()))
+
+    def _start_fork_server(self) -> ForkServer:
+        self._fork_servers += 1
+        server = ForkServer(self._options.preload, self._options.environment)
+        threading.Thread(target=self._read_fork_server, args=(server, self._fork_servers), daemon=True).start()
+        return server
+
+    def _read_fork_server(self, server: ForkServer, number: int) -> None:
+        try:
+            while True:
+                self._inbox.put(_FromForkServer(number, server.receive()))
+        except (EOFError, OSError, ProtocolError):
+            self._inbox.put(_FromForkServer(number, None))
+
+    def _on_message(self, message: ToAgent | None) -> None:
+        """Take a message of the driver, in the loop; None: the driver is gone."""
+        if isinstance(message, StoreReply):
+            reply = self._replies.get(message.id)
+            if reply is not None and not reply.done():
+                reply.set_result(message)
+        else:
+            self._inbox.put(message)
+
+    async def _ask_store(self, method: StoreMethod, key: str, value: bytes) -> bytes | None:
+        """Have the driver's store answer a request of the rank's Horovod client.
+
+        TimeoutError after our patience.
+        """
+        attempt = self._rank.attempt if self._rank is not None else 0
+        self._requests += 1
+        number = self._requests
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self._client.send(StoreRequest(number, attempt, method, key, base64.b64encode(value).decode()))
+        try:
+            found = (await asyncio.wait_for(reply, self._options.patience_s)).value
+        finally:
+            del self._replies[number]
+        return None if found is None else base64.b64decode(found)
+
+
+def choose_interface(local_address: str, wanted: str | None) -> tuple[str, str]:
+    """Choose (IPv4 address, interface) of the ring.
+
+    That of the wanted interface, else of the one that reached the driver.
+    """
+    found = {
+        name: entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    }
+    if wanted is not None:
+        if wanted not in found:
+            raise ValueError(
+                f"launch.interface = {wanted!r}: no such interface with an IPv4 address here; there are {found}"
+            )
+        return found[wanted], wanted
+    for name, address in found.items():
+        if address == local_address:
+            return address, name
+    raise ValueError(f"no interface has the address {local_address} that reached the driver; there are {found}")
+
+
+def host_key(address: str) -> str:
+    """Name what shares memory and loopback: machine, network namespace and address together."""
+    parts = [socket.gethostname(), address]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net", "/proc/self/ns/ipc"):
+        try:
+            parts.append(os.readlink(path) if "/ns/" in path else Path(path).read_text().strip())
+        except OSError:
+            continue
+    return "h" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,194 @@
+"""The process beside an agent that forks ranks.
+
+It has torch and Horovod imported, so a rank starts in a tenth of a second. It is started as its own program, keeps to
+one thread, never touches a GPU (a forked CUDA context is broken) and runs one rank at a time. Commands come over a
+socket pair from its agent; at end of file it kills everything below it and exits. Because it adopts orphans, nothing a
+rank has forked, daemonized or not, survives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+
+from training.launch.channel.frames import ProtocolError, SocketChannel
+from training.launch.host.processes import adopt_orphans, die_with_parent, end_descendants
+from training.launch.messages import FromForkServer, KillRank, RankExited, RankForked, StartRank, ToForkServer
+
+# Of no use to a rank; the first is a secret of Spark's, and only the driver talks to MLflow.
+PRIVATE_VARIABLES = (
+    "PYTHON_WORKER_FACTORY_SECRET",
+    "PYTHON_WORKER_FACTORY_PORT",
+    "PYTHON_WORKER_FACTORY_SOCK_DIR",
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+)
+FDS_PER_RANK = 4  # output, channel to the agent, file for stacks, listening socket for torch's store
+
+
+class ForkServer:
+    """The agent's end. The kernel ends it, and its rank, with the thread that has created it."""
+
+    def __init__(self, preload: Iterable[str], environment: Mapping[str, str]):
+        """`preload`: modules to import before the first rank is forked; absent ones are skipped."""
+        ours, theirs = socket.socketpair()
+        env = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}
+        env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p or ".") for p in sys.path)
+        code = "from training.launch.host.fork_server import main; main()"
+        command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), *preload]
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self._socket = ours
+        self._channel = SocketChannel(ours, FromForkServer)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self, start: StartRank, fds: list[int]) -> None:
+        """Fork a rank; `fds` as in FDS_PER_RANK. Its pid and its end arrive by `receive`."""
+        self._channel.send(start)
+        socket.send_fds(self._socket, [b"f"], fds)
+
+    def kill(self) -> None:
+        """SIGKILL the rank and all it has started."""
+        with contextlib.suppress(OSError):
+            self._channel.send(KillRank())
+
+    def receive(self) -> RankForked | RankExited:
+        """Wait for the next message; EOFError when the fork server is gone."""
+        message: RankForked | RankExited = self._channel.receive()
+        return message
+
+    def close(self) -> None:
+        """End the fork server and everything below it, and wait until that is done."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # close alone would wait for the thread that reads it
+        self._socket.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main() -> None:
+    """Run the fork server: import, then fork on command until the agent has ended."""
+    fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    die_with_parent(parent)
+    adopt_orphans()
+    _import_all((*preload, "training.launch.host.rank"))
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    for noticed in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(noticed, lambda *_: None)
+    die_with_parent(parent, signal.SIGTERM)  # from here on: not before everything below us has been ended
+    sock = socket.socket(fileno=fd)
+    with contextlib.suppress(EOFError, OSError, ProtocolError):  # the agent has ended, or ended us
+        _serve(SocketChannel(sock, ToForkServer), wake_read, parent)
+    end_descendants()
+    os._exit(0)
+
+
+def _import_all(names: Iterable[str]) -> None:
+    """Import without the garbage collector, which would look through a million objects that all stay.
+
+    That is an eighth of the time. It leaves them alone in the ranks too, so their memory pages stay shared.
+    """
+    gc.disable()
+    for name in names:
+        with contextlib.suppress(ImportError):  # the rank that needs it raises it
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+
+
+def _serve(channel: SocketChannel, wake: int, parent: int) -> None:
+    sock = channel.sock
+    rank: int | None = None
+    while True:
+        ready, _, _ = select.select([sock.fileno(), wake], [], [])
+        if wake in ready:
+            os.read(wake, 512)
+            if os.getppid() != parent:
+                raise EOFError("the agent's process has ended")
+            rank = _reap(channel, rank)
+        if sock.fileno() not in ready:
+            continue
+        match channel.receive():
+            case StartRank() as start:
+                assert rank is None, "one rank at a time"
+                rank = _fork(sock, start)
+                channel.send(RankForked(rank))
+            case KillRank():
+                end_descendants()
+
+
+def _reap(channel: SocketChannel, rank: int | None) -> int | None:
+    """Collect ended processes and return the rank still running.
+
+    Of an ended rank, end what it left and report.
+    """
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == 0:
+            return rank
+        if pid == rank:
+            rank = None
+            end_descendants()
+            channel.send(RankExited(os.waitstatus_to_exitcode(status)))
+
+
+def _fork(sock: socket.socket, start: StartRank) -> int:
+    _, fds, _, _ = socket.recv_fds(sock, 1, FDS_PER_RANK)
+    if not fds:
+        raise EOFError("agent closed while starting a rank")
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        for fd in fds:
+            os.close(fd)
+        return pid
+    status = 1
+    try:
+        _become_rank(sock, server, fds)
+        from training.launch.host.rank import run_rank
+
+        status = run_rank(start, socket.socket(fileno=fds[1]), stacks_fd=fds[2], store_fd=fds[3])
+    finally:
+        os._exit(status)
+
+
+def _become_rank(sock: socket.socket, server: int, fds: list[int]) -> None:
+    """Make a session, default signals and output into the agent's pipe, and close the fork server's ends."""
+    os.setsid()
+    die_with_parent(server)
+    signal.set_wakeup_fd(-1)
+    for changed in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(changed, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sock.close()
+    os.dup2(fds[0], 1)
+    os.dup2(fds[0], 2)
+    os.close(fds[0])
+    for fd in fds[1:]:
+        os.set_inheritable(fd, False)
+    threading.current_thread().name = "MainThread"
+    if "numpy" in sys.modules:  # else every rank forked from one server would draw the same
+        sys.modules["numpy"].random.seed()

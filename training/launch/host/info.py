@@ -1,0 +1,156 @@
+"""What hosts must have alike: agents collect it, the driver compares."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata, resources
+from importlib.resources.abc import Traversable
+
+PACKAGES = ("torch", "horovod", "numpy", "pyarrow", "pandas", "petastorm", "pydantic", "cloudpickle")
+OURS = ("conf", "etl", "training", "pipelines")
+MIN_DISK_BYTES = 1 << 30
+MIN_SHM_BYTES = 32 << 20
+MAX_SKEW_S = 30.0
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """One process's Python, packages and code, and the room on its host."""
+
+    python: str  # major.minor
+    executable: str
+    packages: dict[str, str | None]  # version by name; None: not installed
+    code: str | None  # digest of our source files; None: not compared
+    disk_folder: str
+    disk_bytes: int  # free there
+    shm_bytes: int | None  # free in /dev/shm, where there is one
+    hostname: str
+    hostname_address: str | None  # what the host's name resolves to on the host itself
+    time_s: float  # its clock, since the epoch
+
+
+def collect_host_info() -> HostInfo:
+    return HostInfo(
+        python=f"{sys.version_info[0]}.{sys.version_info[1]}",
+        executable=sys.executable,
+        packages={name: version_of(name) for name in PACKAGES},
+        code=code_digest(),
+        disk_folder=tempfile.gettempdir(),
+        disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
+        shm_bytes=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
+        hostname=socket.gethostname(),
+        hostname_address=address_of_own_name(),
+        time_s=time.time(),
+    )
+
+
+def address_of_own_name() -> str | None:
+    """Resolve this host's own name; None where it does not resolve."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def code_digest() -> str:
+    """Hash the source files of our packages as this process would import them.
+
+    From a folder or an archive.
+    """
+    total = hashlib.sha256()
+    for package in OURS:
+        try:
+            root = resources.files(package)
+        except ModuleNotFoundError:
+            continue
+        for name, file in sorted(_sources(root, package)):
+            total.update(f"{name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()[:12]
+
+
+def _sources(folder: Traversable, name: str) -> list[tuple[str, Traversable]]:
+    found: list[tuple[str, Traversable]] = []
+    for entry in folder.iterdir():
+        if entry.name.endswith(".py"):
+            found.append((f"{name}/{entry.name}", entry))
+        elif entry.is_dir() and entry.name != "__pycache__":
+            found += _sources(entry, f"{name}/{entry.name}")
+    return found
+
+
+def problems(driver: HostInfo, agents: Mapping[str, HostInfo], skews_s: Mapping[str, float]) -> list[str]:
+    """List differences and shortages that would fail later, one line each.
+
+    Args:
+        driver: what every host is compared with.
+        agents: by host name.
+        skews_s: how far each host's clock is ahead of the driver's, by host name.
+    """
+    found: list[str] = []
+    for name, host in agents.items():
+        if host.python != driver.python:
+            found.append(
+                f"{name}: Python {host.python} ({host.executable}), the driver has {driver.python}; "
+                "set PYSPARK_PYTHON to the same interpreter everywhere"
+            )
+        found += [
+            f"{name}: {package} {host.packages.get(package) or 'is missing'}, the driver has {version}; "
+            "install the same version there"
+            for package, version in driver.packages.items()
+            if version is not None and host.packages.get(package) != version
+        ]
+        if driver.code not in (None, host.code):
+            found.append(
+                f"{name}: imports other code of ours than the driver ({host.code} against {driver.code}); "
+                "remove an installed sparkring or an old archive from its path, or ship this by --py-files"
+            )
+        found += shortages(name, host)
+        if abs(skews_s[name]) > MAX_SKEW_S:
+            found.append(f"{name}: its clock is {skews_s[name]:+.0f} s off the driver's; run NTP on both")
+    return found
+
+
+def shortages(name: str, host: HostInfo) -> list[str]:
+    """List what a host has too little of."""
+    found = []
+    if host.disk_bytes < MIN_DISK_BYTES:
+        free = host.disk_bytes >> 20
+        found.append(f"{name}: {free} MiB free in {host.disk_folder}, 1024 at least; clear it or set TMPDIR")
+    if host.shm_bytes is not None and host.shm_bytes < MIN_SHM_BYTES:
+        free = host.shm_bytes >> 20
+        found.append(f"{name}: {free} MiB free in /dev/shm, 32 at least; give the container more (--shm-size)")
+    return found
+
+
+def unfit_for_horovod(agents: Mapping[str, HostInfo]) -> list[str]:
+    """List hosts whose own name leads the other hosts nowhere.
+
+    Horovod 0.28.1 binds the sockets of a process set to what the host's own name resolves to, whatever interface it is
+    given (`InitializeForProcessSet` in its gloo_context.cc).
+    """
+    found = []
+    for name, host in agents.items():
+        address = host.hostname_address
+        if address is None or ipaddress.ip_address(address).is_loopback:
+            found.append(
+                f"{name}: its own name {host.hostname!r} resolves to {address or 'nothing'} there, and Horovod would "
+                f"have the other hosts connect to that; give {host.hostname!r} the host's address in its /etc/hosts, "
+                "or set parallel.engine=torch"
+            )
+    return found

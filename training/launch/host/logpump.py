@@ -1,0 +1,84 @@
+"""Read a rank's output by line, and pass it on at a limited rate."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from training.launch.messages import MAX_LAST_LINES, MAX_LINE_CHARS, MAX_LOG_LINES
+
+
+class RateLimit:
+    """Token bucket over lines: `per_s` on average, five seconds' worth at once. Pure: times are given."""
+
+    def __init__(self, per_s: float, burst_s: float = 5.0):
+        self.per_s, self.capacity = per_s, per_s * burst_s
+        self._tokens = self.capacity
+        self._then: float | None = None
+
+    def allow(self, lines: int, now: float) -> int:
+        """Count how many of `lines` may pass at monotonic time `now`."""
+        if self._then is not None:
+            self._tokens = min(self.capacity, self._tokens + max(0.0, now - self._then) * self.per_s)
+        self._then = now
+        passed = min(lines, int(self._tokens))
+        self._tokens -= passed
+        return passed
+
+
+class LogPump(threading.Thread):
+    """Reads a pipe to its end.
+
+    `on_lines` gets the lines that the rate allows; `last` has the newest of all lines. Without a rate `on_lines` gets
+    all lines, and what the rank prints waits for as long as it takes.
+    """
+
+    def __init__(self, fd: int, lines_per_s: float | None, on_lines: Callable[[list[str]], None]):
+        super().__init__(name="sparkring-log", daemon=True)
+        self._fd, self._on_lines = fd, on_lines
+        self._limit = RateLimit(lines_per_s) if lines_per_s is not None else None
+        self._held_back = 0
+        self.last: deque[str] = deque(maxlen=MAX_LAST_LINES)
+
+    def run(self) -> None:
+        rest = b""
+        try:
+            while chunk := os.read(self._fd, 1 << 18):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > MAX_LINE_CHARS * 4:  # a line without end, or a progress bar
+                    lines, rest = [*lines, rest], b""
+                self._take(lines)
+            self._take([rest] if rest else [])
+        finally:
+            os.close(self._fd)
+        self._report_held_back()
+
+    def _take(self, raw: list[bytes]) -> None:
+        if not raw:
+            return
+        allowed = len(raw) if self._limit is None else self._limit.allow(len(raw), time.monotonic())
+        newest = [_text(line) for line in raw[-MAX_LAST_LINES:]]
+        self.last.extend(newest)
+        if allowed and self._held_back:
+            self._report_held_back()
+        if allowed:
+            for start in range(0, allowed, MAX_LOG_LINES):
+                self._on_lines([_text(line) for line in raw[start : min(start + MAX_LOG_LINES, allowed)]])
+        self._held_back += len(raw) - allowed
+
+    def _report_held_back(self) -> None:
+        if self._limit is not None and self._held_back:
+            self._on_lines(
+                [f"... {self._held_back:,} lines held back (launch.log_lines_per_s = {self._limit.per_s:g})"]
+            )
+        self._held_back = 0
+
+
+def _text(line: bytes) -> str:
+    """Decode one line: the last state of a progress bar that rewrites its line, cut to MAX_LINE_CHARS."""
+    text = line.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
+    cut = len(text) - MAX_LINE_CHARS
+    return text if cut <= 0 else f"{text[:MAX_LINE_CHARS]} ... {cut:,} characters more"

@@ -1,0 +1,103 @@
+"""Linux processes: end with the parent, adopt orphans, end a family, explain an end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+STACKS_SIGNAL = signal.SIGRTMIN + 8  # free of the meanings users and schedulers give SIGUSR1 and SIGUSR2
+
+
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send `by` to this process when the thread that made it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call above
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Make descendants whose parent ends children of this process.
+
+    So none escapes `end_descendants`.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants(timeout_s: float = 5.0) -> None:
+    """SIGKILL every process below this one until none is left.
+
+    A family may fork while it is being killed.
+    """
+    me, deadline = psutil.Process(), time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        alive = [p for p in me.children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        for process in alive:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        if not alive:
+            return
+        time.sleep(0.02)  # their parent reaps them, with their status
+
+
+def kernel_oom_kills() -> int:
+    """Count the processes that the kernel has killed for memory so far.
+
+    In this cgroup where it counts them, and on the machine.
+    """
+    total = 0
+    for path, key in _oom_counters():
+        try:
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == key:
+                    total += int(value)
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def _oom_counters() -> list[tuple[Path, str]]:
+    counters = [(Path("/proc/vmstat"), "oom_kill")]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return counters
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            counters.append((Path("/sys/fs/cgroup" + path) / "memory.events", "oom_kill"))
+        elif "memory" in controllers.split(","):
+            counters.append((Path("/sys/fs/cgroup/memory" + path) / "memory.oom_control", "oom_kill"))
+    return counters
+
+
+def state_of(pid: int) -> str:
+    """Read a process's state: 'S (sleeping)', 'T (stopped)', ..., or 'gone'."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("State:"):
+                return line.split(None, 1)[1]
+    except OSError:
+        pass
+    return "gone"
+
+
+def describe_status(status: int, out_of_memory: bool) -> str:
+    """Describe an exit status; negative: minus the signal, as in subprocess."""
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    if out_of_memory and -status == signal.SIGKILL:
+        return "killed by the kernel: out of memory (SIGKILL from the OOM killer)"
+    return f"killed by {name}"

@@ -1,0 +1,364 @@
+"""Every message between processes, and every event of the driver's callback.
+
+A message goes between driver, agent, fork server and rank. It is a frozen dataclass; channel/frames.py sends it as a
+JSON object of its fields with `kind`, the class name. What a side accepts is one of the unions at the end: other kinds,
+unknown or missing fields, other types and values over their bound are refused. Seconds end in `_s`, sizes in bytes
+unless they say characters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from conf.rank_info import RankInfo
+from training.launch.channel.codec import AtMost, OneLine
+from training.launch.failure import Failure
+from training.launch.host.info import HostInfo
+from training.launch.topology import AgentInfo
+
+MAX_TRACEBACK_CHARS = 20_000
+MAX_STACKS_CHARS = 200_000
+MAX_LOG_LINES = 1000  # in one message
+MAX_LAST_LINES = 100
+MAX_LINE_CHARS = 4096  # a longer line is cut, and says so in the characters of MAX_CUT_LINE_CHARS
+MAX_CUT_LINE_CHARS = MAX_LINE_CHARS + 64
+MAX_PEERS = 8  # hosts that each host tries to reach
+MAX_VALUE_CHARS = 4 * (1 << 20) // 3 + 4  # base64 of a megabyte, the largest value of the rendezvous store
+
+Name = Annotated[str, OneLine(512)]
+Line = Annotated[str, AtMost(MAX_CUT_LINE_CHARS)]
+Lines = Annotated[tuple[Line, ...], AtMost(MAX_LOG_LINES)]
+Base64 = Annotated[str, AtMost(MAX_VALUE_CHARS)]
+StoreMethod = Literal["GET", "PUT", "DELETE"]
+
+
+# ---- connection: agent and driver
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Agent to driver, first on every connection: who it is, and the launch's secret."""
+
+    agent: Name
+    secret: Name
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Driver to agent: accepted; `received` is the number of the agent's last message that has arrived."""
+
+    received: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """Driver to agent: all messages up to `number` have been taken, so the agent's window moves on."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class KeepAlive:
+    """Agent to driver, where no heartbeat is due: the agent is there."""
+
+
+@dataclass(frozen=True)
+class AgentReady:
+    """Agent to driver: a rank can run here."""
+
+    agent: AgentInfo
+    hostname: str
+    host: HostInfo
+
+
+@dataclass(frozen=True)
+class Bye:
+    """Driver to agent: end, there is nothing more to run."""
+
+
+# ---- hosts reach each other
+
+
+@dataclass(frozen=True)
+class ReachPeers:
+    """Driver to agent: connect to these addresses and ports of other agents."""
+
+    peers: Annotated[tuple[Peer, ...], AtMost(MAX_PEERS)]
+
+
+@dataclass(frozen=True)
+class Peer:
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class PeersReached:
+    """Agent to driver: the peers that could not be reached."""
+
+    failed: Annotated[tuple[PeerFailure, ...], AtMost(MAX_PEERS)]
+
+
+@dataclass(frozen=True)
+class PeerFailure:
+    address: str
+    port: int
+    reason: str
+
+
+# ---- rendezvous of Horovod
+
+
+@dataclass(frozen=True)
+class StoreRequest:
+    """Agent to driver: one request of the rank's Horovod client to the attempt's key-value store."""
+
+    id: int
+    attempt: int
+    method: StoreMethod
+    key: str
+    value: Base64
+
+
+@dataclass(frozen=True)
+class StoreReply:
+    """Driver to agent: the answer to the request of this id; None for a key that is not there."""
+
+    id: int
+    value: Base64 | None
+
+
+# ---- a rank's life
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a rank calls. A function is pickled into `call`, a script travels in `source`."""
+
+    form: Literal["function", "name", "script"]
+    name: str  # of the function; "module:function"; the script's path
+    call: str = ""  # base64 of the pickled (function or None, args, kwargs)
+    source: str = ""
+    args: tuple[str, ...] = ()  # of a script
+    folder: str | None = None  # where a script runs
+    archive: str | None = None  # a .zip of that folder
+
+
+@dataclass(frozen=True)
+class StartRank:
+    """Driver to agent, agent to fork server (with file descriptors): start a rank."""
+
+    attempt: int
+    rank_info: RankInfo
+    entry: Entry
+    payload: dict[str, Any]
+    env: dict[str, str]
+    results: str | None = None  # folder (URI) for large results
+
+
+@dataclass(frozen=True)
+class KillRank:
+    """Driver to agent, agent to fork server: SIGKILL the rank and all it has started."""
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Driver to agent: send the stacks of the rank."""
+
+
+@dataclass(frozen=True)
+class StopTraining:
+    """Driver to agent, agent to rank: end at the next step, with a checkpoint."""
+
+
+@dataclass(frozen=True)
+class WriteCheckpoint:
+    """Driver to agent, agent to rank: write a checkpoint and go on."""
+
+
+@dataclass(frozen=True)
+class RankForked:
+    """Fork server to agent: the rank's process exists."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class RankExited:
+    """Fork server to agent: the rank's process has ended. `status`: exit code, or minus the signal."""
+
+    status: int
+
+
+@dataclass(frozen=True)
+class FromRank:
+    """The base of what concerns one rank of one attempt."""
+
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RankRunning(FromRank):
+    """Rank to agent to driver: its entry is about to be called."""
+
+
+@dataclass(frozen=True)
+class Heartbeat(FromRank):
+    """Rank to agent to driver, and an event: progress. The agent keeps the newest and sends two a second."""
+
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class RankMetrics(FromRank):
+    """Rank to agent to driver, and an event."""
+
+    step: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RankEvent(FromRank):
+    """Rank to agent to driver, and an event: what the program wants the driver to know."""
+
+    name: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RankResult(FromRank):
+    """Rank to agent to driver: what the entry has returned (results.py), in `data` or in a stored file."""
+
+    form: Literal["json", "torch"]
+    data: str | None  # JSON, or base64 of torch's file
+    stored: StoredResult | None = None
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    folder: str  # URI
+    file: str
+    host: str
+
+
+@dataclass(frozen=True)
+class RankError(FromRank):
+    """Rank to agent to driver: its entry has raised an exception."""
+
+    error_type: str
+    message: Annotated[str, AtMost(MAX_TRACEBACK_CHARS)]
+    traceback: Annotated[str, AtMost(MAX_TRACEBACK_CHARS)]
+    is_value_error: bool
+
+
+@dataclass(frozen=True)
+class LogLines(FromRank):
+    """Agent to driver, and an event: output of the rank."""
+
+    lines: Lines
+
+
+@dataclass(frozen=True)
+class Stacks(FromRank):
+    """Agent to driver, and an event: Python stacks of all threads of the rank."""
+
+    text: Annotated[str, AtMost(MAX_STACKS_CHARS)]
+
+
+@dataclass(frozen=True)
+class RankEnded(FromRank):
+    """Agent to driver, and an event: the rank's process and all it has started are gone."""
+
+    status: int | None  # exit code, or minus the signal; None: lost with its fork server
+    words: str  # "exited with code 1", "killed by SIGKILL", ...
+    was_killed: bool = False  # by the driver's order
+    last_lines: Annotated[tuple[Line, ...], AtMost(MAX_LAST_LINES)] = ()
+
+
+# ---- events that no agent sends
+
+
+@dataclass(frozen=True)
+class AttemptStarted:
+    """All ranks run."""
+
+    attempt: int
+    world: int
+    start_s: float
+
+
+@dataclass(frozen=True)
+class LateLogLines(FromRank):
+    """Output after the first failure of a rank that is not its cause."""
+
+    lines: Lines
+
+
+@dataclass(frozen=True)
+class Straggler(FromRank):
+    """The rank has been slow in several successive logging windows."""
+
+    host: str
+    step: int
+    busy_s: float  # a step
+    others_wait_s: float  # a step, mean over the other ranks
+
+
+@dataclass(frozen=True)
+class RankFailed(FromRank):
+    """The rank whose failure has ended the attempt."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """An attempt has ended before training was finished, and what follows."""
+
+    attempt: int
+    world: int
+    cause: str
+    words: str
+    step: int | None  # last one reported
+    steps_lost: int  # that the next attempt repeats
+    decision: str
+    next_world: int
+    why: str  # of the decision
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The attempt has made its first new step."""
+
+    attempt: int
+    recover_s: float  # since the last step before the first failure in a row
+
+
+# ---- who accepts what
+
+FromRankToAgent: TypeAlias = RankRunning | Heartbeat | RankMetrics | RankEvent | RankResult | RankError
+ToDriver: TypeAlias = (
+    FromRankToAgent | Hello | KeepAlive | AgentReady | PeersReached | StoreRequest | LogLines | Stacks | RankEnded
+)
+ToRank: TypeAlias = StopTraining | WriteCheckpoint
+ToForkServer: TypeAlias = StartRank | KillRank
+FromForkServer: TypeAlias = RankForked | RankExited
+ToAgent: TypeAlias = ToRank | ToForkServer | Welcome | Received | Bye | ReachPeers | StoreReply | DumpStacks
+Message: TypeAlias = ToDriver | ToAgent | FromForkServer
+Event: TypeAlias = (
+    AttemptStarted
+    | Heartbeat
+    | RankMetrics
+    | RankEvent
+    | LogLines
+    | LateLogLines
+    | Stacks
+    | Straggler
+    | RankEnded
+    | RankFailed
+    | AttemptEnded
+    | Recovered
+)
