@@ -70,8 +70,8 @@ def decode_and_gather(folder: str, batch: int) -> Batches:
 
 def sparkring(folder: str, batch: int, **how: Any) -> Batches:
     sys.path.insert(0, str(ROOT))
+    from conf.config import DataConfig
     from conf.manifest import DatasetManifest
-    from conf.schema_data import DataConfig
     from conf.storage import open_storage
     from training.data.batch import Ragged
     from training.data.reader import ParquetReader

@@ -160,7 +160,7 @@ def warm(folder: Path) -> None:
 
 def groups_per_batch(theme: str, folder: Path, lanes: int) -> float:
     """Distinct row groups in a global batch of ours, from the order itself (epoch 0)."""
-    from conf.schema_data import DataConfig
+    from conf.config import DataConfig
     from training.data.order import epoch_ids, make_plan
 
     manifest = DatasetManifest.from_json((folder / "_manifest.json").read_text(), str(folder))

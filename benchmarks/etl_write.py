@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from machine import measured_with
 
+from conf.config import ShardConfig
 from conf.manifest import Column
-from conf.schema_etl import ShardConfig
 from conf.storage import open_storage
 from etl.columns import manifest_column
 from etl.shard import ORDER, number_rows, plan_files, with_order, write_shards

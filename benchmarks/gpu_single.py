@@ -28,12 +28,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from conf.config import DataConfig, OptimConfig, ParallelConfig
 from conf.load import load_config
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from conf.rank_info import RankInfo
-from conf.schema import OptimConfig
-from conf.schema_data import DataConfig
-from conf.schema_parallel import ParallelConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.reader import ParquetReader

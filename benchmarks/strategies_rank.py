@@ -19,9 +19,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.strategies_bare import BARE, Step
+from conf.config import OptimConfig, ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema import OptimConfig
-from conf.schema_parallel import ParallelConfig
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer

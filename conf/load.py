@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from conf.config import RunConfig
 from conf.manifest import digest
 from conf.rules import combination_problems, leaves
-from conf.schema import RunConfig
 from conf.secrets import redact, redacted
 
 # Of a recipe: the longest of ours has 300 values.

@@ -22,6 +22,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.config import EtlConfig, same_but_for_case
 from conf.manifest import (
     MANIFEST_NAME,
     Accounting,
@@ -33,7 +34,6 @@ from conf.manifest import (
     SplitInfo,
     read_manifest,
 )
-from conf.schema_etl import EtlConfig, same_but_for_case
 from conf.storage import Storage, open_storage
 from etl import checks, fit, table, text
 from etl.errors import EtlError

@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from conf.config import CheckConfig
 from conf.errors import first_line
-from conf.schema_etl import CheckConfig
 from etl.errors import ChecksFailed, EtlError
 from etl.split import SPLIT
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.schema_etl import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
+from conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
 from etl.errors import EtlError
 
 STATE_VERSION = 1

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from importlib.resources.abc import Traversable
 
+from conf.config import EtlConfig
 from conf.manifest import FORMAT_VERSION, digest
-from conf.schema_etl import EtlConfig
 from etl.session import decides_rows
 from etl.sources.snapshot import SourceSnapshot
 from etl.views import own_modules

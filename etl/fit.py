@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StringType,
 )
 
-from conf.schema_etl import CategoricalFeature, CyclicFeature, Feature, NumericFeature
+from conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature
 from etl.errors import EtlError
 from etl.features import (
     FIRST_CODE,

@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from conf.config import ShardConfig
 from conf.errors import first_line
 from conf.manifest import Column, DataFile
-from conf.schema_etl import ShardConfig
 from conf.storage import Storage
 from etl.columns import fixed_row_bytes
 from etl.errors import EtlError

@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from conf.config import SplitConfig
 from conf.errors import first_line
-from conf.schema_etl import SplitConfig
 from etl.errors import EtlError
 
 SPLIT = "__split"

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, FloatType, IntegerType
 
+from conf.config import EtlConfig, same_but_for_case
 from conf.manifest import Column, Role
-from conf.schema_etl import EtlConfig, same_but_for_case
 from etl import fit
 from etl.columns import ColumnOptions, manifest_column, stored_expression
 from etl.errors import EtlError

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
+from conf.config import TextConfig
 from conf.manifest import Column
-from conf.schema_etl import TextConfig
 from etl import packing
 from etl.errors import EtlError
 from etl.layout import Shard, plan_shards

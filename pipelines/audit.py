@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
+from conf.config import DataConfig
 from conf.manifest import read_manifest
-from conf.schema_data import DataConfig
 from conf.secrets import redact
 from conf.storage import Storage, open_storage
 from conf.stored import StoredError, named, parse

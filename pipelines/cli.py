@@ -145,8 +145,7 @@ def _count(text: str) -> int:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    from conf.schema import SparkConfig
-    from conf.schema_launch import LaunchConfig
+    from conf.config import LaunchConfig, SparkConfig
     from pipelines.launch.script import NAME, launch
     from pipelines.spark import submitted
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from conf.config import RunConfig
 from conf.load import Resolved
-from conf.schema import RunConfig
 from conf.storage import Storage
 from pipelines.etl_step import Dataset
 from pipelines.runs import RunRecord, Runs

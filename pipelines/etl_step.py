@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pyspark
 from pyspark.sql import SparkSession
 
+from conf.config import RunConfig
 from conf.load import Resolved
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
-from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from etl.build import BuildRequest, build_dataset, find_dataset
 from etl.fingerprint import dataset_fingerprint

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conf.config import RunConfig
 from conf.manifest import DatasetManifest
-from conf.schema import RunConfig
 from conf.storage import Storage
 from conf.stored import StoredError
 from pipelines import serving

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from conf.config import RunConfig
 from conf.load import ConfigError, Resolved
 from conf.manifest import DatasetManifest, digest
 from conf.rules import dataset_problems, metric_problems
-from conf.schema import RunConfig
 from conf.stored import StoredError
 from pipelines import etl_step, serving, train_step
 from pipelines.context import JobContext

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conf.schema_data import DataConfig
+from conf.config import DataConfig
 from conf.storage import open_storage
 from training.data.petastorm_adapter import dataset
 from training.data.petastorm_adapter.reader import PetastormReader

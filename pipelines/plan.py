@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.capabilities import strategy_notes
+from conf.config import RunConfig
 from conf.errors import first_line
 from conf.manifest import DatasetManifest, ManifestError, read_manifest
-from conf.schema import RunConfig
+from conf.rules import strategy_notes
 from conf.storage import open_storage
 from pipelines import etl_step
 from training.data.batch import SAMPLE

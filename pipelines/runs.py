@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from conf.config import RunConfig
 from conf.manifest import digest
-from conf.schema import RunConfig
 from conf.storage import Storage, exclusive, lock_file, open_storage
 from conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
 from pipelines.tracking.process_id import ProcessId, is_running, this_process

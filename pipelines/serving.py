@@ -22,9 +22,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from conf.config import RunConfig
 from conf.manifest import Column, DatasetManifest
 from conf.references import module_of
-from conf.schema import RunConfig
 from conf.storage import CHUNK_BYTES, Storage, open_storage
 from conf.stored import StoredError, parse
 from etl.features import apply_numpy

@@ -13,8 +13,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from conf.schema import SparkConfig
-from conf.schema_launch import LaunchConfig
+from conf.config import LaunchConfig, SparkConfig
 
 # What every job needs. A user may override it in spark.conf or by spark-submit --conf.
 DEFAULTS = {

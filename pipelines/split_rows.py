@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from conf.config import DataConfig
 from conf.manifest import ROW_NUMBER, DataFile
-from conf.schema_data import DataConfig
 from conf.storage import Storage
 from pipelines.etl_step import Dataset
 from training.data.select import RowFilter, make_row_filter

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from conf.config import RunConfig
 from conf.load import Resolved
 from conf.manifest import DatasetManifest
 from conf.references import module_of
-from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
 from pipelines.context import JobContext

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from conf.schema import TrainConfig
-from conf.schema_checkpoint import CheckpointConfig
+from conf.config import CheckpointConfig, TrainConfig
 from conf.stored import Count
 from training.data.batch import Batch, Reader
 from training.loop_timing import ControlPoller, LoopTiming

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from conf.schema import OptimConfig
+from conf.config import OptimConfig
 from training.parallel.dtensor import local_tensor
 
 Named = Iterable[tuple[str, nn.Parameter]]

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from conf.config import RunConfig
 from conf.manifest import ManifestError
-from conf.schema import RunConfig
 from conf.secrets import redacted
 from conf.storage import Storage
 from conf.stored import CLOSED, Count, RelativePath, named, read, up_to

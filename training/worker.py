@@ -24,8 +24,8 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import nn
 
+from conf.config import OptimConfig, RunConfig
 from conf.manifest import DatasetManifest, read_manifest
-from conf.schema import OptimConfig, RunConfig
 from conf.storage import Storage, open_storage
 from conf.stored import Stored, read
 from training.checkpoint.checkpointer import Checkpointer, CheckpointInfo

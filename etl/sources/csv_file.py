@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from conf.schema_etl import CsvOptions
+from conf.config import CsvOptions
 from etl.sources.values import TEXTS, convert
 
 BLOCK_BYTES = 8 << 20  # the longest record; Arrow reads a handful of them ahead

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from conf.schema_etl import SourceConfig
+from conf.config import SourceConfig
 from conf.storage import Storage, open_storage
 from etl.errors import EtlError
 

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
 
+from conf.config import CsvOptions
 from conf.errors import first_line
-from conf.schema_etl import CsvOptions
 from conf.storage import open_storage
 from etl.errors import EtlError
 from etl.sources import csv_file

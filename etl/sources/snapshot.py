@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from conf.config import SourceConfig
 from conf.manifest import digest
-from conf.schema_etl import SourceConfig
 from conf.storage import Storage
 from etl.errors import EtlError
 from etl.sources.files import SourceFile, list_files

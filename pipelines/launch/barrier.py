@@ -27,8 +27,8 @@ from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
+from conf.config import LaunchConfig
 from conf.errors import first_line
-from conf.schema_launch import LaunchConfig
 from pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
 from pipelines.package import code_archive
 from training.launch.attempt import Control, Limits, OnEvent

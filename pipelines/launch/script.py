@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from conf.config import LaunchConfig, SparkConfig
 from conf.load import ConfigError
-from conf.schema import SparkConfig
-from conf.schema_launch import LaunchConfig
 from pipelines.launch.barrier import in_process, launch_options
 from pipelines.launch.recover import RestartableJob, run_with_recovery
 from pipelines.signals import obeying_signals

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from conf.config import RunConfig
 from conf.load import leaves
 from conf.manifest import DatasetManifest
-from conf.schema import RunConfig
 from pipelines.evaluate import HeldOut, lost_to
 from training.result import MODEL, Scores, TrainResult
 

@@ -36,9 +36,9 @@ from mlflow.entities import (
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from conf.config import TrackingConfig
 from conf.errors import first_line
 from conf.manifest import digest
-from conf.schema_tracking import TrackingConfig
 from conf.secrets import redact
 from conf.storage import exclusive
 from conf.stored import StoredError

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from conf.schema_tracking import TrackingConfig
+from conf.config import TrackingConfig
 from conf.secrets import redacted
 from pipelines.tracking.process_id import ProcessId, is_running
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from conf.schema_tracking import TrackingConfig
+from conf.config import TrackingConfig
 from conf.secrets import redact, redacted
 from pipelines.tracking import ops
 from pipelines.tracking.journal import Journal

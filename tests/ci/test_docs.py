@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from conf.schema import RunConfig
+from conf.config import RunConfig
 from pipelines.cli import parser
 
 ROOT = Path(__file__).parents[2]

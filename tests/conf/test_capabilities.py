@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
-from conf.capabilities import HOROVOD_LIMITS, RULES, batch_problem, horovod_limits, strategy_notes, strategy_problems
-from conf.schema_parallel import ParallelConfig
+from conf.config import ParallelConfig
+from conf.rules import HOROVOD_LIMITS, RULES, batch_problem, horovod_limits, strategy_notes, strategy_problems
 from training.parallel.mesh import Mesh
 
 

@@ -9,9 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conf.schema_data import DataConfig
-from conf.schema_etl import EtlConfig
-from conf.schema_launch import LaunchConfig
+from conf.config import DataConfig, EtlConfig, LaunchConfig
 
 RECIPES = Path(__file__).resolve().parents[2] / "conf/recipes"
 BLOCK = {

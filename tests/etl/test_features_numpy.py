@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conf.schema_etl import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
+from conf.config import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
 from etl.errors import EtlError
 from etl.features import (
     Moments,

@@ -4,7 +4,7 @@ import sys
 from importlib.resources import files
 from types import SimpleNamespace
 
-from conf.schema_etl import EtlConfig
+from conf.config import EtlConfig
 from etl.fingerprint import code_digest, dataset_fingerprint, python_sources
 from etl.views import own_modules
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 from pyspark.sql.types import StructType
 
-from conf.schema_etl import Feature
+from conf.config import Feature
 from etl.errors import EtlError
 from etl.fit import check_inputs
 

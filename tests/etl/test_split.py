@@ -2,7 +2,7 @@
 
 import pytest
 
-from conf.schema_etl import SplitConfig
+from conf.config import SplitConfig
 from etl.errors import EtlError
 from etl.split import check_splits, share_edges, split_names
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.types import StructType
 
-from conf.schema_etl import EtlConfig
+from conf.config import EtlConfig
 from etl.errors import EtlError
 from etl.features import STATE_VERSION
 from etl.table import plain_roles, stored_columns

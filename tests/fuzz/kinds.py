@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import TypeAdapter
 
+from conf.config import RunConfig
 from conf.load import ConfigError, load_config, recipe_names
 from conf.manifest import ManifestError, digest, read_manifest
-from conf.schema import RunConfig
 from conf.storage import open_storage
 from conf.stored import StoredError, read
 from etl.tokenizer import Codec, train_bpe

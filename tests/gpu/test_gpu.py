@@ -10,9 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from conf.config import OptimConfig, ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema import OptimConfig
-from conf.schema_parallel import ParallelConfig
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask
 from training.optim import build_optimizer

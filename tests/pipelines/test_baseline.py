@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conf.config import DataConfig, RunConfig
 from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.schema import RunConfig
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.baseline import LOGISTIC, MAJORITY, Baselines, attempted, constant_scores, fit_baselines
 from pipelines.etl_step import Dataset

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conf.config import RunConfig
 from conf.load import load_config
 from conf.manifest import (
     MANIFEST_NAME,
@@ -21,7 +22,6 @@ from conf.manifest import (
     ManifestError,
     SplitInfo,
 )
-from conf.schema import RunConfig
 from conf.storage import Storage, open_storage
 from pipelines import etl_step
 from pipelines.etl_step import Dataset, dataset_info, find, record_build, require, wanted_fingerprint

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from conf.config import RunConfig
 from conf.load import ConfigError, load_config
 from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.schema import RunConfig
 from conf.storage import open_storage
 from pipelines.etl_step import Dataset
 from pipelines.exit_codes import Exit

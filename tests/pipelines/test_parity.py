@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from conf.config import DataConfig, RunConfig
 from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.schema import RunConfig
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.serving import Predictor
 from training.data.build import make_reader

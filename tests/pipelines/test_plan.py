@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from conf.config import RunConfig
 from conf.load import load_config
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError
-from conf.schema import RunConfig
 from pipelines.cli import main
 from pipelines.plan import cost_plan, layout_problems_of, meta_model, plan_and_measured, planned_metrics, show_plan
 from training.planner import format_rows, table_rows

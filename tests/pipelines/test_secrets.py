@@ -13,10 +13,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from conf.config import RunConfig, TrackingConfig
 from conf.load import ConfigError, leaves, load_config, recipe_names
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from conf.schema import RunConfig
-from conf.schema_tracking import TrackingConfig
 from conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from conf.storage import open_storage
 from pipelines import cli, serving, spark, train_step

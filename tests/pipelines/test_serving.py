@@ -13,9 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
+from conf.config import RunConfig, TrackingConfig
 from conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from conf.schema import RunConfig
-from conf.schema_tracking import TrackingConfig
 from conf.storage import Storage, open_storage
 from conf.stored import StoredError
 from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder

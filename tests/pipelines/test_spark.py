@@ -15,8 +15,8 @@ pytestmark = pytest.mark.spark
 SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
 JOB = """
 import signal, sys, time
-from conf.schema import SparkConfig
-from conf.schema_launch import LaunchConfig
+from conf.config import SparkConfig
+from conf.config import LaunchConfig
 from pipelines.spark import spark_session
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conf.config import DataConfig
 from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.etl_step import Dataset
 from pipelines.split_rows import spark_path, split_rows

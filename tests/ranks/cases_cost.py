@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from conf.schema import OptimConfig
+from conf.config import OptimConfig
 from tests.ranks.problem import make_strategy, rank_part
 from training.data.batch import Batch
 from training.models.gpt import GPT, LanguageModelTask

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conf.schema import OptimConfig
+from conf.config import OptimConfig
 from conf.storage import open_storage
 from tests.ranks.problem import make_strategy
 from training.checkpoint.checkpointer import Checkpointer

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
+from conf.config import ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema_parallel import ParallelConfig
 from tests.ranks.problem import Net, SquaredError, table_batch, train
 from training.parallel import build_strategy
 from training.parallel.step import MeshStrategy

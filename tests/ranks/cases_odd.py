@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from conf.schema import OptimConfig
+from conf.config import OptimConfig
 from tests.ranks.cases_mesh import small_gpt, token_batch
 from tests.ranks.problem import SquaredError, make_strategy, rank_part, table_batch, train
 from training.models.gpt import GPT, LanguageModelTask

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from conf.schema import OptimConfig
+from conf.config import OptimConfig
 from tests.ranks.cases_mesh import small_gpt, token_batch
 from tests.ranks.cases_tower import tower
 from tests.ranks.problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch

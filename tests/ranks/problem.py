@@ -11,9 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from conf.config import OptimConfig, ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema import OptimConfig
-from conf.schema_parallel import ParallelConfig
 from training.data.batch import Batch
 from training.models.task import Task
 from training.optim import build_optimizer

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from conf.config import EtlConfig
 from conf.manifest import DatasetManifest
-from conf.schema_etl import EtlConfig
 from conf.storage import open_storage
 from etl.build import BuildRequest, build_dataset, find_dataset
 from etl.errors import ChecksFailed, EtlError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conf.schema_etl import CheckConfig, SplitConfig
+from conf.config import CheckConfig, SplitConfig
 from etl import checks
 from etl.errors import ChecksFailed, EtlError
 from etl.split import SPLIT, add_split, check_splits

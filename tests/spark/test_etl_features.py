@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
-from conf.schema_etl import Feature
+from conf.config import Feature
 from etl import fit
 from etl.errors import EtlError
 from etl.features import apply_numpy, output_names

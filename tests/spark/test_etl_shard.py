@@ -13,8 +13,8 @@ import torch
 from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
+from conf.config import Feature, ShardConfig
 from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
-from conf.schema_etl import Feature, ShardConfig
 from conf.storage import open_storage
 from etl import fit, layout, shard
 from etl.columns import ColumnOptions, manifest_column, stored_expression

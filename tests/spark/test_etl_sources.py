@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.schema_etl import SourceConfig
+from conf.config import SourceConfig
 from etl.errors import EtlError
 from etl.sources.read import read_source
 from etl.sources.snapshot import pin

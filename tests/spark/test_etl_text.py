@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from conf.schema_etl import EtlConfig
+from conf.config import EtlConfig
 from etl import text
 from etl.build import BuildRequest, build_dataset
 from etl.errors import EtlError

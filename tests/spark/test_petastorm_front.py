@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.schema_data import DataConfig, PetastormConfig
+from conf.config import DataConfig, PetastormConfig
 from pipelines.petastorm_front import make_spark_converter, write_petastorm
 from training.data.petastorm_adapter.dataset import is_unischema, row_group_rows
 from training.data.petastorm_adapter.reader import PetastormReader

@@ -13,10 +13,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from conf.config import CheckpointConfig, DataConfig, EarlyStopping, TrainConfig
 from conf.manifest import DatasetManifest
-from conf.schema import EarlyStopping, TrainConfig
-from conf.schema_checkpoint import CheckpointConfig
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.order import epoch_ids

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from conf.schema import OptimConfig
+from conf.config import OptimConfig
 from training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
 from training.parallel.state import optimizer_tensors
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from conf.config import DataConfig, MixConfig
 from conf.manifest import read_manifest
-from conf.schema_data import DataConfig, MixConfig
 from conf.storage import open_storage
 from training.data.batch import SAMPLE, Reader
 from training.data.cache import CachedFiles, DecodedGroups, DiskCache

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf.schema_data import MixConfig
+from conf.config import MixConfig
 from training.data.batch import SAMPLE, Batch, Meter, Ragged
 from training.data.epochs import EpochSpan, EpochSteps, StepRange
 from training.data.order import Ints

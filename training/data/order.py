@@ -21,7 +21,7 @@ import numpy as np
 from numpy.random import PCG64, RandomState, SeedSequence
 from numpy.typing import ArrayLike, NDArray
 
-from conf.schema_data import DataConfig
+from conf.config import DataConfig
 from training.data.epochs import EpochSteps
 
 ORDER_VERSION = 2

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from conf.config import MIB, DataConfig
 from conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
-from conf.schema_data import MIB, DataConfig
 from training.data.batch import SAMPLE, Batch, Meter
 from training.data.buffers import BufferPool
 from training.data.cache import DecodedGroups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from conf.schema_data import Condition
+from conf.config import Condition
 from conf.stored import Count, Stored
 
 MEANING = {

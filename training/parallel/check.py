@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from torch import nn
 
-from conf.capabilities import batch_problem, strategy_problems
-from conf.schema_parallel import ParallelConfig
+from conf.config import ParallelConfig
+from conf.rules import batch_problem, strategy_problems
 from training.models.sharding_plan import required_plan
 from training.parallel.compose import choose_engine
 from training.parallel.mesh import Mesh, resolve_mesh

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import torch
 
-from conf.capabilities import horovod_limits, strategy_notes, strategy_problems
+from conf.config import ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema_parallel import ParallelConfig
+from conf.rules import horovod_limits, strategy_notes, strategy_problems
 from training.parallel.data_parallel.base import DataParallel, SingleProcess
 from training.parallel.data_parallel.ddp import TorchRing, host_transport
 from training.parallel.data_parallel.horovod_ring import HorovodRing, available, start_horovod
@@ -38,7 +38,7 @@ TIMEOUT = timedelta(minutes=5)
 def choose_engine(config: ParallelConfig, mesh: Mesh) -> str:
     """`none`, `horovod` or `torch`; `auto` takes Horovod if it can, or logs why not.
 
-    ValueError when Horovod is configured and cannot be imported; what it cannot do is in conf/capabilities.py.
+    ValueError when Horovod is configured and cannot be imported; what it cannot do is in conf/rules.py.
     """
     if mesh.world == 1:
         return "none"

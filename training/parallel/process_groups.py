@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from conf.config import ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema_parallel import ParallelConfig
 from training.models.torch_private import abort_together, flattened, nccl_backends
 from training.parallel.mesh import AXES, Coordinates, Mesh, shard_groups
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema_parallel import ParallelConfig
+from conf.config import ParallelConfig
 from training.models.sharding_plan import ShardingPlan, plan_of
 from training.parallel.batching import part_bounds
 from training.parallel.mesh import Mesh, shard_groups

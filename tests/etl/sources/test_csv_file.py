@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from conf.schema_etl import CsvOptions
+from conf.config import CsvOptions
 from etl.sources import csv_file
 from etl.sources.csv_file import BLOCK_BYTES, check, read
 

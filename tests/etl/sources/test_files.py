@@ -2,7 +2,7 @@
 
 import pytest
 
-from conf.schema_etl import SourceConfig
+from conf.config import SourceConfig
 from etl.errors import EtlError
 from etl.sources.files import _split_glob, list_files
 

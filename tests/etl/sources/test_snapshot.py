@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from conf.schema_etl import SourceConfig
+from conf.config import SourceConfig
 from conf.storage import Storage
 from etl.errors import EtlError
 from etl.sources.snapshot import pin, pin_sources

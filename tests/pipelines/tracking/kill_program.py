@@ -17,7 +17,7 @@ from typing import Any
 import mlflow.pyfunc  # noqa: F401  # before the forks: it takes seconds
 from mlflow import MlflowClient
 
-from conf.schema_tracking import TrackingConfig
+from conf.config import TrackingConfig
 from pipelines.tracking import ops
 from pipelines.tracking.journal import Journal
 from pipelines.tracking.mlflow_store import MlflowSink, replay

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from conf.schema_tracking import TrackingConfig
+from conf.config import TrackingConfig
 from training.launch.host.fork_server import ForkServer
 
 

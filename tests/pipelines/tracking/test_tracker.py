@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema_tracking import TrackingConfig
+from conf.config import TrackingConfig
 from pipelines.tracking.ops import DatasetInfo
 from pipelines.tracking.tracker import Tracker, git_commit
 

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from conf.schema_tracking import TrackingConfig
+from conf.config import TrackingConfig
 from pipelines.tracking.tracker import Tracker
 
 

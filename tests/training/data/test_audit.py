@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conf.config import DataConfig
 from conf.manifest import DatasetManifest
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.audit.check import AuditReport, Expected, check_records, check_run, expected_rows
 from training.data.audit.log import FORMAT, AuditHeader, AuditLog, StepRecord, read_records, read_run

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from conf.config import DataConfig
 from conf.manifest import DatasetManifest
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from pipelines.audit import audit_run
 from pipelines.cli import main

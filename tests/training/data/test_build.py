@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from conf.config import DataConfig
 from conf.manifest import Column, DatasetManifest
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.build import make_reader
 from training.data.mix import MixedReader

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from conf.config import CacheConfig, DataConfig
 from conf.manifest import DatasetManifest
-from conf.schema_data import CacheConfig, DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.build import make_reader

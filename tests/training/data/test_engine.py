@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema_data import DataConfig
+from conf.config import DataConfig
 from training.data.batch import Meter
 from training.data.engine import Engine
 from training.data.epochs import EpochSpan

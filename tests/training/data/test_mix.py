@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.config import DataConfig, MixConfig
 from conf.manifest import Column, DatasetManifest
-from conf.schema_data import DataConfig, MixConfig
 from conf.storage import open_storage
 from training.data.batch import Batch
 from training.data.mix import MixedReader, MixPlan, make_mix

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema_data import DataConfig
+from conf.config import DataConfig
 from training.data.order import (
     OrderPlan,
     RankOrder,

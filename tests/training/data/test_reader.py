@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from conf.config import DataConfig
 from conf.manifest import Column, DatasetManifest, ManifestError
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import Batch, Ragged
 from training.data.order import epoch_ids

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conf.config import DataConfig
 from conf.manifest import DatasetManifest
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.reader import ParquetReader
 from training.data.request import DataRank, ReadRequest

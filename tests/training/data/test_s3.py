@@ -16,8 +16,8 @@ import boto3
 import psutil
 import pytest
 
+from conf.config import CacheConfig, DataConfig
 from conf.manifest import MANIFEST_NAME, DatasetManifest
-from conf.schema_data import CacheConfig, DataConfig
 from conf.storage import Storage, open_storage
 from training.data.build import make_reader
 from training.data.order import epoch_ids

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from conf.config import DataConfig
 from conf.manifest import DatasetManifest
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.build import make_reader
 from training.data.reader import ParquetReader

@@ -177,7 +177,7 @@ def slow_on_rank_1(ctx: Any) -> None:
     import torch
     from torch import nn
 
-    from conf.schema_parallel import ParallelConfig
+    from conf.config import ParallelConfig
     from training.data.batch import Batch
     from training.parallel import build_strategy
 

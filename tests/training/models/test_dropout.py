@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from conf.config import DataConfig
 from conf.manifest import Column, DatasetManifest
-from conf.schema_data import DataConfig
 from conf.storage import open_storage
 from training.data.batch import SAMPLE, Batch
 from training.data.build import make_reader

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from conf.capabilities import RULES, strategy_notes
+from conf.config import OptimConfig, ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema import OptimConfig
-from conf.schema_parallel import ParallelConfig
+from conf.rules import RULES, strategy_notes
 from training.models.gpt import GPT
 from training.optim import build_optimizer
 from training.parallel import build_strategy

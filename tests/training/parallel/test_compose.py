@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conf.config import ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema_parallel import ParallelConfig
 from training.parallel import build_strategy
 from training.parallel.compose import choose_engine
 from training.parallel.data_parallel.base import SingleProcess

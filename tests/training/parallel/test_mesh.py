@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from conf.schema_parallel import ParallelConfig
+from conf.config import ParallelConfig
 from training.parallel.mesh import AXES, Mesh, resolve_mesh, shard_groups
 
 SIZES = [Mesh(*sizes) for sizes in itertools.product((1, 2, 3), repeat=4)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from conf.config import ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema_parallel import ParallelConfig
 from training.models.gpt import GPT
 from training.parallel.mesh import Mesh
 from training.parallel.model_parallel.placement import (

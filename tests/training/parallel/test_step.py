@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from conf.config import OptimConfig, ParallelConfig
 from conf.rank_info import RankInfo
-from conf.schema import OptimConfig
-from conf.schema_parallel import ParallelConfig
 from training.data.batch import Batch
 from training.models.task import Task
 from training.optim import build_optimizer

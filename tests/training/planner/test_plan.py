@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from conf.config import ParallelConfig
 from conf.load import load_config
 from conf.rank_info import RankInfo
-from conf.schema_parallel import ParallelConfig
 from training.models.gpt import GPT, LanguageModelTask
 from training.parallel import build_strategy
 from training.parallel.check import layout_problems

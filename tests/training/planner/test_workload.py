@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conf.schema_parallel import ParallelConfig
+from conf.config import ParallelConfig
 from training.models.gpt import GPT
 from training.parallel.mesh import Mesh
 from training.planner.workload import RankParameters, Workload

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from conf.config import DataConfig
 from conf.manifest import DatasetManifest, digest
-from conf.schema_data import DataConfig
 from training.data.audit.log import AuditHeader, StepRecord
 from training.data.order import ORDER_VERSION, Ints, epoch_ids, make_plan
 from training.data.resume import OrderState, explain_difference

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from numpy.random import PCG64, RandomState, SeedSequence
 
+from conf.config import DataConfig
 from conf.manifest import Column
-from conf.schema_data import DataConfig
 from training.data.batch import SAMPLE, Batch, Meter
 from training.data.epochs import EpochSteps, StepRange
 from training.data.petastorm_adapter.convert import Array, declared_tensor, rebatch, stack_rows, tensor_of
