@@ -20,7 +20,7 @@ mutants: setup  ## one-line changes, each of which a test must notice; rewrites 
 	@$(BIN)/python -m tests.mutants.run --out benchmarks/results/mutants.json
 
 demo: setup  ## the main job on real data: flights, two ranks, Horovod ring, MLflow, report (ARGS="key=value ...")
-	@$(BIN)/python -m etl.raw flights
+	@$(BIN)/python -m sparkring.etl.raw flights
 	@$(BIN)/sparkring run flights $(ARGS)
 
 ui: setup  ## browse runs, checkpoints, models and reports at http://127.0.0.1:5000

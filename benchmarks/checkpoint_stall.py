@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from conf.storage import open_storage
-from training.checkpoint.checkpointer import Checkpointer
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.checkpointer import Checkpointer
 
 
 def state_of(megabytes: int) -> dict[str, Any]:

@@ -26,14 +26,14 @@ sys.path.insert(0, str(ROOT))
 
 from machine import measured_with, publish  # noqa: E402
 
-from training.launch.attempt import CHECK_S, Attempt, Control, Limits, RankState  # noqa: E402
-from training.launch.channel.control_client import HEARTBEAT_S, ControlClient, Endpoint  # noqa: E402
-from training.launch.failure import WorkerFailed  # noqa: E402
-from training.launch.group import WorkerGroup, allow_descriptors  # noqa: E402
-from training.launch.health import StragglerDetector  # noqa: E402
-from training.launch.host.info import HostInfo, collect_host_info, problems  # noqa: E402
-from training.launch.job import JobSpec  # noqa: E402
-from training.launch.messages import (  # noqa: E402
+from sparkring.training.launch.attempt import CHECK_S, Attempt, Control, Limits, RankState  # noqa: E402
+from sparkring.training.launch.channel.control_client import HEARTBEAT_S, ControlClient, Endpoint  # noqa: E402
+from sparkring.training.launch.failure import WorkerFailed  # noqa: E402
+from sparkring.training.launch.group import WorkerGroup, allow_descriptors  # noqa: E402
+from sparkring.training.launch.health import StragglerDetector  # noqa: E402
+from sparkring.training.launch.host.info import HostInfo, collect_host_info, problems  # noqa: E402
+from sparkring.training.launch.job import JobSpec  # noqa: E402
+from sparkring.training.launch.messages import (  # noqa: E402
     MAX_PEERS,
     AgentReady,
     AttemptStarted,
@@ -49,7 +49,7 @@ from training.launch.messages import (  # noqa: E402
     StartRank,
     ToAgent,
 )
-from training.launch.topology import AgentInfo, assign_ranks, choose_agents, reach_plan  # noqa: E402
+from sparkring.training.launch.topology import AgentInfo, assign_ranks, choose_agents, reach_plan  # noqa: E402
 
 TARGETS = {"driver_cpu": 0.20, "connected_s": 10.0, "named_s": 2.0, "check_s": 0.05, "pure_s": 1.0}
 

@@ -70,12 +70,12 @@ def decode_and_gather(folder: str, batch: int) -> Batches:
 
 def sparkring(folder: str, batch: int, **how: Any) -> Batches:
     sys.path.insert(0, str(ROOT))
-    from conf.config import DataConfig
-    from conf.manifest import DatasetManifest
-    from conf.storage import open_storage
-    from training.data.batch import Ragged
-    from training.data.reader import ParquetReader
-    from training.data.request import ReadRequest
+    from sparkring.conf.config import DataConfig
+    from sparkring.conf.manifest import DatasetManifest
+    from sparkring.conf.storage import open_storage
+    from sparkring.training.data.batch import Ragged
+    from sparkring.training.data.reader import ParquetReader
+    from sparkring.training.data.request import ReadRequest
 
     cached = how.pop("cached", False)
     manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
@@ -100,8 +100,8 @@ def cache_alone(folder: str, batch: int) -> Batches:
     import torch
 
     sys.path.insert(0, str(ROOT))
-    from conf.manifest import DatasetManifest
-    from training.data.columns import fixed_values
+    from sparkring.conf.manifest import DatasetManifest
+    from sparkring.training.data.columns import fixed_values
 
     manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
     decoded = decoded_groups(folder, manifest)
@@ -114,7 +114,7 @@ def cache_alone(folder: str, batch: int) -> Batches:
 
 
 def decoded_groups(folder: str, manifest: Any) -> Any:
-    from training.data.cache import DecodedGroups, DiskCache
+    from sparkring.training.data.cache import DecodedGroups, DiskCache
 
     cache = DiskCache(f"{folder}/decoded", 1 << 40, [f.sha256 for f in manifest.files])
     return DecodedGroups(cache, [c.name for c in manifest.columns], [])
@@ -122,7 +122,7 @@ def decoded_groups(folder: str, manifest: Any) -> Any:
 
 def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
     sys.path.insert(0, str(ROOT))
-    import training.data.petastorm_adapter  # noqa: F401, I001  (petastorm 0.12.1 does not import without)
+    import sparkring.training.data.petastorm_adapter  # noqa: F401, I001  (petastorm 0.12.1 does not import without)
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 
@@ -135,7 +135,7 @@ def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
 
 def petastorm_rows(folder: str, batch: int) -> Batches:
     sys.path.insert(0, str(ROOT))
-    import training.data.petastorm_adapter  # noqa: F401, I001
+    import sparkring.training.data.petastorm_adapter  # noqa: F401, I001
     from petastorm import make_batch_reader
     from petastorm.pytorch import DataLoader
 
@@ -321,11 +321,11 @@ def import_for(case: str) -> None:
     """Import what the case will, so that neither time counts it."""
     sys.path.insert(0, str(ROOT))
     if case.startswith("sparkring") or case == "cache alone":
-        import training.data.reader
+        import sparkring.training.data.reader
     elif case == "decode + gather":
         import pandas  # noqa: F401  (to_numpy would)
     elif case.startswith("petastorm"):
-        import training.data.petastorm_adapter  # noqa: F401, I001
+        import sparkring.training.data.petastorm_adapter  # noqa: F401, I001
         import petastorm.pytorch  # noqa: F401
     elif case.startswith("HF"):
         import datasets  # noqa: F401

@@ -33,8 +33,8 @@ sys.path.insert(0, str(HERE.parent))
 from machine import measured_with  # noqa: E402
 
 from benchmarks.peak_memory import peak_pss  # noqa: E402
-from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
-from etl.write import SHARD, WriteTask, write_shard  # noqa: E402
+from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
+from sparkring.etl.write import SHARD, WriteTask, write_shard  # noqa: E402
 
 PEERS_PYTHON = str(HERE.parent / "build/peers/bin/python")
 PEERS = ("HF datasets", "HF datasets unshuffled", "LitData", "MosaicML streaming")
@@ -160,8 +160,8 @@ def warm(folder: Path) -> None:
 
 def groups_per_batch(theme: str, folder: Path, lanes: int) -> float:
     """Distinct row groups in a global batch of ours, from the order itself (epoch 0)."""
-    from conf.config import DataConfig
-    from training.data.order import epoch_ids, make_plan
+    from sparkring.conf.config import DataConfig
+    from sparkring.training.data.order import epoch_ids, make_plan
 
     manifest = DatasetManifest.from_json((folder / "_manifest.json").read_text(), str(folder))
     sizes = [rows for file in manifest.files for rows in file.row_groups]

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from data_readers import notes_on
 
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from training.data.batch import Batch
-from training.data.reader import ParquetReader
-from training.data.request import ReadRequest
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import ReadRequest
 
 
 def on(reader: ParquetReader, epochs: int) -> Iterator[Batch]:

@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from machine import measured_with
 
-from conf.config import ShardConfig
-from conf.manifest import Column
-from conf.storage import open_storage
-from etl.columns import manifest_column
-from etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
-from etl.split import SPLIT
-from etl.write import SHARD
+from sparkring.conf.config import ShardConfig
+from sparkring.conf.manifest import Column
+from sparkring.conf.storage import open_storage
+from sparkring.etl.columns import manifest_column
+from sparkring.etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.split import SPLIT
+from sparkring.etl.write import SHARD
 
 FLOATS, CODES = 10, 4
 TARGET = 1.3  # ours over plain

@@ -28,17 +28,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from conf.config import DataConfig, OptimConfig, ParallelConfig
-from conf.load import load_config
-from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.rank_info import RankInfo
-from conf.storage import open_storage
-from training.data.batch import Batch
-from training.data.reader import ParquetReader
-from training.data.request import DataRank, ReadRequest
-from training.models.gpt import GPT, LanguageModelTask
-from training.optim import build_optimizer
-from training.parallel import build_strategy
+from sparkring.conf.config import DataConfig, OptimConfig, ParallelConfig
+from sparkring.conf.load import load_config
+from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel import build_strategy
 
 # Dense bf16, by NVIDIA's data sheets; the first key found in the device's name counts. V100 has no bf16.
 PEAK_TFLOPS = {

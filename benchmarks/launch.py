@@ -61,8 +61,8 @@ def measure(master: str, rounds: int) -> dict[str, list[float]]:
     from pyspark.ml.torch.distributor import TorchDistributor
     from pyspark.sql import SparkSession
 
-    from pipelines.launch.barrier import LaunchOptions, barrier_group, run_barrier
-    from training.launch.job import JobSpec
+    from sparkring.pipelines.launch.barrier import LaunchOptions, barrier_group, run_barrier
+    from sparkring.training.launch.job import JobSpec
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")

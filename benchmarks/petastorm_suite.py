@@ -111,7 +111,17 @@ def prepare(source: Path, work: Path) -> Path:
 def run_tests(python: Path, work: Path, tests: list[str]) -> dict[str, tuple[str, str]]:
     """(passed, skipped, failed; message) by test id."""
     names = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": str(python), "TMPDIR": str(work)}
-    command = [str(python), "-m", "pytest", "-p", "training.data.petastorm_adapter", "-q", "-W", "ignore", "--tb=short"]
+    command = [
+        str(python),
+        "-m",
+        "pytest",
+        "-p",
+        "sparkring.training.data.petastorm_adapter",
+        "-q",
+        "-W",
+        "ignore",
+        "--tb=short",
+    ]
     options = ["-p", "no:cacheprovider", "--timeout=360", f"--junitxml={work / 'result.xml'}"]
     subprocess.run(
         [*command, *options, "--continue-on-collection-errors", *tests], cwd=work, env=os.environ | names, check=False

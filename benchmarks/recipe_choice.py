@@ -20,8 +20,8 @@ from pathlib import Path
 
 from machine import measured_with, publish
 
-from etl.raw import unpack_flights
-from pipelines.baseline import LOGISTIC
+from sparkring.etl.raw import unpack_flights
+from sparkring.pipelines.baseline import LOGISTIC
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_MONTH = 10  # the recipe's validation split begins on 2013-11-04
@@ -47,7 +47,7 @@ def held_out(folder: Path, month: int, settings: str, number: int) -> dict[str, 
         "tracking.enabled=false",
         *settings.split(),
     ]
-    command = [sys.executable, "-m", "pipelines.cli", "run", "flights", *words]
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "run", "flights", *words]
     done = subprocess.run(
         command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )

@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from training.models.gpt import GPT
+from sparkring.training.models.gpt import GPT
 
 Step = Callable[[], torch.Tensor | None]  # gives this rank's mean loss, where it has one
 Make = Callable[..., Step]  # (model, tokens (B, T + 1), rank, world, passes, bf16)

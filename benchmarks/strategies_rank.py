@@ -19,15 +19,15 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.strategies_bare import BARE, Step
-from conf.config import OptimConfig, ParallelConfig
-from conf.rank_info import RankInfo
-from training.data.batch import Batch
-from training.models.gpt import GPT, LanguageModelTask
-from training.optim import build_optimizer
-from training.parallel import build_strategy
-from training.parallel.batching import part_bounds, slice_batch
-from training.parallel.data_parallel.horovod_ring import start_horovod
-from training.planner import Workload, make_plan
+from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.batching import part_bounds, slice_batch
+from sparkring.training.parallel.data_parallel.horovod_ring import start_horovod
+from sparkring.training.planner import Workload, make_plan
 
 ROWS_PER_RANK, TOKENS, WARM_UP = 8, 64, 3
 BLOCK_S, FEWEST_PAIRS, MOST_PAIRS = 0.4, 6, 60

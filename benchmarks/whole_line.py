@@ -22,7 +22,7 @@ import pyarrow.csv as pacsv
 from machine import measured_with, publish
 from peak_memory import peak_pss
 
-from etl.raw import unpack_flights
+from sparkring.etl.raw import unpack_flights
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,7 +49,7 @@ def repeated(raw: Path, target: Path, times: int) -> None:
 
 def run(folder: Path, words: list[str]) -> dict[str, Any]:
     """The job's summary, and its peak memory (driver, JVM and ranks together)."""
-    command = [sys.executable, "-m", "pipelines.cli", "run", "flights", *words]
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "run", "flights", *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
     log = folder / "job.log"
     with log.open("w") as out:

@@ -20,13 +20,13 @@ from pydantic import (
     model_validator,
 )
 
-from conf.secrets import is_secret_name, redact
+from sparkring.conf.secrets import is_secret_name, redact
 
 
 class Strict(BaseModel):
     """Base of every block: unknown keys are errors, values never change, defaults are checked like given values.
 
-    An error does not repeat the value, which may be a secret; `conf.load` shows it with secrets hidden.
+    An error does not repeat the value, which may be a secret; `sparkring.conf.load` shows it with secrets hidden.
     """
 
     model_config = ConfigDict(
@@ -494,7 +494,7 @@ class ModelConfig(Strict):
     """`factory` is `module:Class` of a torch module. Where it has `from_manifest(manifest, **args)` that builds it
     (sizes of vocabularies come from the dataset), else `Class(**args)`."""
 
-    factory: Reference = "training.models.tabular:Tabular"
+    factory: Reference = "sparkring.training.models.tabular:Tabular"
     args: dict[str, Any] = {}
     task: Literal["binary", "regression", "multiclass", "language_model"] | Reference = "binary"
     inputs: list[str] | None = Field(

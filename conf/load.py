@@ -19,14 +19,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from conf.config import RunConfig
-from conf.manifest import digest
-from conf.rules import combination_problems, leaves
-from conf.secrets import redact, redacted
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import digest
+from sparkring.conf.rules import combination_problems, leaves
+from sparkring.conf.secrets import redact, redacted
 
 # Of a recipe: the longest of ours has 300 values.
 MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 1 << 18, 10_000, 50, 100
-RECIPES: Traversable = files("conf.recipes")  # also where the code is shipped as a zip
+RECIPES: Traversable = files("sparkring.conf.recipes")  # also where the code is shipped as a zip
 
 
 class ConfigError(ValueError):

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from conf.storage import Storage
-from conf.stored import (
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import (
     OPEN,
     CheckedAs,
     Count,

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from conf.config import RunConfig
-from conf.manifest import DatasetManifest
-from conf.secrets import HIDDEN, redact, redacted
-from conf.storage import NO_SECRETS, check_uri
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.secrets import HIDDEN, redact, redacted
+from sparkring.conf.storage import NO_SECRETS, check_uri
 
 BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
 

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow.fs as pafs
 
-from conf.secrets import redact
+from sparkring.conf.secrets import redact
 
 CHUNK_BYTES = 4 << 20
 PART = ".part"

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from conf.storage import Storage, check_below
+from sparkring.conf.storage import Storage, check_below
 
 MOST_BYTES = 1 << 30  # the index of a checkpoint of thousands of ranks is the largest file of this kind
 SHOWN = 3

@@ -22,8 +22,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.config import EtlConfig, same_but_for_case
-from conf.manifest import (
+from sparkring.conf.config import EtlConfig, same_but_for_case
+from sparkring.conf.manifest import (
     MANIFEST_NAME,
     Accounting,
     Column,
@@ -34,18 +34,18 @@ from conf.manifest import (
     SplitInfo,
     read_manifest,
 )
-from conf.storage import Storage, open_storage
-from etl import checks, fit, table, text
-from etl.errors import EtlError
-from etl.fingerprint import code_digest, dataset_fingerprint
-from etl.quarantine import write_quarantine
-from etl.session import build_session
-from etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
-from etl.sources.read import read_source
-from etl.sources.snapshot import SourceSnapshot
-from etl.split import SPLIT, add_split, check_splits
-from etl.views import build_rows
-from etl.write import SHARD
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl import checks, fit, table, text
+from sparkring.etl.errors import EtlError
+from sparkring.etl.fingerprint import code_digest, dataset_fingerprint
+from sparkring.etl.quarantine import write_quarantine
+from sparkring.etl.session import build_session
+from sparkring.etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.sources.read import read_source
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.split import SPLIT, add_split, check_splits
+from sparkring.etl.views import build_rows
+from sparkring.etl.write import SHARD
 
 log = logging.getLogger(__name__)
 

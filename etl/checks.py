@@ -10,10 +10,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from conf.config import CheckConfig
-from conf.errors import first_line
-from etl.errors import ChecksFailed, EtlError
-from etl.split import SPLIT
+from sparkring.conf.config import CheckConfig
+from sparkring.conf.errors import first_line
+from sparkring.etl.errors import ChecksFailed, EtlError
+from sparkring.etl.split import SPLIT
 
 RULE = "__rule"  # name of the first row-level rule the row fails; null on good rows
 FAIL = "__fail_"

@@ -26,9 +26,9 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from conf.manifest import Column, Nulls, Role
-from etl.errors import EtlError
-from etl.features import EXACT_DTYPES
+from sparkring.conf.manifest import Column, Nulls, Role
+from sparkring.etl.errors import EtlError
+from sparkring.etl.features import EXACT_DTYPES
 
 ARROW: dict[str, pa.DataType] = {
     "bool": pa.bool_(),

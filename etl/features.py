@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
-from etl.errors import EtlError
+from sparkring.conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
+from sparkring.etl.errors import EtlError
 
 STATE_VERSION = 1
 NULL_CODE, UNSEEN_CODE, FIRST_CODE = 0, 1, 2

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator, Mapping
 from importlib.resources.abc import Traversable
 
-from conf.config import EtlConfig
-from conf.manifest import FORMAT_VERSION, digest
-from etl.session import decides_rows
-from etl.sources.snapshot import SourceSnapshot
-from etl.views import own_modules
+from sparkring.conf.config import EtlConfig
+from sparkring.conf.manifest import FORMAT_VERSION, digest
+from sparkring.etl.session import decides_rows
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.views import own_modules
 
 
 def dataset_fingerprint(

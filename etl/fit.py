@@ -16,9 +16,9 @@ from pyspark.sql.types import (
     StringType,
 )
 
-from conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature
-from etl.errors import EtlError
-from etl.features import (
+from sparkring.conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature
+from sparkring.etl.errors import EtlError
+from sparkring.etl.features import (
     FIRST_CODE,
     NULL_CODE,
     STATE_VERSION,

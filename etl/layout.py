@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from etl.errors import EtlError
+from sparkring.etl.errors import EtlError
 
 ROW_GROUP = 16384
 ROW_GROUP_BYTES = 8 << 20

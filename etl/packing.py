@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from etl.ragged import list_lengths, lists_of
-from etl.tokenizer import Codec
-from etl.write import SHARD
+from sparkring.etl.ragged import list_lengths, lists_of
+from sparkring.etl.tokenizer import Codec
+from sparkring.etl.write import SHARD
 
 PIECE_SCHEMA = "sequence long, position int, tokens array<int>, document array<long>"
 

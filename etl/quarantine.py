@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from conf.storage import Storage, open_storage
-from etl.write import worker_uri
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.write import worker_uri
 
 
 def write_quarantine(bad: DataFrame, storage: Storage, folder: str) -> dict[str, int]:

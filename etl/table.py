@@ -9,12 +9,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, FloatType, IntegerType
 
-from conf.config import EtlConfig, same_but_for_case
-from conf.manifest import Column, Role
-from etl import fit
-from etl.columns import ColumnOptions, manifest_column, stored_expression
-from etl.errors import EtlError
-from etl.features import State, cardinality, output_names
+from sparkring.conf.config import EtlConfig, same_but_for_case
+from sparkring.conf.manifest import Column, Role
+from sparkring.etl import fit
+from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
+from sparkring.etl.errors import EtlError
+from sparkring.etl.features import State, cardinality, output_names
 
 Types = dict[str, DataType]
 

@@ -16,16 +16,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from conf.config import TextConfig
-from conf.manifest import Column
-from etl import packing
-from etl.errors import EtlError
-from etl.layout import Shard, plan_shards
-from etl.packing import Start
-from etl.shard import ORDER, number_rows
-from etl.split import SPLIT
-from etl.tokenizer import Codec, byte_codec, train_bpe
-from etl.write import SHARD
+from sparkring.conf.config import TextConfig
+from sparkring.conf.manifest import Column
+from sparkring.etl import packing
+from sparkring.etl.errors import EtlError
+from sparkring.etl.layout import Shard, plan_shards
+from sparkring.etl.packing import Start
+from sparkring.etl.shard import ORDER, number_rows
+from sparkring.etl.split import SPLIT
+from sparkring.etl.tokenizer import Codec, byte_codec, train_bpe
+from sparkring.etl.write import SHARD
 
 CHUNK_TOKENS = 4 << 20  # tokens one task packs; decides how the work is dealt out, never the result
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from conf.stored import OPEN, Count, StoredError, parse
+from sparkring.conf.stored import OPEN, Count, StoredError, parse
 
 BYTES = 256
 SPECIALS = 2

@@ -13,9 +13,9 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.errors import first_line
-from conf.references import load_reference, module_of
-from etl.errors import EtlError
+from sparkring.conf.errors import first_line
+from sparkring.conf.references import load_reference, module_of
+from sparkring.etl.errors import EtlError
 
 STDLIB = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.manifest import ROW_NUMBER, Column
-from conf.storage import Storage, open_storage
-from etl.columns import arrow_field
-from etl.ragged import list_lengths, lists_of
+from sparkring.conf.manifest import ROW_NUMBER, Column
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.columns import arrow_field
+from sparkring.etl.ragged import list_lengths, lists_of
 
 SHARD = "__shard"
 

@@ -6,18 +6,18 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
-from conf.config import DataConfig
-from conf.manifest import read_manifest
-from conf.secrets import redact
-from conf.storage import Storage, open_storage
-from conf.stored import StoredError, named, parse
-from pipelines.etl_step import Dataset
-from pipelines.split_rows import split_rows
-from training.checkpoint.catalog import TrainerFile, committed, damage
-from training.data.audit.check import AuditReport, Expected, check_run, expected_rows
-from training.data.audit.log import read_run
-from training.data.resume import OrderState
-from training.loop import LoopRecord
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.secrets import redact
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import StoredError, named, parse
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.split_rows import split_rows
+from sparkring.training.checkpoint.catalog import TrainerFile, committed, damage
+from sparkring.training.data.audit.check import AuditReport, Expected, check_run, expected_rows
+from sparkring.training.data.audit.log import read_run
+from sparkring.training.data.resume import OrderState
+from sparkring.training.loop import LoopRecord
 
 
 def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:

@@ -18,10 +18,10 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.errors import first_line
-from conf.manifest import Column
-from conf.secrets import redact
-from pipelines.split_rows import SplitRows
+from sparkring.conf.errors import first_line
+from sparkring.conf.manifest import Column
+from sparkring.conf.secrets import redact
+from sparkring.pipelines.split_rows import SplitRows
 
 log = logging.getLogger(__name__)
 Scores = dict[str, float]

@@ -11,13 +11,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
-from conf.secrets import RedactingFormatter, redact
-from conf.stored import StoredError
-from etl.errors import EtlError
-from pipelines.exit_codes import Exit
-from pipelines.tracking.rules import StoreUnreachable
-from training.launch.failure import Cancelled, LaunchError, WorkerFailed
+from sparkring.conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
+from sparkring.conf.secrets import RedactingFormatter, redact
+from sparkring.conf.stored import StoredError
+from sparkring.etl.errors import EtlError
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.tracking.rules import StoreUnreachable
+from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
 EXITS: list[tuple[type[BaseException], Exit]] = [
     (ConfigError, Exit.USAGE),
@@ -145,9 +145,9 @@ def _count(text: str) -> int:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    from conf.config import LaunchConfig, SparkConfig
-    from pipelines.launch.script import NAME, launch
-    from pipelines.spark import submitted
+    from sparkring.conf.config import LaunchConfig, SparkConfig
+    from sparkring.pipelines.launch.script import NAME, launch
+    from sparkring.pipelines.spark import submitted
 
     elsewhere = arguments.master or submitted()
     if arguments.world is None and elsewhere:
@@ -186,25 +186,25 @@ def _load(arguments: argparse.Namespace) -> Resolved:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipelines.job import run_job
+    from sparkring.pipelines.job import run_job
 
     return run_job(_load(arguments), etl=True, train=True)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
-    from pipelines.job import run_job
+    from sparkring.pipelines.job import run_job
 
     return run_job(_load(arguments), etl=True, train=False)
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from pipelines.job import run_job
+    from sparkring.pipelines.job import run_job
 
     return run_job(_load(arguments), etl=False, train=True)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from pipelines.report.report import redraw
+    from sparkring.pipelines.report.report import redraw
 
     print(redraw(_load(arguments)))
     return Exit.OK
@@ -232,7 +232,7 @@ def _config_schema(_: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from pipelines.plan import layout_problems_of, show_plan
+    from sparkring.pipelines.plan import layout_problems_of, show_plan
 
     config = _load(arguments).config
     if problems := layout_problems_of(config):
@@ -242,7 +242,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from pipelines.audit import audit_run
+    from sparkring.pipelines.audit import audit_run
 
     try:
         report = audit_run(arguments.run_folder, arguments.dataset)
@@ -254,9 +254,9 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:
-    from pipelines.launch.barrier import launch_options
-    from pipelines.launch.netcheck import netcheck
-    from pipelines.spark import spark_session
+    from sparkring.pipelines.launch.barrier import launch_options
+    from sparkring.pipelines.launch.netcheck import netcheck
+    from sparkring.pipelines.spark import spark_session
 
     config = _load(arguments).config
     with spark_session(config.name, config.spark, config.launch) as spark:
@@ -267,23 +267,23 @@ def _netcheck(arguments: argparse.Namespace) -> int:
 def _package(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pipelines.package import write_archive
+    from sparkring.pipelines.package import write_archive
 
     archive = write_archive(Path(arguments.out))
     main = archive.with_name("sparkring_job.py")
-    main.write_text("import sys\n\nfrom pipelines.cli import main\n\nsys.exit(main())\n")
+    main.write_text("import sys\n\nfrom sparkring.pipelines.cli import main\n\nsys.exit(main())\n")
     print(f"spark-submit --py-files {archive} {main} run RECIPE")
     return Exit.OK
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from pipelines.tracking.mlflow_store import serve_ui
+    from sparkring.pipelines.tracking.mlflow_store import serve_ui
 
     return serve_ui(_load(arguments).config.tracking.store_uri, arguments.port)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from pipelines.tracking.mlflow_store import replay
+    from sparkring.pipelines.tracking.mlflow_store import replay
 
     config = _load(arguments).config
     journals, operations = replay(config.tracking.named(config.name))

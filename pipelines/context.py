@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from conf.config import RunConfig
-from conf.load import Resolved
-from conf.storage import Storage
-from pipelines.etl_step import Dataset
-from pipelines.runs import RunRecord, Runs
-from pipelines.tracking.tracker import Tracker
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import Resolved
+from sparkring.conf.storage import Storage
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.runs import RunRecord, Runs
+from sparkring.pipelines.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)

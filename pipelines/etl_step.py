@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import pyspark
 from pyspark.sql import SparkSession
 
-from conf.config import RunConfig
-from conf.load import Resolved
-from conf.manifest import DatasetManifest, ManifestError, read_manifest
-from conf.storage import Storage, open_storage
-from etl.build import BuildRequest, build_dataset, find_dataset
-from etl.fingerprint import dataset_fingerprint
-from etl.sources.snapshot import SourceSnapshot, pin_sources
-from pipelines.tracking.ops import DatasetInfo
-from pipelines.tracking.tracker import Tracker
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import Resolved
+from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
+from sparkring.etl.fingerprint import dataset_fingerprint
+from sparkring.etl.sources.snapshot import SourceSnapshot, pin_sources
+from sparkring.pipelines.tracking.ops import DatasetInfo
+from sparkring.pipelines.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 ETL = "etl"  # key of its run in MLflow

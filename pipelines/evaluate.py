@@ -12,20 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.config import RunConfig
-from conf.manifest import DatasetManifest
-from conf.storage import Storage
-from conf.stored import StoredError
-from pipelines import serving
-from pipelines.baseline import fit_baselines
-from pipelines.context import JobContext
-from pipelines.etl_step import Dataset
-from pipelines.metrics import binary_scores, is_better
-from pipelines.split_rows import SplitRows, split_rows
-from training.models.gpt import perplexity
-from training.result import MODEL, TrainResult
-from training.weights import read_weights
-from training.worker import pick_columns
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines import serving
+from sparkring.pipelines.baseline import fit_baselines
+from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.metrics import binary_scores, is_better
+from sparkring.pipelines.split_rows import SplitRows, split_rows
+from sparkring.training.models.gpt import perplexity
+from sparkring.training.result import MODEL, TrainResult
+from sparkring.training.weights import read_weights
+from sparkring.training.worker import pick_columns
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow

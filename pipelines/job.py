@@ -15,29 +15,29 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from conf.config import RunConfig
-from conf.load import ConfigError, Resolved
-from conf.manifest import DatasetManifest, digest
-from conf.rules import dataset_problems, metric_problems
-from conf.stored import StoredError
-from pipelines import etl_step, serving, train_step
-from pipelines.context import JobContext
-from pipelines.etl_step import Dataset
-from pipelines.evaluate import EVALUATE, evaluate, lost_to
-from pipelines.exit_codes import Exit
-from pipelines.launch.barrier import launch_options
-from pipelines.launch.preflight import SlotRequest, check_slots
-from pipelines.plan import layout_problems_of
-from pipelines.report.inputs import ReportInputs
-from pipelines.report.report import write_report
-from pipelines.runs import RunRecord, Runs, Status
-from pipelines.spark import spark_session
-from pipelines.tracking.ops import ModelInfo
-from pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
-from training.result import SUMMARY, TrainResult
-from training.tasks import TABLE_TASKS, build_task
-from training.weights import FILE
-from training.worker import ModelColumns, pick_columns
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import ConfigError, Resolved
+from sparkring.conf.manifest import DatasetManifest, digest
+from sparkring.conf.rules import dataset_problems, metric_problems
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines import etl_step, serving, train_step
+from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.launch.barrier import launch_options
+from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
+from sparkring.pipelines.plan import layout_problems_of
+from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.pipelines.report.report import write_report
+from sparkring.pipelines.runs import RunRecord, Runs, Status
+from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.tracking.ops import ModelInfo
+from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
+from sparkring.training.result import SUMMARY, TrainResult
+from sparkring.training.tasks import TABLE_TASKS, build_task
+from sparkring.training.weights import FILE
+from sparkring.training.worker import ModelColumns, pick_columns
 
 log = logging.getLogger("sparkring")
 
@@ -130,7 +130,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
         name=f"{config.name}-model",
         step=result.train.exported_step,
         sha256=sha256,
-        loader_module="pipelines.serving",
+        loader_module="sparkring.pipelines.serving",
         inputs=serving.signature_inputs(manifest),
         outputs=serving.signature_outputs(config.model.task),
         registered_model=config.tracking.named(config.name).registered_model,

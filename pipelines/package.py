@@ -6,7 +6,7 @@ import io
 import zipfile
 from pathlib import Path
 
-from conf.storage import open_storage
+from sparkring.conf.storage import open_storage
 
 PACKAGES = ("conf", "etl", "training", "pipelines")
 SUFFIXES = (".py", ".yaml", ".html")

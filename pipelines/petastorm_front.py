@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conf.config import DataConfig
-from conf.storage import open_storage
-from training.data.petastorm_adapter import dataset
-from training.data.petastorm_adapter.reader import PetastormReader
-from training.data.request import DataRank
+from sparkring.conf.config import DataConfig
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.petastorm_adapter import dataset
+from sparkring.training.data.petastorm_adapter.reader import PetastormReader
+from sparkring.training.data.request import DataRank
 
 
 class SparkConverter:

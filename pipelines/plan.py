@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.config import RunConfig
-from conf.errors import first_line
-from conf.manifest import DatasetManifest, ManifestError, read_manifest
-from conf.rules import strategy_notes
-from conf.storage import open_storage
-from pipelines import etl_step
-from training.data.batch import SAMPLE
-from training.data.columns import is_fixed
-from training.models.dropout import draws_masks
-from training.parallel.check import layout_problems
-from training.parallel.compose import choose_engine
-from training.parallel.mesh import resolve_mesh
-from training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
-from training.tasks import TABLE_TASKS, build_task, model_class
-from training.worker import build_model, pick_columns
+from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.rules import strategy_notes
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines import etl_step
+from sparkring.training.data.batch import SAMPLE
+from sparkring.training.data.columns import is_fixed
+from sparkring.training.models.dropout import draws_masks
+from sparkring.training.parallel.check import layout_problems
+from sparkring.training.parallel.compose import choose_engine
+from sparkring.training.parallel.mesh import resolve_mesh
+from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
+from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
+from sparkring.training.worker import build_model, pick_columns
 
 log = logging.getLogger(__name__)
 UNPLANNED = "activations, and what is sent for them, are not planned"

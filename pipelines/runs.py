@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from conf.config import RunConfig
-from conf.manifest import digest
-from conf.storage import Storage, exclusive, lock_file, open_storage
-from conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
-from pipelines.tracking.process_id import ProcessId, is_running, this_process
-from training.launch.failure import LaunchError
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import digest
+from sparkring.conf.storage import Storage, exclusive, lock_file, open_storage
+from sparkring.conf.stored import CLOSED, Count, FolderName, Label, Sha256, StoredError, read, up_to
+from sparkring.pipelines.tracking.process_id import ProcessId, is_running, this_process
+from sparkring.training.launch.failure import LaunchError
 
 log = logging.getLogger(__name__)
 Status = Literal["running", "finished", "failed", "interrupted"]

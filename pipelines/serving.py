@@ -5,7 +5,7 @@
              weights.safetensors  parameter name -> tensor (training/weights.py)
 
 MLflow calls `_load_pyfunc`. Nothing in the folder is code or an unrestricted pickle. It names code: the classes of
-`model.factory` and `model.task`, which must be of `training.models`, or of modules that the loading process trusts by
+`model.factory` and `model.task`, which must be of `sparkring.training.models`, or of modules that the loading process trusts by
 SPARKRING_MODEL_MODULES (names with commas between).
 """
 
@@ -22,19 +22,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from conf.config import RunConfig
-from conf.manifest import Column, DatasetManifest
-from conf.references import module_of
-from conf.storage import CHUNK_BYTES, Storage, open_storage
-from conf.stored import StoredError, parse
-from etl.features import apply_numpy
-from etl.tokenizer import Codec
-from pipelines.tracking.ops import NamedType
-from training.models.gpt import Sampling, generate
-from training.models.initial import InitialModel
-from training.tasks import build_task
-from training.weights import FILE, read_weights
-from training.worker import build_model, pick_columns, start_model
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import Column, DatasetManifest
+from sparkring.conf.references import module_of
+from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
+from sparkring.conf.stored import StoredError, parse
+from sparkring.etl.features import apply_numpy
+from sparkring.etl.tokenizer import Codec
+from sparkring.pipelines.tracking.ops import NamedType
+from sparkring.training.models.gpt import Sampling, generate
+from sparkring.training.models.initial import InitialModel
+from sparkring.training.tasks import build_task
+from sparkring.training.weights import FILE, read_weights
+from sparkring.training.worker import build_model, pick_columns, start_model
 
 BATCH_ROWS = 8192
 TRUSTED = "SPARKRING_MODEL_MODULES"
@@ -184,12 +184,12 @@ def _load_pyfunc(path: str) -> Predictor | Writer:
 
 def check_trusted(config: RunConfig, where: str) -> None:
     """Raise StoredError where a stored configuration names code of a module that is not trusted here."""
-    trusted = ("training.models", *filter(None, os.environ.get(TRUSTED, "").split(",")))
+    trusted = ("sparkring.training.models", *filter(None, os.environ.get(TRUSTED, "").split(",")))
     for key, reference in (("model.factory", config.model.factory), ("model.task", config.model.task)):
         module = module_of(reference)
         if ":" in reference and not any(f"{module}.".startswith(f"{name}.") for name in trusted):
             raise StoredError(
-                f"{where}: {key} = {reference!r}: a stored file may name code of training.models only; if you trust "
+                f"{where}: {key} = {reference!r}: a stored file may name code of sparkring.training.models only; if you trust "
                 f"that module and have it, set {TRUSTED}={module} where the model is loaded"
             )
 

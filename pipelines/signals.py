@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from training.launch.attempt import Control
-from training.launch.failure import Cancelled, WorkerFailed
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.failure import Cancelled, WorkerFailed
 
 log = logging.getLogger(__name__)
 

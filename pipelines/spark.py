@@ -13,7 +13,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from conf.config import LaunchConfig, SparkConfig
+from sparkring.conf.config import LaunchConfig, SparkConfig
 
 # What every job needs. A user may override it in spark.conf or by spark-submit --conf.
 DEFAULTS = {

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.config import DataConfig
-from conf.manifest import ROW_NUMBER, DataFile
-from conf.storage import Storage
-from pipelines.etl_step import Dataset
-from training.data.select import RowFilter, make_row_filter
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import ROW_NUMBER, DataFile
+from sparkring.conf.storage import Storage
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.training.data.select import RowFilter, make_row_filter
 
 
 @dataclass(frozen=True)

@@ -11,26 +11,26 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from conf.config import RunConfig
-from conf.load import Resolved
-from conf.manifest import DatasetManifest
-from conf.references import module_of
-from conf.secrets import redacted
-from conf.storage import Storage
-from pipelines.context import JobContext
-from pipelines.etl_step import Dataset, dataset_info
-from pipelines.launch.barrier import launch_options
-from pipelines.launch.progress import ProgressDisplay
-from pipelines.launch.recover import RestartableJob, run_with_recovery
-from pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
-from pipelines.report.figures import curves, to_png
-from pipelines.signals import obeying_signals
-from pipelines.tracking.tracker import JOB, Tracker
-from training.checkpoint.catalog import committed
-from training.data.batch import ONCE
-from training.launch.attempt import Control
-from training.launch.job import PRELOAD, JobResult, JobSpec
-from training.launch.messages import (
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import Resolved
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.references import module_of
+from sparkring.conf.secrets import redacted
+from sparkring.conf.storage import Storage
+from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.etl_step import Dataset, dataset_info
+from sparkring.pipelines.launch.barrier import launch_options
+from sparkring.pipelines.launch.progress import ProgressDisplay
+from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
+from sparkring.pipelines.report.figures import curves, to_png
+from sparkring.pipelines.signals import obeying_signals
+from sparkring.pipelines.tracking.tracker import JOB, Tracker
+from sparkring.training.checkpoint.catalog import committed
+from sparkring.training.data.batch import ONCE
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.job import PRELOAD, JobResult, JobSpec
+from sparkring.training.launch.messages import (
     AttemptEnded,
     AttemptStarted,
     Event,
@@ -41,13 +41,13 @@ from training.launch.messages import (
     Stacks,
     Straggler,
 )
-from training.launch.restart import RestartPolicy
-from training.planner import format_rows
-from training.result import FailedAttempt, History, RankResult, TrainResult
+from sparkring.training.launch.restart import RestartPolicy
+from sparkring.training.planner import format_rows
+from sparkring.training.result import FailedAttempt, History, RankResult, TrainResult
 
 log = logging.getLogger(__name__)
 TRAIN = "train"  # key of its run in MLflow
-ENTRY = "training.worker:train"
+ENTRY = "sparkring.training.worker:train"
 
 
 def train(job: JobContext) -> TrainResult:
@@ -148,7 +148,7 @@ def busy_by_rank(timings: dict[str, list[Any]], most: int = 8) -> History:
 
 
 def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
-    """What every rank runs: `training.worker.train` with the resolved configuration."""
+    """What every rank runs: `sparkring.training.worker.train` with the resolved configuration."""
     payload = {
         "config": resolved.as_dict(),
         "config_digest": resolved.digest,

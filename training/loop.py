@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from conf.config import CheckpointConfig, TrainConfig
-from conf.stored import Count
-from training.data.batch import Batch, Reader
-from training.loop_timing import ControlPoller, LoopTiming
-from training.models.task import Task
-from training.parallel.strategy import Strategy
+from sparkring.conf.config import CheckpointConfig, TrainConfig
+from sparkring.conf.stored import Count
+from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.loop_timing import ControlPoller, LoopTiming
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.data.batch import ONCE, Batch, Reader
-from training.parallel.strategy import Strategy
+from sparkring.training.data.batch import ONCE, Batch, Reader
+from sparkring.training.parallel.strategy import Strategy
 
 POLL_S = 1.0
 

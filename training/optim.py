@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from conf.config import OptimConfig
-from training.parallel.dtensor import local_tensor
+from sparkring.conf.config import OptimConfig
+from sparkring.training.parallel.dtensor import local_tensor
 
 Named = Iterable[tuple[str, nn.Parameter]]
 

@@ -1,6 +1,6 @@
 """What a training run gave: one object from the ranks to the driver, summary.json, the report and MLflow.
 
-`training.worker:train` returns a `RankResult` on every rank. The driver makes a `TrainResult` around rank 0's,
+`sparkring.training.worker:train` returns a `RankResult` on every rank. The driver makes a `TrainResult` around rank 0's,
 completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field by field
 under the names below. `sparkring report` reads it back. Seconds end in `_s`.
 """
@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from conf.config import RunConfig
-from conf.manifest import ManifestError
-from conf.secrets import redacted
-from conf.storage import Storage
-from conf.stored import CLOSED, Count, RelativePath, named, read, up_to
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import ManifestError
+from sparkring.conf.secrets import redacted
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
 
 SUMMARY = "summary.json"
 MODEL = "this model"  # its name among the scores

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conf.references import NoSuchName, load_reference, module_of
-from training.data.batch import Columns
-from training.models.gpt import LanguageModelTask
-from training.models.task import Task
+from sparkring.conf.references import NoSuchName, load_reference, module_of
+from sparkring.training.data.batch import Columns
+from sparkring.training.models.gpt import LanguageModelTask
+from sparkring.training.models.task import Task
 
 Tensor = torch.Tensor
 
@@ -125,7 +125,7 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
         return LanguageModelTask(pad_id)
     cls: Any = TABLE_TASKS[kind] if kind in TABLE_TASKS else load_setting(kind, "model.task")
     if not (isinstance(cls, type) and issubclass(cls, Task)):
-        raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class derived from training.tasks.Task")
+        raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class derived from sparkring.training.tasks.Task")
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
     make_task: Any = cls

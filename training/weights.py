@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from conf.storage import Storage
-from conf.stored import StoredError
-from training.checkpoint.format import DTYPES, Chunk, layout, raw_bytes
-from training.parallel.state import TensorInfo
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import StoredError
+from sparkring.training.checkpoint.format import DTYPES, Chunk, layout, raw_bytes
+from sparkring.training.parallel.state import TensorInfo
 
 FILE = "weights.safetensors"
 LONGEST_HEADER = 100 * 2**20  # safetensors' own bound

@@ -24,29 +24,29 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import nn
 
-from conf.config import OptimConfig, RunConfig
-from conf.manifest import DatasetManifest, read_manifest
-from conf.storage import Storage, open_storage
-from conf.stored import Stored, read
-from training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
-from training.checkpoint.peers import Peers, solo, torch_peers
-from training.checkpoint.policy import Retention
-from training.data.audit.log import FORMAT, AuditHeader, AuditLog
-from training.data.batch import SAMPLE, Batch, Reader
-from training.data.build import make_reader
-from training.data.request import AllGather, DataRank, ReadRequest, gather_alone
-from training.data.resume import explain_difference
-from training.launch.host.rank import WorkerContext
-from training.loop import Callbacks, LoopRecord, TrainerState, evaluate_split, fit, total_steps
-from training.models.dropout import draws_masks
-from training.models.initial import InitialModel, Unrecordable, eager_model, record_model
-from training.models.task import Task
-from training.optim import build_optimizer, learning_rate, scaled_lr
-from training.parallel import build_strategy
-from training.parallel.strategy import OptimizerFactory, Strategy
-from training.result import RankResult
-from training.tasks import build_task, model_class
-from training.weights import write_weights
+from sparkring.conf.config import OptimConfig, RunConfig
+from sparkring.conf.manifest import DatasetManifest, read_manifest
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import Stored, read
+from sparkring.training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
+from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
+from sparkring.training.checkpoint.policy import Retention
+from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
+from sparkring.training.data.batch import SAMPLE, Batch, Reader
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
+from sparkring.training.data.resume import explain_difference
+from sparkring.training.launch.host.rank import WorkerContext
+from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, evaluate_split, fit, total_steps
+from sparkring.training.models.dropout import draws_masks
+from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model, record_model
+from sparkring.training.models.task import Task
+from sparkring.training.optim import build_optimizer, learning_rate, scaled_lr
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
+from sparkring.training.result import RankResult
+from sparkring.training.tasks import build_task, model_class
+from sparkring.training.weights import write_weights
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"

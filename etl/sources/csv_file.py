@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from conf.config import CsvOptions
-from etl.sources.values import TEXTS, convert
+from sparkring.conf.config import CsvOptions
+from sparkring.etl.sources.values import TEXTS, convert
 
 BLOCK_BYTES = 8 << 20  # the longest record; Arrow reads a handful of them ahead
 HEADER_BYTES = 1 << 20

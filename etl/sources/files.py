@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from conf.config import SourceConfig
-from conf.storage import Storage, open_storage
-from etl.errors import EtlError
+from sparkring.conf.config import SourceConfig
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.errors import EtlError
 
 # Folder in which a table format keeps what belongs to the table -> the format, and the files there that show it.
 LAKE_MARKS = {

@@ -15,15 +15,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
 
-from conf.config import CsvOptions
-from conf.errors import first_line
-from conf.storage import open_storage
-from etl.errors import EtlError
-from etl.sources import csv_file
-from etl.sources.files import SourceFile
-from etl.sources.snapshot import SourceSnapshot
-from etl.sources.values import arrow_type
-from etl.write import worker_uri
+from sparkring.conf.config import CsvOptions
+from sparkring.conf.errors import first_line
+from sparkring.conf.storage import open_storage
+from sparkring.etl.errors import EtlError
+from sparkring.etl.sources import csv_file
+from sparkring.etl.sources.files import SourceFile
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.values import arrow_type
+from sparkring.etl.write import worker_uri
 
 TASK_BYTES = 128 << 20  # of csv read by one task, where its files are smaller
 FOOTER_THREADS = 16

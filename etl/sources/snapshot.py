@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from conf.config import SourceConfig
-from conf.manifest import digest
-from conf.storage import Storage
-from etl.errors import EtlError
-from etl.sources.files import SourceFile, list_files
+from sparkring.conf.config import SourceConfig
+from sparkring.conf.manifest import digest
+from sparkring.conf.storage import Storage
+from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.files import SourceFile, list_files
 
 HASH_THREADS = 16
 

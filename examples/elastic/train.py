@@ -8,9 +8,9 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.recover import RestartableJob, run_with_recovery
-from training.launch.job import JobSpec
-from training.launch.restart import RestartPolicy
+from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.restart import RestartPolicy
 
 STEPS = 2000
 

@@ -27,17 +27,17 @@ from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
-from conf.config import LaunchConfig
-from conf.errors import first_line
-from pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
-from pipelines.package import code_archive
-from training.launch.attempt import Control, Limits, OnEvent
-from training.launch.group import WorkerGroup, log_event
-from training.launch.host.agent import Agent, AgentOptions, DriverGone
-from training.launch.host.info import code_digest
-from training.launch.host.rank import FILES
-from training.launch.job import JobResult, JobSpec
-from training.launch.topology import check_world
+from sparkring.conf.config import LaunchConfig
+from sparkring.conf.errors import first_line
+from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
+from sparkring.pipelines.package import code_archive
+from sparkring.training.launch.attempt import Control, Limits, OnEvent
+from sparkring.training.launch.group import WorkerGroup, log_event
+from sparkring.training.launch.host.agent import Agent, AgentOptions, DriverGone
+from sparkring.training.launch.host.info import code_digest
+from sparkring.training.launch.host.rank import FILES
+from sparkring.training.launch.job import JobResult, JobSpec
+from sparkring.training.launch.topology import check_world
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.barrier import LaunchOptions, run_barrier
-from training.launch.attempt import OnEvent
-from training.launch.host.rank import WorkerContext
-from training.launch.job import JobSpec
+from sparkring.pipelines.launch.barrier import LaunchOptions, run_barrier
+from sparkring.training.launch.attempt import OnEvent
+from sparkring.training.launch.host.rank import WorkerContext
+from sparkring.training.launch.job import JobSpec
 
 NCCL_LOG = "/tmp/sparkring-nccl-%p.log"  # NCCL puts the process id there
 PINGS = 50
@@ -70,7 +70,9 @@ def netcheck(
 ) -> NetReport:
     """Measure between all ranks of a barrier stage of `world` slots. Raises what a launch raises."""
     env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
-    job = JobSpec("pipelines.launch.netcheck:measure", preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S)
+    job = JobSpec(
+        "sparkring.pipelines.launch.netcheck:measure", preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S
+    )
     return summarize(run_barrier(spark, job, world, on_event, options=options or LaunchOptions()).results)
 
 
@@ -121,8 +123,8 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from training.parallel.process_groups import start_process_group
-    from training.worker import pick_device
+    from sparkring.training.parallel.process_groups import start_process_group
+    from sparkring.training.worker import pick_device
 
     device = pick_device("auto", ctx.local_rank)
     start_process_group(ctx.rank_info, device, timedelta(seconds=TIMEOUT_S))

@@ -16,12 +16,12 @@ from pyspark import SparkContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
-from training.launch.attempt import Control
-from training.launch.failure import LaunchError, PreflightError
-from training.launch.group import WorkerGroup
-from training.launch.host.info import collect_host_info, problems, unfit_for_horovod
-from training.launch.messages import PeerFailure
-from training.launch.topology import AgentInfo
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.failure import LaunchError, PreflightError
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.host.info import collect_host_info, problems, unfit_for_horovod
+from sparkring.training.launch.messages import PeerFailure
+from sparkring.training.launch.topology import AgentInfo
 
 
 def slots(sc: SparkContext, profile: ResourceProfile | None = None) -> int:

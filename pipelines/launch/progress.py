@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from training.launch.messages import AttemptStarted, Event, LogLines, RankEvent, RankMetrics
+from sparkring.training.launch.messages import AttemptStarted, Event, LogLines, RankEvent, RankMetrics
 
 log = logging.getLogger("train")
 LINE_EVERY_S = 5.0

@@ -1,7 +1,7 @@
 """Attempt after attempt, in one Spark application, until the job has ended.
 
 Within a stage the next attempt is forked from warm fork servers. A stage that lost an executor is over as a whole (that
-is what a barrier means), and the next attempt gets a new one, on the slots that are left. `training.launch.restart`
+is what a barrier means), and the next attempt gets a new one, on the slots that are left. `sparkring.training.launch.restart`
 decides, this file acts.
 """
 
@@ -18,14 +18,22 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.barrier import LaunchOptions, barrier_group
-from pipelines.launch.preflight import SlotRequest, check_slots, slots
-from training.launch.attempt import Control, Limits, OnEvent
-from training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
-from training.launch.group import WorkerGroup, log_event
-from training.launch.job import JobResult, JobSpec
-from training.launch.messages import AttemptEnded, Event, Heartbeat, KillRank, RankEvent, Recovered, StopTraining
-from training.launch.restart import (
+from sparkring.pipelines.launch.barrier import LaunchOptions, barrier_group
+from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots
+from sparkring.training.launch.attempt import Control, Limits, OnEvent
+from sparkring.training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
+from sparkring.training.launch.group import WorkerGroup, log_event
+from sparkring.training.launch.job import JobResult, JobSpec
+from sparkring.training.launch.messages import (
+    AttemptEnded,
+    Event,
+    Heartbeat,
+    KillRank,
+    RankEvent,
+    Recovered,
+    StopTraining,
+)
+from sparkring.training.launch.restart import (
     PLANNED,
     AttemptOutcome,
     Decision,

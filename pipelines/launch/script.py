@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from conf.config import LaunchConfig, SparkConfig
-from conf.load import ConfigError
-from pipelines.launch.barrier import in_process, launch_options
-from pipelines.launch.recover import RestartableJob, run_with_recovery
-from pipelines.signals import obeying_signals
-from pipelines.spark import spark_session
-from training.launch.attempt import Control
-from training.launch.job import JobResult, JobSpec
-from training.launch.messages import AttemptStarted, Event, LogLines
-from training.launch.restart import RestartPolicy
+from sparkring.conf.config import LaunchConfig, SparkConfig
+from sparkring.conf.load import ConfigError
+from sparkring.pipelines.launch.barrier import in_process, launch_options
+from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.pipelines.signals import obeying_signals
+from sparkring.pipelines.spark import spark_session
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.job import JobResult, JobSpec
+from sparkring.training.launch.messages import AttemptStarted, Event, LogLines
+from sparkring.training.launch.restart import RestartPolicy
 
 log = logging.getLogger(__name__)
 MAX_FOLDER_BYTES = 64 << 20

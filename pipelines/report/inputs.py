@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from conf.config import RunConfig
-from conf.load import leaves
-from conf.manifest import DatasetManifest
-from pipelines.evaluate import HeldOut, lost_to
-from training.result import MODEL, Scores, TrainResult
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import leaves
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.pipelines.evaluate import HeldOut, lost_to
+from sparkring.training.result import MODEL, Scores, TrainResult
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from conf.load import Resolved
-from conf.manifest import ManifestError, digest, read_manifest
-from conf.storage import Storage, open_storage
-from pipelines import metrics
-from pipelines.etl_step import Dataset
-from pipelines.evaluate import read_held_out
-from pipelines.report import figures
-from pipelines.report.inputs import ReportInputs
-from pipelines.runs import Runs
-from pipelines.tracking.tracker import JOB, Tracker
-from training.result import read_result
+from sparkring.conf.load import Resolved
+from sparkring.conf.manifest import ManifestError, digest, read_manifest
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.pipelines import metrics
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.evaluate import read_held_out
+from sparkring.pipelines.report import figures
+from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.tracking.tracker import JOB, Tracker
+from sparkring.training.result import read_result
 
 log = logging.getLogger(__name__)
 Drawn = tuple[str, str, Figure, bool]
@@ -87,7 +87,9 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
     """The page as text. `drawn`: of `draw(inputs)`, if it has been called already."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"number": number, "count": lambda n: f"{n:,}".replace(",", " "), "megabytes": megabytes}
-    template = environment.from_string(resources.files("pipelines.report").joinpath("report.html").read_text())
+    template = environment.from_string(
+        resources.files("sparkring.pipelines.report").joinpath("report.html").read_text()
+    )
     shown = draw(inputs) if drawn is None else drawn
     scores = inputs.scores
     page = template.render(

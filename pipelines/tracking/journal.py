@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from conf.storage import lock_file, open_storage
-from conf.stored import StoredError, parse
-from pipelines.tracking.ops import Op, State, StoredOp
+from sparkring.conf.storage import lock_file, open_storage
+from sparkring.conf.stored import StoredError, parse
+from sparkring.pipelines.tracking.ops import Op, State, StoredOp
 
 log = logging.getLogger(__name__)
 UNBORN, DAMAGED = "new~", "damaged~"  # how the names begin of folders that are not journals to be sent

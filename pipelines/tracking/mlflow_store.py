@@ -36,16 +36,16 @@ from mlflow.entities import (
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from conf.config import TrackingConfig
-from conf.errors import first_line
-from conf.manifest import digest
-from conf.secrets import redact
-from conf.storage import exclusive
-from conf.stored import StoredError
-from pipelines.tracking import ops
-from pipelines.tracking.journal import Journal, abandoned_journals
-from pipelines.tracking.process_id import this_process
-from pipelines.tracking.rules import (
+from sparkring.conf.config import TrackingConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.manifest import digest
+from sparkring.conf.secrets import redact
+from sparkring.conf.storage import exclusive
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
+from sparkring.pipelines.tracking.process_id import this_process
+from sparkring.pipelines.tracking.rules import (
     StoreUnreachable,
     TryAgain,
     client_limits,
@@ -54,7 +54,7 @@ from pipelines.tracking.rules import (
     open_runs,
     without_password,
 )
-from training.launch.host.processes import adopt_orphans, end_descendants
+from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
 # Error codes of a server that understood and refused; after any other the operation is tried again.
@@ -88,8 +88,8 @@ class SparkringSource(DatasetSource):
         return "sparkring"
 
     def load(self) -> str:
-        from conf.manifest import MANIFEST_NAME
-        from conf.storage import open_storage
+        from sparkring.conf.manifest import MANIFEST_NAME
+        from sparkring.conf.storage import open_storage
 
         return open_storage(self.uri).read_bytes(MANIFEST_NAME).decode()
 

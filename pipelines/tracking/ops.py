@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, Field, RootModel, with_config
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from conf.config import experiment_problem
-from conf.stored import CLOSED, Count, Finite, FolderName, Label, RelativePath
+from sparkring.conf.config import experiment_problem
+from sparkring.conf.stored import CLOSED, Count, Finite, FolderName, Label, RelativePath
 
 Time = Annotated[Finite, Field(ge=0, lt=1e10, description="seconds since 1970; the end is in the year 2286")]
 TimeMs = Annotated[int, Field(ge=0, lt=10**13)]

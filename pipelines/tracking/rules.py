@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from conf.config import TrackingConfig
-from conf.secrets import redacted
-from pipelines.tracking.process_id import ProcessId, is_running
+from sparkring.conf.config import TrackingConfig
+from sparkring.conf.secrets import redacted
+from sparkring.pipelines.tracking.process_id import ProcessId, is_running
 
 PARAM_CHARACTERS = 6000  # MLflow's limits
 KEY_CHARACTERS = 250

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from conf.config import TrackingConfig
-from conf.secrets import redact, redacted
-from pipelines.tracking import ops
-from pipelines.tracking.journal import Journal
-from pipelines.tracking.process_id import this_process
-from pipelines.tracking.rules import (
+from sparkring.conf.config import TrackingConfig
+from sparkring.conf.secrets import redact, redacted
+from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.journal import Journal
+from sparkring.pipelines.tracking.process_id import this_process
+from sparkring.pipelines.tracking.rules import (
     HEARTBEAT_S,
     JOB,
     StoreUnreachable,
@@ -34,10 +34,10 @@ from pipelines.tracking.rules import (
     process_tags,
     split_finite,
 )
-from pipelines.tracking.system_metrics import SystemSampler
+from sparkring.pipelines.tracking.system_metrics import SystemSampler
 
 if TYPE_CHECKING:
-    from pipelines.tracking.mlflow_store import MlflowSink
+    from sparkring.pipelines.tracking.mlflow_store import MlflowSink
 
 __all__ = ["JOB", "Tracker", "git_commit"]
 log = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class Tracker:
         """Send the journal until `close`, with growing pauses while the store is away."""
         assert self._journal is not None, "the thread is started where tracking is enabled"
         sampler, sampled, beat, pause_s = SystemSampler(), time.monotonic(), time.monotonic(), 0.0
-        from pipelines.tracking.mlflow_store import MlflowSink  # takes seconds; in this thread no one waits
+        from sparkring.pipelines.tracking.mlflow_store import MlflowSink  # takes seconds; in this thread no one waits
 
         sink = self._sink = MlflowSink(self.config, self._journal)
         send_left_behind(self.config)
@@ -296,7 +296,7 @@ def send_left_behind(config: TrackingConfig) -> None:
     """Send what earlier jobs left on disk, where their stores answer. Never raises: the next job may send it."""
     if not config.enabled or not any((Path(config.root) / "buffer").glob("*/")):
         return
-    from pipelines.tracking.mlflow_store import replay  # seconds of imports
+    from sparkring.pipelines.tracking.mlflow_store import replay  # seconds of imports
 
     try:
         journals, operations = replay(config)

@@ -9,12 +9,12 @@ import numpy as np
 import psutil
 import victim
 
-from conf.storage import open_storage
-from training.data.audit.check import Expected, check_run
-from training.data.audit.log import read_run
-from training.launch.job import JobSpec
-from training.launch.local import run_local
-from training.launch.messages import Event, RankEvent
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.audit.check import Expected, check_run
+from sparkring.training.data.audit.log import read_run
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import run_local
+from sparkring.training.launch.messages import Event, RankEvent
 
 if TYPE_CHECKING:
     from inject import Run

@@ -134,7 +134,11 @@ def kill_agent(run: Run, chance: random.Random) -> None:
 def busy_node(run: Run, chance: random.Random) -> int:
     """A worker that has a rank now: what happens to another one is no fault."""
     return chance.choice(
-        [n for n in range(1, run.cluster.workers + 1) if run.cluster.find(n, "training.launch.host.fork_server")]
+        [
+            n
+            for n in range(1, run.cluster.workers + 1)
+            if run.cluster.find(n, "sparkring.training.launch.host.fork_server")
+        ]
     )
 
 

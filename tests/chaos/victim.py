@@ -19,7 +19,7 @@ from typing import Any
 
 ROWS = 24  # per global batch; divisible by worlds 1, 2 and 3
 CHECKPOINT_STEPS = 10
-PRELOAD = ("torch", "training.checkpoint.checkpointer")
+PRELOAD = ("torch", "sparkring.training.checkpoint.checkpointer")
 
 
 def train(ctx: Any) -> dict[str, Any]:
@@ -27,11 +27,11 @@ def train(ctx: Any) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from conf.storage import open_storage
-    from training.checkpoint.checkpointer import Checkpointer
-    from training.checkpoint.peers import torch_peers
-    from training.data.audit.log import FORMAT, AuditHeader, AuditLog
-    from training.data.batch import Batch
+    from sparkring.conf.storage import open_storage
+    from sparkring.training.checkpoint.checkpointer import Checkpointer
+    from sparkring.training.checkpoint.peers import torch_peers
+    from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
+    from sparkring.training.data.batch import Batch
 
     folder, steps = open_storage(ctx.payload["folder"]), ctx.payload["steps"]
     ctx.event("pid", {"pid": os.getpid()})
@@ -79,13 +79,13 @@ def main() -> None:
     import cloudpickle
     from pyspark.sql import SparkSession
 
-    from conf.storage import open_storage
-    from pipelines.launch.barrier import LaunchOptions
-    from pipelines.launch.recover import RestartableJob, run_with_recovery
-    from training.checkpoint.catalog import committed
-    from training.launch.attempt import Limits
-    from training.launch.job import JobSpec
-    from training.launch.restart import RestartPolicy
+    from sparkring.conf.storage import open_storage
+    from sparkring.pipelines.launch.barrier import LaunchOptions
+    from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+    from sparkring.training.checkpoint.catalog import committed
+    from sparkring.training.launch.attempt import Limits
+    from sparkring.training.launch.job import JobSpec
+    from sparkring.training.launch.restart import RestartPolicy
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     host = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")

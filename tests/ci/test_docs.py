@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from conf.config import RunConfig
-from pipelines.cli import parser
+from sparkring.conf.config import RunConfig
+from sparkring.pipelines.cli import parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-from conf.config import ParallelConfig
-from conf.rules import HOROVOD_LIMITS, RULES, batch_problem, horovod_limits, strategy_notes, strategy_problems
-from training.parallel.mesh import Mesh
+from sparkring.conf.config import ParallelConfig
+from sparkring.conf.rules import HOROVOD_LIMITS, RULES, batch_problem, horovod_limits, strategy_notes, strategy_problems
+from sparkring.training.parallel.mesh import Mesh
 
 
 def test_a_legal_combination_has_neither_problems_nor_notes() -> None:

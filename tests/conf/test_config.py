@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conf.config import DataConfig, EtlConfig, LaunchConfig
+from sparkring.conf.config import DataConfig, EtlConfig, LaunchConfig
 
 RECIPES = Path(__file__).resolve().parents[2] / "conf/recipes"
 BLOCK = {

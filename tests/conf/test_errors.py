@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conf.errors import first_line
+from sparkring.conf.errors import first_line
 
 
 @pytest.mark.parametrize(

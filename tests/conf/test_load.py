@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import ConfigError, json_schema, load_config, parse_override, recipe_names
+from sparkring.conf.load import ConfigError, json_schema, load_config, parse_override, recipe_names
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conf.manifest import DatasetManifest, ManifestError, digest, read_manifest
-from conf.storage import open_storage
+from sparkring.conf.manifest import DatasetManifest, ManifestError, digest, read_manifest
+from sparkring.conf.storage import open_storage
 
 
 def test_a_folder_without_a_manifest_is_not_a_dataset(tmp_path: Path) -> None:

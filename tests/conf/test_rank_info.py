@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from conf.rank_info import RankInfo
+from sparkring.conf.rank_info import RankInfo
 
 
 def test_the_default_position_is_that_of_one_process() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.references import REFERENCE, NoSuchName, load_reference, module_of
+from sparkring.conf.references import REFERENCE, NoSuchName, load_reference, module_of
 
 
 def test_a_reference_is_imported() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import ConfigError, load_config
-from conf.rules import CONFLICTS, NO_EFFECT
+from sparkring.conf.load import ConfigError, load_config
+from sparkring.conf.rules import CONFLICTS, NO_EFFECT
 
 SMALL = "name: mine\ndataset: /data/x\n"
 

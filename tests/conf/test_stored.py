@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from conf.manifest import ManifestError, read_manifest
-from conf.storage import open_storage
-from conf.stored import StoredError, parse
+from sparkring.conf.manifest import ManifestError, read_manifest
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError, parse
 
 FILE = {"path": "d/a.parquet", "split": "train", "rows": 3, "bytes": 9, "sha256": "0" * 64, "row_groups": [2, 1]}
 MANIFEST: dict[str, Any] = {

@@ -38,7 +38,7 @@ def test_the_elastic_example_goes_on_from_its_checkpoint_after_a_rank_was_killed
 
 def is_helper(process: psutil.Process) -> bool:
     try:
-        return any("training.launch.host.fork_server" in word for word in process.cmdline()) and bool(
+        return any("sparkring.training.launch.host.fork_server" in word for word in process.cmdline()) and bool(
             process.children()
         )
     except psutil.NoSuchProcess:

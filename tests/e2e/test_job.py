@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
-from etl.raw import unpack_flights
+from sparkring.etl.raw import unpack_flights
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
@@ -35,7 +35,7 @@ class Workplace:
         self.env = os.environ | {"PYTHONPATH": f"{ROOT}:{EXAMPLE}", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "pipelines.cli", *words]
+        return [sys.executable, "-m", "sparkring.pipelines.cli", *words]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -259,7 +259,7 @@ def wait_until_gone(pid: int) -> None:
         left = [
             p
             for p in psutil.process_iter(["cmdline"])
-            if any("training.launch.host.fork_server" in w for w in p.info["cmdline"] or [])
+            if any("sparkring.training.launch.host.fork_server" in w for w in p.info["cmdline"] or [])
         ]
         if not left:
             return

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 from mlflow import MlflowClient
 
-from etl.raw import unpack_flights
+from sparkring.etl.raw import unpack_flights
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("submit")
     unpack_flights(folder / "data/raw/flights")
     packed = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "package", "--out", str(folder / "sparkring.zip")],
+        [sys.executable, "-m", "sparkring.pipelines.cli", "package", "--out", str(folder / "sparkring.zip")],
         cwd=ROOT,
         capture_output=True,
         text=True,

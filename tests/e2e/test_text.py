@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from etl.raw import unpack_python
+from sparkring.etl.raw import unpack_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def test_the_recipe_text_learns_to_write_python(tmp_path: Path) -> None:
     unpack_python(tmp_path / "data/raw/python")
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "run", "text"],
+        [sys.executable, "-m", "sparkring.pipelines.cli", "run", "text"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -17,7 +17,7 @@ def test_the_wheel_runs_on_its_own(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "dist").glob("sparkring-*.whl")
     install = ["install", "--no-deps", "--no-index", "--target", str(tmp_path / "site"), str(wheel)]
     subprocess.run([*pip, *install], check=True, timeout=300, capture_output=True)
-    program = "import pipelines.cli as c, sys; print(c.__file__); sys.exit(c.main(sys.argv[1:]))"
+    program = "import sparkring.pipelines.cli as c, sys; print(c.__file__); sys.exit(c.main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, "config", "show", "flights"],
         cwd=tmp_path,

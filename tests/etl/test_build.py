@@ -3,9 +3,9 @@
 import os
 import time
 
-from conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.storage import open_storage
-from etl.build import _sweep
+from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.storage import open_storage
+from sparkring.etl.build import _sweep
 
 
 def test_only_old_folders_no_manifest_lists_are_deleted(tmp_path):

@@ -16,9 +16,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from conf.manifest import Column
-from etl.columns import ColumnOptions, arrow_field, fixed_row_bytes, manifest_column
-from etl.errors import EtlError
+from sparkring.conf.manifest import Column
+from sparkring.etl.columns import ColumnOptions, arrow_field, fixed_row_bytes, manifest_column
+from sparkring.etl.errors import EtlError
 
 
 def column(found: DataType, **options) -> Column:

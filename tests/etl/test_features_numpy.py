@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conf.config import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
-from etl.errors import EtlError
-from etl.features import (
+from sparkring.conf.config import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
+from sparkring.etl.errors import EtlError
+from sparkring.etl.features import (
     Moments,
     anchor_of,
     apply_numpy,

@@ -4,9 +4,9 @@ import sys
 from importlib.resources import files
 from types import SimpleNamespace
 
-from conf.config import EtlConfig
-from etl.fingerprint import code_digest, dataset_fingerprint, python_sources
-from etl.views import own_modules
+from sparkring.conf.config import EtlConfig
+from sparkring.etl.fingerprint import code_digest, dataset_fingerprint, python_sources
+from sparkring.etl.views import own_modules
 
 FEATURES = {"a": {"kind": "numeric"}, "b": {"kind": "numeric"}}
 

@@ -6,9 +6,9 @@ import pytest
 from pydantic import TypeAdapter
 from pyspark.sql.types import StructType
 
-from conf.config import Feature
-from etl.errors import EtlError
-from etl.fit import check_inputs
+from sparkring.conf.config import Feature
+from sparkring.etl.errors import EtlError
+from sparkring.etl.fit import check_inputs
 
 ROWS = SimpleNamespace(schema=StructType().add("a", "integer").add("s", "string").add("d", "date").add("x", "double"))
 

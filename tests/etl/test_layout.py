@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.errors import EtlError
-from etl.layout import (
+from sparkring.etl.errors import EtlError
+from sparkring.etl.layout import (
     BUCKET_BITS,
     HASH_BITS,
     MOST_HASHES,

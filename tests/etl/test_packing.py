@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.packing import Start, count_ids, encode, pack
-from etl.text import entropy_nats
-from etl.tokenizer import byte_codec, train_bpe
-from etl.write import SHARD
+from sparkring.etl.packing import Start, count_ids, encode, pack
+from sparkring.etl.text import entropy_nats
+from sparkring.etl.tokenizer import byte_codec, train_bpe
+from sparkring.etl.write import SHARD
 
 TEXTS = ["def f(x):\n    return x\n" * 5, "Ünïcode ☃ 漢字", "", "\x00\t \r\n", "<|end|>"]
 

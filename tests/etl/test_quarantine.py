@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.quarantine import _write
+from sparkring.etl.quarantine import _write
 
 
 def batch(*rules):

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from etl.ragged import list_lengths, lists_of
+from sparkring.etl.ragged import list_lengths, lists_of
 
 
 @pytest.mark.parametrize("rows", [[], [[]], [[1], [], [2, 3]]])

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from etl import raw
+from sparkring.etl import raw
 
 
 def test_the_standard_library_is_copied_once_without_its_tests(tmp_path, monkeypatch):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from conf.config import SplitConfig
-from etl.errors import EtlError
-from etl.split import check_splits, share_edges, split_names
+from sparkring.conf.config import SplitConfig
+from sparkring.etl.errors import EtlError
+from sparkring.etl.split import check_splits, share_edges, split_names
 
 
 def test_shares_become_edges_of_a_million_buckets():

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.types import StructType
 
-from conf.config import EtlConfig
-from etl.errors import EtlError
-from etl.features import STATE_VERSION
-from etl.table import plain_roles, stored_columns
+from sparkring.conf.config import EtlConfig
+from sparkring.etl.errors import EtlError
+from sparkring.etl.features import STATE_VERSION
+from sparkring.etl.table import plain_roles, stored_columns
 
 ROWS = SimpleNamespace(
     schema=StructType().add("a", "integer").add("c", "string").add("y", "double").add("month", "integer")

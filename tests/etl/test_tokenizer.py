@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.stored import StoredError
-from etl.tokenizer import BYTES, Codec, byte_codec, train_bpe
+from sparkring.conf.stored import StoredError
+from sparkring.etl.tokenizer import BYTES, Codec, byte_codec, train_bpe
 
 TEXTS = ["the cat sat on the mat", "the hat and the cat", "naïve café ☕"] * 5
 

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
 
-from conf.manifest import Column
-from conf.storage import open_storage
-from etl.write import SHARD, WriteTask, worker_uri, write_shard
+from sparkring.conf.manifest import Column
+from sparkring.conf.storage import open_storage
+from sparkring.etl.write import SHARD, WriteTask, worker_uri, write_shard
 
 
 def run(tmp_path, columns, batches, row_group=4):

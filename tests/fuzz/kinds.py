@@ -18,30 +18,30 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import TypeAdapter
 
-from conf.config import RunConfig
-from conf.load import ConfigError, load_config, recipe_names
-from conf.manifest import ManifestError, digest, read_manifest
-from conf.storage import open_storage
-from conf.stored import StoredError, read
-from etl.tokenizer import Codec, train_bpe
-from pipelines import serving
-from pipelines.evaluate import read_predictions
-from pipelines.runs import RunRecord, Runs
-from pipelines.tracking.journal import Journal, abandoned_journals
-from pipelines.tracking.ops import Artifact, Metrics, StartRun
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import ConfigError, load_config, recipe_names
+from sparkring.conf.manifest import ManifestError, digest, read_manifest
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError, read
+from sparkring.etl.tokenizer import Codec, train_bpe
+from sparkring.pipelines import serving
+from sparkring.pipelines.evaluate import read_predictions
+from sparkring.pipelines.runs import RunRecord, Runs
+from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
+from sparkring.pipelines.tracking.ops import Artifact, Metrics, StartRun
+from sparkring.training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.checkpoint.dcp import mismatch, read_index, to_metadata
+from sparkring.training.checkpoint.format import CheckpointError
+from sparkring.training.data.audit.log import read_records
+from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
+from sparkring.training.loop import LoopRecord, TrainerState
+from sparkring.training.parallel.state import TensorInfo
+from sparkring.training.result import SUMMARY, FailedAttempt, read_result
+from sparkring.training.weights import FILE as WEIGHTS_FILE
+from sparkring.training.weights import read_weights, write_weights
 from tests.pipelines.results import train_result
 from tests.training.launch.examples import MESSAGES, example
-from training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.dcp import mismatch, read_index, to_metadata
-from training.checkpoint.format import CheckpointError
-from training.data.audit.log import read_records
-from training.launch.channel.frames import ProtocolError, decode, encode
-from training.loop import LoopRecord, TrainerState
-from training.parallel.state import TensorInfo
-from training.result import SUMMARY, FailedAttempt, read_result
-from training.weights import FILE as WEIGHTS_FILE
-from training.weights import read_weights, write_weights
 
 CONF = Path(__file__).parents[2] / "conf/recipes"
 SHA = "ab" * 32

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.tracking.tracker import git_commit
+from sparkring.pipelines.tracking.tracker import git_commit
 from tests.fuzz.kinds import Kind, kinds
 from tests.fuzz.mutate import mutated
 

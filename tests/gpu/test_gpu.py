@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from conf.config import OptimConfig, ParallelConfig
-from conf.rank_info import RankInfo
-from training.data.batch import Batch
-from training.models.gpt import GPT, LanguageModelTask
-from training.optim import build_optimizer
-from training.parallel import build_strategy
+from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel import build_strategy
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.metrics import CLIP, Bin, Group, calibration_error
+from sparkring.pipelines.metrics import CLIP, Bin, Group, calibration_error
 
 Array = np.ndarray
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.result import MODEL, RankResult, TrainResult
+from sparkring.training.result import MODEL, RankResult, TrainResult
 
 
 def rank_result(**changes: Any) -> RankResult:

@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.config import DataConfig, RunConfig
-from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.storage import open_storage
-from pipelines.baseline import LOGISTIC, MAJORITY, Baselines, attempted, constant_scores, fit_baselines
-from pipelines.etl_step import Dataset
-from pipelines.evaluate import evaluate
-from pipelines.split_rows import split_rows
+from sparkring.conf.config import DataConfig, RunConfig
+from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.baseline import LOGISTIC, MAJORITY, Baselines, attempted, constant_scores, fit_baselines
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.evaluate import evaluate
+from sparkring.pipelines.split_rows import split_rows
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import ReadRequest
+from sparkring.training.worker import left_out
 from tests.pipelines.results import rank_result, train_result
-from training.data.build import make_reader
-from training.data.request import ReadRequest
-from training.worker import left_out
 
 SIZES = {"train": 240, "test": 120}
 LABEL = Column(name="late", dtype="int8", role="label")

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conf.storage import open_storage
-from pipelines.cli import main
-from pipelines.exit_codes import Exit
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.exit_codes import Exit
 
 
 @pytest.mark.parametrize("content", [None, b"no audit at all\n"])
@@ -53,7 +53,7 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(
             open_storage(str(tmp_path)).put_atomic("report.html", b"x")
         return ""
 
-    monkeypatch.setattr("pipelines.report.report.redraw", report)
+    monkeypatch.setattr("sparkring.pipelines.report.report.redraw", report)
     assert main(["report", "flights"]) == Exit.RESOURCES
     told = capsys.readouterr().err
     assert "No space left on device" in told and str(tmp_path / "report.html") in told and "same command again" in told
@@ -66,7 +66,7 @@ def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "pipelines.cli", "ui", "mine.yaml", "--port", str(port)]
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "ui", "mine.yaml", "--port", str(port)]
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "MLFLOW_DISABLE_TELEMETRY": "true"}
     with (tmp_path / "log").open("w") as log:
         ui = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conf.load import load_config
-from pipelines.context import JobContext
-from pipelines.runs import Runs
+from sparkring.conf.load import load_config
+from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.runs import Runs
 
 
 def test_an_attempt_is_counted_in_the_run_folder_before_it_begins(tmp_path: Path) -> None:

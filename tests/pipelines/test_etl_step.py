@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from conf.config import RunConfig
-from conf.load import load_config
-from conf.manifest import (
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import load_config
+from sparkring.conf.manifest import (
     MANIFEST_NAME,
     Accounting,
     Column,
@@ -22,9 +22,9 @@ from conf.manifest import (
     ManifestError,
     SplitInfo,
 )
-from conf.storage import Storage, open_storage
-from pipelines import etl_step
-from pipelines.etl_step import Dataset, dataset_info, find, record_build, require, wanted_fingerprint
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.pipelines import etl_step
+from sparkring.pipelines.etl_step import Dataset, dataset_info, find, record_build, require, wanted_fingerprint
 
 MANIFEST = DatasetManifest(
     name="d", fingerprint="a" * 64, created_at="",

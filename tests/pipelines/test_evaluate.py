@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from pipelines.evaluate import lost_to
-from training.result import MODEL
+from sparkring.pipelines.evaluate import lost_to
+from sparkring.training.result import MODEL
 
 BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}
 

@@ -13,9 +13,9 @@ import pytest
 DRIVER = """
 import json, os, sys
 from pyspark.sql import SparkSession
-from pipelines.launch.barrier import LaunchOptions, run_barrier, training_profile
-from pipelines.launch.preflight import slots
-from training.launch.job import JobSpec
+from sparkring.pipelines.launch.barrier import LaunchOptions, run_barrier, training_profile
+from sparkring.pipelines.launch.preflight import slots
+from sparkring.training.launch.job import JobSpec
 script = sys.argv[1]
 settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1", "spark.executor.resource.gpu.amount": "2",

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from conf.config import RunConfig
-from conf.load import ConfigError, load_config
-from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.storage import open_storage
-from pipelines.etl_step import Dataset
-from pipelines.exit_codes import Exit
-from pipelines.job import check_against, metric_problems_of, note_end, run_job
-from pipelines.runs import Runs
-from training.tasks import Task
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import ConfigError, load_config
+from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.job import check_against, metric_problems_of, note_end, run_job
+from sparkring.pipelines.runs import Runs
+from sparkring.training.tasks import Task
 
 SPLITS = ("train", "valid", "test")
 COLUMNS = (
@@ -100,7 +100,7 @@ def test_a_dataset_that_is_there_is_found_without_spark(
     """A session of Spark takes ten seconds and a JVM."""
     (tmp_path / "_manifest.json").write_bytes(manifest().to_json().encode())
     resolved = load_config("flights", ["etl=null", f"dataset={tmp_path}", "tracking.enabled=false"])
-    monkeypatch.setattr("pipelines.job.spark_session", None)
+    monkeypatch.setattr("sparkring.pipelines.job.spark_session", None)
     with caplog.at_level("INFO"):
         assert run_job(resolved, etl=True, train=False) == Exit.OK
     assert f"dataset: {tmp_path} is there already" in caplog.text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipelines import metrics
+from sparkring.pipelines import metrics
 
 from . import metrics_oracle as oracle
 

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conf.config import DataConfig, RunConfig
-from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.storage import open_storage
-from pipelines.serving import Predictor
-from training.data.build import make_reader
-from training.data.request import ReadRequest
-from training.tasks import build_task
-from training.worker import build_model, pick_columns
+from sparkring.conf.config import DataConfig, RunConfig
+from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.serving import Predictor
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import ReadRequest
+from sparkring.training.tasks import build_task
+from sparkring.training.worker import build_model, pick_columns
 
 STORED = {
     "x": pa.array([1.5, None, -2.0, None, 0.0], pa.float64()),

@@ -17,22 +17,22 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-from conf.load import Resolved, load_config
-from conf.storage import Storage
-from conf.stored import StoredError
-from pipelines import etl_step, train_step
-from pipelines import job as job_module
-from pipelines.context import JobContext
-from pipelines.launch.preflight import SlotRequest
-from pipelines.runs import Runs, RunTaken
-from pipelines.tracking.process_id import start_ticks
-from training.launch.failure import LaunchError
+from sparkring.conf.load import Resolved, load_config
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines import etl_step, train_step
+from sparkring.pipelines import job as job_module
+from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.launch.preflight import SlotRequest
+from sparkring.pipelines.runs import Runs, RunTaken
+from sparkring.pipelines.tracking.process_id import start_ticks
+from sparkring.training.launch.failure import LaunchError
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 name: runs
 dataset: {folder}/dataset
-model: {{factory: training.models.tabular:Tabular}}
+model: {{factory: sparkring.training.models.tabular:Tabular}}
 train: {{epochs: 1, global_batch: 10}}
 storage: {{runs: {folder}/runs}}
 tracking: {{enabled: false}}
@@ -130,11 +130,11 @@ BEGIN = f"""
 import sys
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
-from conf.load import load_config
-from conf.storage import Storage
-from conf.stored import StoredError
-from pipelines.launch.preflight import SlotRequest
-from pipelines.runs import Runs, RunTaken
+from sparkring.conf.load import load_config
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines.launch.preflight import SlotRequest
+from sparkring.pipelines.runs import Runs, RunTaken
 {inspect.getsource(without_locks)}
 config = load_config(sys.argv[1]).config
 runs = Runs(config.storage.runs, "runs")
@@ -232,7 +232,7 @@ def test_the_next_command_sweeps_what_a_killed_one_left_half_written(tmp_path: P
     runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path).config
     with runs.begin(config, "f") as (record, _):
         folder = runs.at(runs.update(record.folder, status="failed"))
-    killed = "import os, sys; from conf.storage import open_storage as o; os.fsync = lambda fd: os.kill(os.getpid(), 9)"
+    killed = "import os, sys; from sparkring.conf.storage import open_storage as o; os.fsync = lambda fd: os.kill(os.getpid(), 9)"
     for name in ("summary.json", "model/weights.safetensors"):
         subprocess.run([sys.executable, "-c", f"{killed}; o({folder.uri!r}).put_atomic({name!r}, b'x')"], cwd=ROOT)
     assert len([p for p in folder.list_files() if p.endswith(".part")]) == 2

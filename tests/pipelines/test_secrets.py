@@ -13,21 +13,21 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conf.config import RunConfig, TrackingConfig
-from conf.load import ConfigError, leaves, load_config, recipe_names
-from conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
-from conf.storage import open_storage
-from pipelines import cli, serving, spark, train_step
-from pipelines import job as job_module
-from pipelines.etl_step import Dataset
-from pipelines.launch.progress import ProgressDisplay
-from pipelines.tracking.ops import DatasetInfo
-from pipelines.tracking.tracker import JOB, Tracker
+from sparkring.conf.config import RunConfig, TrackingConfig
+from sparkring.conf.load import ConfigError, leaves, load_config, recipe_names
+from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines import cli, serving, spark, train_step
+from sparkring.pipelines import job as job_module
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.launch.progress import ProgressDisplay
+from sparkring.pipelines.tracking.ops import DatasetInfo
+from sparkring.pipelines.tracking.tracker import JOB, Tracker
+from sparkring.training.launch.failure import Failure, WorkerFailed
+from sparkring.training.launch.messages import AttemptEnded
+from sparkring.training.weights import FILE as WEIGHTS_FILE
 from tests.pipelines.results import train_result
-from training.launch.failure import Failure, WorkerFailed
-from training.launch.messages import AttemptEnded
-from training.weights import FILE as WEIGHTS_FILE
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them
 ABFSS = "abfss://container@account.dfs.core.windows.net/x"

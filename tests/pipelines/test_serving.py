@@ -13,16 +13,16 @@ import pandas as pd
 import pytest
 import torch
 
-from conf.config import RunConfig, TrackingConfig
-from conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from conf.storage import Storage, open_storage
-from conf.stored import StoredError
-from pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
-from pipelines.tracking.ops import ModelInfo
-from pipelines.tracking.tracker import Tracker
-from training.parallel.state import TensorInfo
-from training.weights import write_weights
-from training.worker import build_model
+from sparkring.conf.config import RunConfig, TrackingConfig
+from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
+from sparkring.pipelines.tracking.ops import ModelInfo
+from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.parallel.state import TensorInfo
+from sparkring.training.weights import write_weights
+from sparkring.training.worker import build_model
 
 ROOT = Path(__file__).parents[2]
 FEATURES: dict[str, Any] = {
@@ -121,12 +121,15 @@ def test_a_damaged_model_folder_is_one_error_that_names_the_file(
     ("model", "words"),
     [
         (
-            {"task": "training.models.gpt:GPT"},
+            {"task": "sparkring.training.models.gpt:GPT"},
             r"config\.json .*model\.task = 'training\.models\.gpt:GPT': is .*not a class",
         ),
-        ({"factory": "training.models..x:X"}, r"config\.json .*model\.factory = 'training\.models\.\.x:X': module"),
-        ({"task": "training.models:__builtins__"}, r"config\.json .*model\.task = .*not a class"),
-        ({"factory": "training.models:__builtins__"}, r"config\.json .*model\.factory = .*not a class"),
+        (
+            {"factory": "sparkring.training.models..x:X"},
+            r"config\.json .*model\.factory = 'training\.models\.\.x:X': module",
+        ),
+        ({"task": "sparkring.training.models:__builtins__"}, r"config\.json .*model\.task = .*not a class"),
+        ({"factory": "sparkring.training.models:__builtins__"}, r"config\.json .*model\.factory = .*not a class"),
         ({"args": {"width": 32}}, r"config\.json .*size mismatch"),
     ],
 )
@@ -185,7 +188,7 @@ def test_a_language_model_continues_prompts(tmp_path: Path) -> None:
             "splits": {}}  # fmt: skip
     tokens = Column(name="tokens", dtype="int32", layout="vector", shape=(16,), cardinality=258)
     described = manifest().model_copy(update={"columns": (tokens,), "features": {}, "text": text})
-    model = {"factory": "training.models.gpt:GPT", "task": "language_model"}
+    model = {"factory": "sparkring.training.models.gpt:GPT", "task": "language_model"}
     small = {"width": 16, "layers": 1, "heads": 2}
     config = RunConfig.model_validate({"name": "text", "model": model | {"args": small}})
     torch.manual_seed(0)
@@ -213,7 +216,7 @@ def test_the_registered_model_predicts_from_raw_rows_in_a_fresh_process(folder: 
     root = str(tmp_path / "mlflow")
     settings = TrackingConfig(experiment="serving", root=root, flush_every_s=0.05, system_metrics=False)
     info = ModelInfo(
-        name="final", step=10, sha256="0" * 64, loader_module="pipelines.serving", registered_model="flights",
+        name="final", step=10, sha256="0" * 64, loader_module="sparkring.pipelines.serving", registered_model="flights",
         inputs=signature_inputs(manifest()), outputs=signature_outputs("binary"), alias="champion",
     )  # fmt: skip
     with Tracker(settings, job="j", name="flights") as tracker:

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from pipelines.signals import obeying_signals
-from training.launch.attempt import Control
-from training.launch.failure import Cancelled
-from training.launch.messages import KillRank, StopTraining, WriteCheckpoint
+from sparkring.pipelines.signals import obeying_signals
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.failure import Cancelled
+from sparkring.training.launch.messages import KillRank, StopTraining, WriteCheckpoint
 
 
 def test_a_signal_asks_for_a_checkpoint_and_training_goes_on() -> None:

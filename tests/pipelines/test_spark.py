@@ -15,9 +15,9 @@ pytestmark = pytest.mark.spark
 SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
 JOB = """
 import signal, sys, time
-from conf.config import SparkConfig
-from conf.config import LaunchConfig
-from pipelines.spark import spark_session
+from sparkring.conf.config import SparkConfig
+from sparkring.conf.config import LaunchConfig
+from sparkring.pipelines.spark import spark_session
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 with spark_session("held", SparkConfig(), LaunchConfig()) as spark:

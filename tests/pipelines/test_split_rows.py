@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.config import DataConfig
-from conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.storage import open_storage
-from pipelines.etl_step import Dataset
-from pipelines.split_rows import spark_path, split_rows
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.split_rows import spark_path, split_rows
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from conf.load import load_config
-from pipelines.launch.progress import ProgressDisplay
-from pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, policy
-from training.launch.messages import AttemptEnded, AttemptStarted, LateLogLines, Recovered, Stacks, Straggler
-from training.launch.restart import best_world
-from training.result import FailedAttempt
+from sparkring.conf.load import load_config
+from sparkring.pipelines.launch.progress import ProgressDisplay
+from sparkring.pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, policy
+from sparkring.training.launch.messages import AttemptEnded, AttemptStarted, LateLogLines, Recovered, Stacks, Straggler
+from sparkring.training.launch.restart import best_world
+from sparkring.training.result import FailedAttempt
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_recovery_goes_to_the_largest_world_the_layout_accepts(
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "{name: r, dataset: d, model: {factory: training.models.tabular:Tabular}, train: {epochs: 1, global_batch: 24},"
+        "{name: r, dataset: d, model: {factory: sparkring.training.models.tabular:Tabular}, train: {epochs: 1, global_batch: 24},"
         " launch: {world: 4, min_world: 1}}"
     )
     rules = policy(load_config(str(recipe), words).config)

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from conf.config import OptimConfig
+from sparkring.conf.config import OptimConfig
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.models.task import Task
+from sparkring.training.optim import build_optimizer
+from sparkring.training.planner import Workload, make_plan
 from tests.ranks.problem import make_strategy, rank_part
-from training.data.batch import Batch
-from training.models.gpt import GPT, LanguageModelTask
-from training.models.task import Task
-from training.optim import build_optimizer
-from training.planner import Workload, make_plan
 
 STEPS = 3
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from conf.config import OptimConfig
-from conf.storage import open_storage
+from sparkring.conf.config import OptimConfig
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.checkpoint.peers import torch_peers
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.models.initial import record_model
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.weights import write_weights
 from tests.ranks.problem import make_strategy
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.peers import torch_peers
-from training.models.gpt import GPT, LanguageModelTask
-from training.models.initial import record_model
-from training.optim import build_optimizer
-from training.parallel.step import MeshStrategy
-from training.weights import write_weights
 
 LARGE = {"vocab": 1000, "width": 768, "layers": 2, "heads": 8, "tied": False}
 SMALL = {**LARGE, "width": 64}

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.gpt import GPT, Block, LanguageModelTask
+from sparkring.training.models.initial import record_model
+from sparkring.training.parallel.initialize import initialize_parameters
 from tests.ranks.problem import make_strategy, train
-from training.data.batch import Batch
-from training.models.gpt import GPT, Block, LanguageModelTask
-from training.models.initial import record_model
-from training.parallel.initialize import initialize_parameters
 
 VOCAB, ROWS, TOKENS = 40, 16, 16
 

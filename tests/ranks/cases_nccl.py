@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
-from conf.config import ParallelConfig
-from conf.rank_info import RankInfo
+from sparkring.conf.config import ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.problem import Net, SquaredError, table_batch, train
-from training.parallel import build_strategy
-from training.parallel.step import MeshStrategy
 
 
 def strategy_on_gpu(rank: int, world: int, settings: dict[str, Any]) -> MeshStrategy:

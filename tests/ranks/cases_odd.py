@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from conf.config import OptimConfig
+from sparkring.conf.config import OptimConfig
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.models.gpt import PLAN as GPT_PLAN
+from sparkring.training.models.sharding_plan import ShardingPlan
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel.batching import slice_batch
 from tests.ranks.cases_mesh import small_gpt, token_batch
 from tests.ranks.problem import SquaredError, make_strategy, rank_part, table_batch, train
-from training.models.gpt import GPT, LanguageModelTask
-from training.models.gpt import PLAN as GPT_PLAN
-from training.models.sharding_plan import ShardingPlan
-from training.optim import build_optimizer
-from training.parallel.batching import slice_batch
 
 
 def planned(model: nn.Module, plan: ShardingPlan) -> nn.Module:

@@ -10,14 +10,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from conf.config import OptimConfig
+from sparkring.conf.config import OptimConfig
+from sparkring.training.models.gpt import LanguageModelTask
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel.gradients import REACH_STEPS
+from sparkring.training.parallel.step import MeshStrategy
 from tests.ranks.cases_mesh import small_gpt, token_batch
 from tests.ranks.cases_tower import tower
 from tests.ranks.problem import Net, SquaredError, full_state, make_strategy, rank_part, table_batch
-from training.models.gpt import LanguageModelTask
-from training.optim import build_optimizer
-from training.parallel.gradients import REACH_STEPS
-from training.parallel.step import MeshStrategy
 
 HALF = 4
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.parallel.data_parallel.horovod_ring import available
+from sparkring.training.parallel.data_parallel.horovod_ring import available
 
 HERE = Path(__file__).resolve().parent
 Launch = Callable[..., list[Any]]

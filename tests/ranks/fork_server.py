@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from conf.references import load_reference
+from sparkring.conf.references import load_reference
 
 
 def free_port() -> int:
@@ -97,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with contextlib.suppress(ImportError, OSError):
         import horovod.torch  # noqa: F401
-    import training.parallel  # noqa: F401
+    import sparkring.training.parallel  # noqa: F401
 
     gc.freeze()  # a rank's collector need not walk (and so copy) what all of them share
     for line in sys.stdin:

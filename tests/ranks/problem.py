@@ -11,16 +11,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from conf.config import OptimConfig, ParallelConfig
-from conf.rank_info import RankInfo
-from training.data.batch import Batch
-from training.models.task import Task
-from training.optim import build_optimizer
-from training.parallel import build_strategy
-from training.parallel.batching import part_bounds, slice_batch
-from training.parallel.dtensor import local_tensor
-from training.parallel.state import TensorInfo, model_tensors, plain_name
-from training.parallel.step import MeshStrategy
+from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.task import Task
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.batching import part_bounds, slice_batch
+from sparkring.training.parallel.dtensor import local_tensor
+from sparkring.training.parallel.state import TensorInfo, model_tensors, plain_name
+from sparkring.training.parallel.step import MeshStrategy
 
 CPU = torch.device("cpu")
 

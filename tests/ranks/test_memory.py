@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from sparkring.training.models.gpt import GPT
+from sparkring.training.models.initial import record_model
 from tests.ranks.cases_memory import LARGE
-from training.models.gpt import GPT
-from training.models.initial import record_model
 
 pytestmark = pytest.mark.ranks
 MB = 2**20

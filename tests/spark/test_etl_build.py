@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from conf.config import EtlConfig
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from etl.build import BuildRequest, build_dataset, find_dataset
-from etl.errors import ChecksFailed, EtlError
-from etl.raw import unpack_flights
-from etl.session import build_session
-from etl.sources.snapshot import pin_sources
+from sparkring.conf.config import EtlConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
+from sparkring.etl.errors import ChecksFailed, EtlError
+from sparkring.etl.raw import unpack_flights
+from sparkring.etl.session import build_session
+from sparkring.etl.sources.snapshot import pin_sources
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,7 +190,7 @@ from pathlib import Path
 os.environ["PYSPARK_PYTHON"] = sys.executable
 sys.path.insert(0, {root!r}); sys.path.insert(0, {tests!r})
 from pyspark.sql import SparkSession
-from conf.storage import Storage
+from sparkring.conf.storage import Storage
 from test_etl_build import build, recipe
 if {when!r} == "manifest":
     def stop(self, relative, data):
@@ -243,8 +243,10 @@ def test_a_failed_rebuild_leaves_the_dataset_that_was_there(spark, built, raw, m
     """The job dies after all files are written and before the manifest is: readers see the old dataset, whole."""
     manifest = Path(built.uri) / "_manifest.json"
     before, files = manifest.read_bytes(), {str(p) for p in Path(built.uri).rglob("*.parquet")}
-    monkeypatch.setattr("etl.build.find_dataset", lambda storage, fingerprint: None)
-    monkeypatch.setattr("conf.storage.Storage.put_atomic", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr("sparkring.etl.build.find_dataset", lambda storage, fingerprint: None)
+    monkeypatch.setattr(
+        "sparkring.conf.storage.Storage.put_atomic", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt())
+    )
     with pytest.raises(KeyboardInterrupt):
         build(spark, recipe(raw), Path(built.uri).parent)
     assert manifest.read_bytes() == before and {str(p) for p in Path(built.uri).rglob("*.parquet")} == files
@@ -293,7 +295,7 @@ def test_one_wrong_value_in_one_file_names_both(spark, raw, tmp_path):
 def test_the_raw_tables_are_unpacked_once_and_whole(raw, tmp_path, monkeypatch):
     before = {p: p.stat().st_mtime_ns for p in raw.rglob("*")}
     assert unpack_flights(raw) == raw and {p: p.stat().st_mtime_ns for p in raw.rglob("*")} == before
-    monkeypatch.setattr("etl.raw.pq.write_table", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("sparkring.etl.raw.pq.write_table", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         unpack_flights(tmp_path / "flights")
     assert not list(tmp_path.iterdir())

@@ -2,10 +2,10 @@
 
 import pytest
 
-from conf.config import CheckConfig, SplitConfig
-from etl import checks
-from etl.errors import ChecksFailed, EtlError
-from etl.split import SPLIT, add_split, check_splits
+from sparkring.conf.config import CheckConfig, SplitConfig
+from sparkring.etl import checks
+from sparkring.etl.errors import ChecksFailed, EtlError
+from sparkring.etl.split import SPLIT, add_split, check_splits
 
 pytestmark = pytest.mark.spark
 ROWS = [(1, "a", 1.0), (2, "b", None), (3, "zz", 99.0), (3, "a", 5.0), (4, None, -1.0)]

@@ -9,10 +9,10 @@ import pytest
 from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
-from conf.config import Feature
-from etl import fit
-from etl.errors import EtlError
-from etl.features import apply_numpy, output_names
+from sparkring.conf.config import Feature
+from sparkring.etl import fit
+from sparkring.etl.errors import EtlError
+from sparkring.etl.features import apply_numpy, output_names
 
 pytestmark = pytest.mark.spark
 SCHEMA = (

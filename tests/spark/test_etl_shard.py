@@ -13,17 +13,17 @@ import torch
 from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
-from conf.config import Feature, ShardConfig
-from conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
-from conf.storage import open_storage
-from etl import fit, layout, shard
-from etl.columns import ColumnOptions, manifest_column, stored_expression
-from etl.errors import EtlError
-from etl.shard import ShardPlan, number_rows, plan_files, with_order, write_shards
-from etl.split import SPLIT
-from training.data.batch import Ragged
-from training.data.reader import ParquetReader
-from training.data.request import ReadRequest
+from sparkring.conf.config import Feature, ShardConfig
+from sparkring.conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.storage import open_storage
+from sparkring.etl import fit, layout, shard
+from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
+from sparkring.etl.errors import EtlError
+from sparkring.etl.shard import ShardPlan, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.split import SPLIT
+from sparkring.training.data.batch import Ragged
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import ReadRequest
 
 pytestmark = pytest.mark.spark
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.config import SourceConfig
-from etl.errors import EtlError
-from etl.sources.read import read_source
-from etl.sources.snapshot import pin
-from etl.views import build_rows
+from sparkring.conf.config import SourceConfig
+from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.read import read_source
+from sparkring.etl.sources.snapshot import pin
+from sparkring.etl.views import build_rows
 
 pytestmark = pytest.mark.spark
 COLUMNS = {"id": "int", "day": "date", "price": "decimal(6,2)", "note": "string"}

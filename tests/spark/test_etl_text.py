@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from conf.config import EtlConfig
-from etl import text
-from etl.build import BuildRequest, build_dataset
-from etl.errors import EtlError
-from etl.shard import with_order
-from etl.sources.snapshot import pin_sources
-from etl.tokenizer import Codec
+from sparkring.conf.config import EtlConfig
+from sparkring.etl import text
+from sparkring.etl.build import BuildRequest, build_dataset
+from sparkring.etl.errors import EtlError
+from sparkring.etl.shard import with_order
+from sparkring.etl.sources.snapshot import pin_sources
+from sparkring.etl.tokenizer import Codec
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.config import DataConfig, PetastormConfig
-from pipelines.petastorm_front import make_spark_converter, write_petastorm
-from training.data.petastorm_adapter.dataset import is_unischema, row_group_rows
-from training.data.petastorm_adapter.reader import PetastormReader
-from training.data.request import DataRank
+from sparkring.conf.config import DataConfig, PetastormConfig
+from sparkring.pipelines.petastorm_front import make_spark_converter, write_petastorm
+from sparkring.training.data.petastorm_adapter.dataset import is_unischema, row_group_rows
+from sparkring.training.data.petastorm_adapter.reader import PetastormReader
+from sparkring.training.data.request import DataRank
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 

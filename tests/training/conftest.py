@@ -12,7 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.manifest import MANIFEST_NAME, ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.conf.manifest import (
+    MANIFEST_NAME,
+    ROW_NUMBER,
+    Accounting,
+    Column,
+    DataFile,
+    DatasetManifest,
+    Lineage,
+    SplitInfo,
+)
 
 MakeDataset = Callable[..., DatasetManifest]
 

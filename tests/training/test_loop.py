@@ -13,14 +13,14 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from conf.config import CheckpointConfig, DataConfig, EarlyStopping, TrainConfig
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from training.data.batch import Batch
-from training.data.order import epoch_ids
-from training.data.reader import ParquetReader
-from training.data.request import ReadRequest
-from training.loop import (
+from sparkring.conf.config import CheckpointConfig, DataConfig, EarlyStopping, TrainConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.order import epoch_ids
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import ReadRequest
+from sparkring.training.loop import (
     Callbacks,
     LoopRecord,
     TrainerState,
@@ -153,7 +153,7 @@ def test_a_stop_is_heard_within_a_second_or_a_step(
 ) -> None:
     """Whatever the log lines' interval: the driver kills what has not saved itself within launch.grace_s."""
     slow: Any = Slow(step_s, stop_s)
-    monkeypatch.setattr("training.loop_timing.time", SimpleNamespace(monotonic=lambda: slow.now))
+    monkeypatch.setattr("sparkring.training.loop_timing.time", SimpleNamespace(monotonic=lambda: slow.now))
     saved = list[int]()
     callbacks = Callbacks(lambda _: 0.1, lambda _: {"loss": 0.0}, lambda state, _: saved.append(state.step))
     config = changed(CONFIG, log_every_steps=10 if step_s > 0.1 else 500, eval_every_steps=1000)
@@ -243,7 +243,7 @@ def test_when_a_checkpoint_is_written(
     monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], asked_at: int | None, saved: list[int]
 ) -> None:
     world: Any = World(asked_at)
-    monkeypatch.setattr("training.loop_timing.time", SimpleNamespace(monotonic=lambda: world.now))
+    monkeypatch.setattr("sparkring.training.loop_timing.time", SimpleNamespace(monotonic=lambda: world.now))
     callbacks = Callbacks(lambda _: 0.1, lambda step: {"loss": LOSSES[step // 6 - 1]}, world.save)
     fit(world, world, callbacks, world, SHORT, NO_CHECKPOINTS.model_copy(update=how), TrainerState())
     assert world.saved == saved

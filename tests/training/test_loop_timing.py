@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.loop_timing import ControlPoller, LoopTiming, poll_interval
+from sparkring.training.loop_timing import ControlPoller, LoopTiming, poll_interval
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_poller_asks_at_the_first_step_and_then_as_planned() -> None:
 
 def test_a_window_holds_means_per_step_and_the_next_one_begins_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("training.loop_timing.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("sparkring.training.loop_timing.time", SimpleNamespace(monotonic=lambda: now[0]))
     timing = LoopTiming()
     reader: Any = SimpleNamespace(meter=SimpleNamespace(take=lambda: {"decode_s": 1.0, "first_batch_s": 5.0}))
     strategy: Any = SimpleNamespace(waited_s=3.0)

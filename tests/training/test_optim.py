@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from conf.config import OptimConfig
-from training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
-from training.parallel.state import optimizer_tensors
+from sparkring.conf.config import OptimConfig
+from sparkring.training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
+from sparkring.training.parallel.state import optimizer_tensors
 
 
 def two_parameters() -> list[tuple[str, nn.Parameter]]:

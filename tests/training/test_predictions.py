@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from conf.storage import open_storage
-from training.data.batch import Batch
-from training.tasks import BinaryTask
-from training.worker import Predictions
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch
+from sparkring.training.tasks import BinaryTask
+from sparkring.training.worker import Predictions
 
 
 class OnFakeDevice(torch.Tensor):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from conf.manifest import ManifestError
-from conf.storage import open_storage
+from sparkring.conf.manifest import ManifestError
+from sparkring.conf.storage import open_storage
+from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, read_result
 from tests.pipelines.results import rank_result, train_result
-from training.result import MODEL, SUMMARY, FailedAttempt, read_result
 
 FAILED = FailedAttempt(
     attempt=1, world=3, cause="lost", message="was lost", step=None, steps_lost=7, decision="shrink", next_world=2

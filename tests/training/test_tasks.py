@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.tasks import Task, build_task, load_setting, model_class
+from sparkring.training.tasks import Task, build_task, load_setting, model_class
 
 
 class OwnTask(Task):

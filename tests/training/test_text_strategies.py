@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.load import load_config
-from conf.manifest import MANIFEST_NAME, Column
-from training.launch.group import WorkerGroup
-from training.launch.job import JobSpec
-from training.launch.local import local_group
-from training.launch.messages import Event, RankMetrics
+from sparkring.conf.load import load_config
+from sparkring.conf.manifest import MANIFEST_NAME, Column
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import local_group
+from sparkring.training.launch.messages import Event, RankMetrics
 
 from .conftest import write_dataset
 
 pytestmark = pytest.mark.ranks
-PRELOAD = ("torch", "horovod.torch", "training.worker")
+PRELOAD = ("torch", "horovod.torch", "sparkring.training.worker")
 LENGTH, ROWS = 33, 128
 SMALL = [
     *("model.args.width=32", "model.args.layers=2", "train.dtype=float64", "train.threads_per_rank=1"),
@@ -73,7 +73,7 @@ def train(
 
     config = load_config("text", [*SMALL, f"launch.world={world}", *words]).as_dict()
     payload = {"config": config, "dataset": str(text), "run": str(run)}
-    result = group.run(JobSpec("training.worker:train", payload, preload=PRELOAD), world, on_event)
+    result = group.run(JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD), world, on_event)
     return losses, result.result
 
 

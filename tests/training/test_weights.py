@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from conf.storage import open_storage
-from conf.stored import StoredError
-from training.parallel.state import TensorInfo
-from training.weights import FILE, read_weights, write_weights
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.training.parallel.state import TensorInfo
+from sparkring.training.weights import FILE, read_weights, write_weights
 
 STATE = {
     "embed": torch.arange(12.0).reshape(4, 3),

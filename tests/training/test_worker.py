@@ -17,23 +17,32 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from conf.load import load_config
-from conf.manifest import MANIFEST_NAME, ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from conf.storage import open_storage
-from conf.stored import StoredError
-from pipelines.audit import audit_run
-from training.launch.attempt import Control
-from training.launch.failure import WorkerFailed
-from training.launch.group import WorkerGroup
-from training.launch.job import JobSpec
-from training.launch.local import local_group
-from training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
-from training.result import RankResult
-from training.weights import read_weights
-from training.worker import agree_threads
+from sparkring.conf.load import load_config
+from sparkring.conf.manifest import (
+    MANIFEST_NAME,
+    ROW_NUMBER,
+    Accounting,
+    Column,
+    DataFile,
+    DatasetManifest,
+    Lineage,
+    SplitInfo,
+)
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines.audit import audit_run
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import local_group
+from sparkring.training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
+from sparkring.training.result import RankResult
+from sparkring.training.weights import read_weights
+from sparkring.training.worker import agree_threads
 
 pytestmark = pytest.mark.ranks
-PRELOAD = ("torch", "horovod.torch", "training.worker")
+PRELOAD = ("torch", "horovod.torch", "sparkring.training.worker")
 ROWS = {"train": 1000, "valid": 300, "test": 200}
 COLUMNS = (
     Column(name="code", dtype="int32", cardinality=7),
@@ -99,7 +108,7 @@ def group() -> Iterator[WorkerGroup]:
 RECIPE = """
 name: worker
 dataset: {dataset}
-model: {{factory: training.models.tabular:Tabular, args: {{width: 16, blocks: 1, bumps: 4, dropout: 0.2}}}}
+model: {{factory: sparkring.training.models.tabular:Tabular, args: {{width: 16, blocks: 1, bumps: 4, dropout: 0.2}}}}
 optim: {{lr: 1e-2, warmup_steps: 5}}
 train: {{epochs: 3, global_batch: 100, log_every_steps: 1, dtype: float64, seed: 3, threads_per_rank: 1, device: cpu}}
 checkpoint: {{every_steps: 5, keep_last: 20}}
@@ -142,7 +151,7 @@ class Job:
                 self.phases.append(event.phase)
 
         payload = {"config": self.config, "dataset": str(self.table), "run": str(self.folder)}
-        job = JobSpec("training.worker:train", payload, preload=PRELOAD)
+        job = JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD)
         self.results = group.run(job, world, on_event, attempt, **options).results
         return self
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from conf.manifest import digest
-from conf.storage import Storage
-from conf.stored import Count, FolderName, RelativePath, Sha256, Stored, StoredError, parse, up_to
-from training.checkpoint.format import decode_value, encode_value, to_json
-from training.checkpoint.rng import checked_rng
+from sparkring.conf.manifest import digest
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import Count, FolderName, RelativePath, Sha256, Stored, StoredError, parse, up_to
+from sparkring.training.checkpoint.format import decode_value, encode_value, to_json
+from sparkring.training.checkpoint.rng import checked_rng
 
 MARKER = "COMMIT.json"
 FORMAT_VERSION = 1

@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 import torch
 
-from conf.storage import Storage
-from conf.stored import read
-from training.checkpoint.catalog import CheckpointInfo, RankFile, TrainerFile, committed, damage
-from training.checkpoint.dcp import (
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import read
+from sparkring.training.checkpoint.catalog import CheckpointInfo, RankFile, TrainerFile, committed, damage
+from sparkring.training.checkpoint.dcp import (
     Index,
     JsonSavePlanner,
     decode_plan,
@@ -37,13 +37,13 @@ from training.checkpoint.dcp import (
     read_index,
     state_shapes,
 )
-from training.checkpoint.format import CheckpointError, Chunk, encode_value, read_rows
-from training.checkpoint.peers import Peers, solo
-from training.checkpoint.policy import Retention, ranked_steps
-from training.checkpoint.rng import capture_rng, restore_rng
-from training.checkpoint.snapshot import HostBuffers, Snapshot, library_versions
-from training.checkpoint.writer import CheckpointWriter
-from training.waiting import waits_for_ranks
+from sparkring.training.checkpoint.format import CheckpointError, Chunk, encode_value, read_rows
+from sparkring.training.checkpoint.peers import Peers, solo
+from sparkring.training.checkpoint.policy import Retention, ranked_steps
+from sparkring.training.checkpoint.rng import capture_rng, restore_rng
+from sparkring.training.checkpoint.snapshot import HostBuffers, Snapshot, library_versions
+from sparkring.training.checkpoint.writer import CheckpointWriter
+from sparkring.training.waiting import waits_for_ranks
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0  # how often the progress of the writing thread is looked at, while training waits for it

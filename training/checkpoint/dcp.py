@@ -34,9 +34,9 @@ from torch.distributed.checkpoint.planner import (
 )
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from conf.storage import Storage
-from conf.stored import CLOSED, Count, RelativePath, StoredError, read
-from training.checkpoint.format import DTYPE_NAMES, DTYPES, CheckpointError, Chunk, decode_value, encode_value
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import CLOSED, Count, RelativePath, StoredError, read
+from sparkring.training.checkpoint.format import DTYPE_NAMES, DTYPES, CheckpointError, Chunk, decode_value, encode_value
 
 
 class JsonSavePlanner(DefaultSavePlanner):

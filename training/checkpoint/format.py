@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import AfterValidator
 
-from conf.storage import Storage
+from sparkring.conf.storage import Storage
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,

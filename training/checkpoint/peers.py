@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training.checkpoint.format import CheckpointError
+from sparkring.training.checkpoint.format import CheckpointError
 
 Gather = Callable[[bytes], list[bytes]]
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from training.checkpoint.dcp import JsonSavePlanner
-from training.checkpoint.format import Chunk
+from sparkring.training.checkpoint.dcp import JsonSavePlanner
+from sparkring.training.checkpoint.format import Chunk
 
 
 @dataclass(frozen=True)

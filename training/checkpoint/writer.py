@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from conf.storage import Storage
-from training.checkpoint.catalog import (
+from sparkring.conf.storage import Storage
+from sparkring.training.checkpoint.catalog import (
     MARKER,
     CheckpointInfo,
     committed,
@@ -18,11 +18,11 @@ from training.checkpoint.catalog import (
     leftovers,
     parse_marker,
 )
-from training.checkpoint.dcp import build_index
-from training.checkpoint.format import DTYPE_NAMES, CheckpointError, layout, raw_bytes, to_json
-from training.checkpoint.peers import Peers
-from training.checkpoint.policy import Retention, expendable
-from training.checkpoint.snapshot import Snapshot
+from sparkring.training.checkpoint.dcp import build_index
+from sparkring.training.checkpoint.format import DTYPE_NAMES, CheckpointError, layout, raw_bytes, to_json
+from sparkring.training.checkpoint.peers import Peers
+from sparkring.training.checkpoint.policy import Retention, expendable
+from sparkring.training.checkpoint.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

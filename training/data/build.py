@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from conf.config import DataConfig, MixConfig
-from conf.manifest import read_manifest
-from conf.storage import open_storage
-from training.data.batch import SAMPLE, Reader
-from training.data.cache import CachedFiles, DecodedGroups, DiskCache
-from training.data.files import FileOpener
-from training.data.mix import MixedReader, make_mix
-from training.data.reader import ParquetReader, read_columns
-from training.data.request import DataRank, ReadRequest
-from training.data.select import apply_filters, quarantine, select_all
+from sparkring.conf.config import DataConfig, MixConfig
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import SAMPLE, Reader
+from sparkring.training.data.cache import CachedFiles, DecodedGroups, DiskCache
+from sparkring.training.data.files import FileOpener
+from sparkring.training.data.mix import MixedReader, make_mix
+from sparkring.training.data.reader import ParquetReader, read_columns
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.data.select import apply_filters, quarantine, select_all
 
 
 def make_reader(
@@ -60,8 +60,8 @@ def _native(config: DataConfig, request: ReadRequest, rank: DataRank) -> Parquet
 
 
 def _petastorm(config: DataConfig, request: ReadRequest, rank: DataRank) -> Reader:
-    from training.data.petastorm_adapter.dataset import urls_of
-    from training.data.petastorm_adapter.reader import PetastormReader
+    from sparkring.training.data.petastorm_adapter.dataset import urls_of
+    from sparkring.training.data.petastorm_adapter.reader import PetastormReader
 
     manifest, url = request.manifest, config.petastorm.url
     names = [c.name for c in manifest.columns] if request.columns is None else list(request.columns)

@@ -21,10 +21,10 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from conf.manifest import DataFile, digest
-from conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish
-from training.data.columns import DataError
-from training.data.files import FileOpener, missing, other_content, unreadable
+from sparkring.conf.manifest import DataFile, digest
+from sparkring.conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish
+from sparkring.training.data.columns import DataError
+from sparkring.training.data.files import FileOpener, missing, other_content, unreadable
 
 log = logging.getLogger(__name__)
 IDLE_S = 600.0

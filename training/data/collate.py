@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conf.manifest import Column
-from training.data.batch import Columns, Ragged
-from training.data.buffers import BufferPool
-from training.data.columns import RaggedArray
-from training.data.decode import decode_into, decode_rows
+from sparkring.conf.manifest import Column
+from sparkring.training.data.batch import Columns, Ragged
+from sparkring.training.data.buffers import BufferPool
+from sparkring.training.data.columns import RaggedArray
+from sparkring.training.data.decode import decode_into, decode_rows
 
 DECODE_ROWS = 32  # binary rows decoded by one task
 

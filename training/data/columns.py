@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from conf.manifest import Column
+from sparkring.conf.manifest import Column
 
 Array = NDArray[Any]
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from conf.manifest import Column
-from training.data.columns import DataError
+from sparkring.conf.manifest import Column
+from sparkring.training.data.columns import DataError
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:

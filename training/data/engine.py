@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training.data.batch import Meter
-from training.data.epochs import EpochSpan
-from training.data.order import Ints, LaneOrder, RankOrder, lane_order
-from training.data.pool import RowGroupPool
+from sparkring.training.data.batch import Meter
+from sparkring.training.data.epochs import EpochSpan
+from sparkring.training.data.order import Ints, LaneOrder, RankOrder, lane_order
+from sparkring.training.data.pool import RowGroupPool
 
 Decode = Callable[[int, int, int], "Future[Meter]"]
 """(epoch, index into plan.groups, slot): decodes the row group into the slot of the pool, in another thread."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.manifest import DataFile
-from conf.storage import Storage
-from training.data.columns import DataError, StorageFailure
+from sparkring.conf.manifest import DataFile
+from sparkring.conf.storage import Storage
+from sparkring.training.data.columns import DataError, StorageFailure
 
 
 class FileOpener:

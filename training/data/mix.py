@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf.config import MixConfig
-from training.data.batch import SAMPLE, Batch, Meter, Ragged
-from training.data.epochs import EpochSpan, EpochSteps, StepRange
-from training.data.order import Ints
-from training.data.reader import ParquetReader
-from training.data.transfer import to_device
+from sparkring.conf.config import MixConfig
+from sparkring.training.data.batch import SAMPLE, Batch, Meter, Ragged
+from sparkring.training.data.epochs import EpochSpan, EpochSteps, StepRange
+from sparkring.training.data.order import Ints
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.transfer import to_device
 
 PERIOD = 1 << 16
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.random import PCG64, RandomState, SeedSequence
 from numpy.typing import ArrayLike, NDArray
 
-from conf.config import DataConfig
-from training.data.epochs import EpochSteps
+from sparkring.conf.config import DataConfig
+from sparkring.training.data.epochs import EpochSteps
 
 ORDER_VERSION = 2
 MIXED_ROW_GROUPS = 64  # row groups a global batch draws from where the recipe sets no window

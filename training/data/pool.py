@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from conf.manifest import Column
-from training.data.buffers import BufferPool
-from training.data.columns import DataError, RaggedArray, fixed_values, is_fixed, numpy_dtype, ragged_values
+from sparkring.conf.manifest import Column
+from sparkring.training.data.buffers import BufferPool
+from sparkring.training.data.columns import DataError, RaggedArray, fixed_values, is_fixed, numpy_dtype, ragged_values
 
 Array = NDArray[Any]
 

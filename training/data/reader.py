@@ -15,24 +15,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf.config import MIB, DataConfig
-from conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
-from training.data.batch import SAMPLE, Batch, Meter
-from training.data.buffers import BufferPool
-from training.data.cache import DecodedGroups
-from training.data.collate import Collator
-from training.data.columns import DataError, is_fixed, row_bytes
-from training.data.engine import Engine
-from training.data.epochs import EpochSpan
-from training.data.files import FileOpener, unlisted_files
-from training.data.order import ORDER_VERSION, RankOrder, group_order, make_plan
-from training.data.pool import RowGroupPool
-from training.data.prefetch import Prefetcher
-from training.data.request import DataRank, ReadRequest
-from training.data.resume import OrderState
-from training.data.select import Selection, select_all
-from training.data.source import FileSource
-from training.data.transfer import to_device
+from sparkring.conf.config import MIB, DataConfig
+from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
+from sparkring.training.data.batch import SAMPLE, Batch, Meter
+from sparkring.training.data.buffers import BufferPool
+from sparkring.training.data.cache import DecodedGroups
+from sparkring.training.data.collate import Collator
+from sparkring.training.data.columns import DataError, is_fixed, row_bytes
+from sparkring.training.data.engine import Engine
+from sparkring.training.data.epochs import EpochSpan
+from sparkring.training.data.files import FileOpener, unlisted_files
+from sparkring.training.data.order import ORDER_VERSION, RankOrder, group_order, make_plan
+from sparkring.training.data.pool import RowGroupPool
+from sparkring.training.data.prefetch import Prefetcher
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.data.resume import OrderState
+from sparkring.training.data.select import Selection, select_all
+from sparkring.training.data.source import FileSource
+from sparkring.training.data.transfer import to_device
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class ParquetReader:
         self._verified = config.verify == "off"
 
     def order_state(self) -> dict[str, Any]:
-        """What decides the order of global batches; see `training.data.resume`."""
+        """What decides the order of global batches; see `sparkring.training.data.resume`."""
         plan, config = self.plan, self.plan.config
         return OrderState(
             order_version=ORDER_VERSION,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from conf.manifest import DatasetManifest
-from conf.storage import Storage
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import Storage
 
 AllGather = Callable[[Any], list[Any]]
 """Collective: one JSON-able value per rank in, the values of all ranks out, in the order of ranks."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from conf.config import Condition
-from conf.stored import Count, Stored
+from sparkring.conf.config import Condition
+from sparkring.conf.stored import Count, Stored
 
 MEANING = {
     "order_version": "the program that decides the order changed",

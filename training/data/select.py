@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from conf.manifest import DataFile, DatasetManifest
-from training.data.columns import DataError, StorageFailure
-from training.data.files import FileOpener
-from training.data.request import DataRank
+from sparkring.conf.manifest import DataFile, DatasetManifest
+from sparkring.training.data.columns import DataError, StorageFailure
+from sparkring.training.data.files import FileOpener
+from sparkring.training.data.request import DataRank
 
 log = logging.getLogger(__name__)
 Condition = tuple[str, str, Any]

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conf.manifest import ROW_NUMBER, Column, DataFile
-from training.data.cache import DecodedGroups
-from training.data.columns import DataError, check_type
-from training.data.files import FileOpener, missing
-from training.data.select import Selection
+from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile
+from sparkring.training.data.cache import DecodedGroups
+from sparkring.training.data.columns import DataError, check_type
+from sparkring.training.data.files import FileOpener, missing
+from sparkring.training.data.select import Selection
 
 KEPT_FOOTERS = 256
 

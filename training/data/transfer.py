@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from training.data.batch import Batch, Meter, Ragged
-from training.data.prefetch import Prefetcher
+from sparkring.training.data.batch import Batch, Meter, Ragged
+from sparkring.training.data.prefetch import Prefetcher
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from conf.errors import first_line
-from training.launch.failure import Cancelled, Cause, Failure, WorkerFailed, cause_of, first_failure
-from training.launch.health import HangDetector, RankProgress, StragglerDetector
-from training.launch.job import JobResult
-from training.launch.messages import (
+from sparkring.conf.errors import first_line
+from sparkring.training.launch.failure import Cancelled, Cause, Failure, WorkerFailed, cause_of, first_failure
+from sparkring.training.launch.health import HangDetector, RankProgress, StragglerDetector
+from sparkring.training.launch.job import JobResult
+from sparkring.training.launch.messages import (
     AttemptStarted,
     DumpStacks,
     Event,
@@ -36,10 +36,10 @@ from training.launch.messages import (
     ToDriver,
     WriteCheckpoint,
 )
-from training.launch.results import unpack
+from sparkring.training.launch.results import unpack
 
 if TYPE_CHECKING:
-    from training.launch.group import WorkerGroup
+    from sparkring.training.launch.group import WorkerGroup
 
 log = logging.getLogger(__name__)
 OnEvent = Callable[[Event], None]

@@ -14,14 +14,14 @@ import resource
 import time
 from collections.abc import Callable
 
-from training.launch.attempt import Attempt, Control, Limits, OnEvent, RankState
-from training.launch.channel.control_client import Endpoint
-from training.launch.channel.control_server import ControlServer
-from training.launch.channel.rendezvous import Store
-from training.launch.failure import LaunchError
-from training.launch.host.info import HostInfo
-from training.launch.job import JobResult, JobSpec
-from training.launch.messages import (
+from sparkring.training.launch.attempt import Attempt, Control, Limits, OnEvent, RankState
+from sparkring.training.launch.channel.control_client import Endpoint
+from sparkring.training.launch.channel.control_server import ControlServer
+from sparkring.training.launch.channel.rendezvous import Store
+from sparkring.training.launch.failure import LaunchError
+from sparkring.training.launch.host.info import HostInfo
+from sparkring.training.launch.job import JobResult, JobSpec
+from sparkring.training.launch.messages import (
     MAX_PEERS,
     AgentReady,
     Bye,
@@ -37,7 +37,7 @@ from training.launch.messages import (
     StoreRequest,
     ToDriver,
 )
-from training.launch.topology import (
+from sparkring.training.launch.topology import (
     AgentInfo,
     Rendezvous,
     assign_ranks,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conf.errors import first_line
-from training.waiting import FRAME
+from sparkring.conf.errors import first_line
+from sparkring.training.waiting import FRAME
 
 # Frames of libraries in which a rank waits for the others: Horovod, torch.distributed, NCCL through torch. Our own
-# functions are marked (`training.waiting`).
+# functions are marked (`sparkring.training.waiting`).
 _WAITING = re.compile(
     r"(horovod[/\\]torch[/\\]|torch[/\\]distributed[/\\]|torch[/\\]autograd[/\\]graph|torch[/\\]nn[/\\]parallel).*\bin "
     r"(\w*(all_?reduce|all_?gather|all_?to_?all|broadcast|barrier|reduce_scatter|synchronize|wait|poll|send|recv|join"

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from conf.references import REFERENCE
-from training.launch.messages import Entry, RankMetrics
-from training.launch.results import unreturnable
+from sparkring.conf.references import REFERENCE
+from sparkring.training.launch.messages import Entry, RankMetrics
+from sparkring.training.launch.results import unreturnable
 
 PRELOAD = ("torch", "horovod.torch")
 

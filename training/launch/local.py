@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.launch.attempt import Control, Limits, OnEvent
-from training.launch.group import WorkerGroup, log_event
-from training.launch.host.agent import Agent, AgentOptions
-from training.launch.job import JobResult, JobSpec
-from training.launch.topology import check_world
+from sparkring.training.launch.attempt import Control, Limits, OnEvent
+from sparkring.training.launch.group import WorkerGroup, log_event
+from sparkring.training.launch.host.agent import Agent, AgentOptions
+from sparkring.training.launch.job import JobResult, JobSpec
+from sparkring.training.launch.topology import check_world
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from conf.rank_info import RankInfo
-from training.launch.channel.codec import AtMost, OneLine
-from training.launch.failure import Failure
-from training.launch.host.info import HostInfo
-from training.launch.topology import AgentInfo
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.launch.channel.codec import AtMost, OneLine
+from sparkring.training.launch.failure import Failure
+from sparkring.training.launch.host.info import HostInfo
+from sparkring.training.launch.topology import AgentInfo
 
 MAX_TRACEBACK_CHARS = 20_000
 MAX_STACKS_CHARS = 200_000

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.errors import first_line
-from training.launch.topology import check_world
+from sparkring.conf.errors import first_line
+from sparkring.training.launch.topology import check_world
 
 PLANNED = ("grow", "decommission")  # ends that recovery itself has asked for: no failures
 # Errors that a program makes every time: not worth a second launch when they come before the first step.

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from training.launch.messages import RankResult, StoredResult
+from sparkring.training.launch.messages import RankResult, StoredResult
 
 MAX_SENT_BYTES = 8 << 20  # in one message to the driver, which may hold 16 MiB
 _PREFIX = "sparkring-result-"
@@ -146,7 +146,9 @@ def _loaded(data: bytes) -> Any:
 
 
 def _store(data: bytes, folder: str | None) -> StoredResult:
-    from conf.storage import open_storage  # here: it loads pyarrow, which the start of every rank would pay for
+    from sparkring.conf.storage import (
+        open_storage,  # here: it loads pyarrow, which the start of every rank would pay for
+    )
 
     storage = open_storage(folder or tempfile.mkdtemp(prefix=_PREFIX))
     file = f"{_PREFIX}{uuid.uuid4().hex}"
@@ -155,7 +157,7 @@ def _store(data: bytes, folder: str | None) -> StoredResult:
 
 
 def _fetch(stored: StoredResult) -> bytes:
-    from conf.storage import open_storage
+    from sparkring.conf.storage import open_storage
 
     folder, file = stored.folder, stored.file
     storage = open_storage(folder)

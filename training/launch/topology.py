@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from conf.rank_info import RankInfo
+from sparkring.conf.rank_info import RankInfo
 
 
 @dataclass(frozen=True)

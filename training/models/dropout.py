@@ -13,7 +13,7 @@ import math
 import torch
 from torch import nn
 
-from training.data.batch import SAMPLE
+from sparkring.training.data.batch import SAMPLE
 
 GOLDEN = 0x9E3779B97F4A7C15  # of splitmix64 (Steele et al. 2014), with its two multipliers
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conf.manifest import DatasetManifest
-from training.data.batch import Columns
-from training.loss import token_cross_entropy
-from training.models.sharding_plan import ShardingPlan
-from training.models.task import Task
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.training.data.batch import Columns
+from sparkring.training.loss import token_cross_entropy
+from sparkring.training.models.sharding_plan import ShardingPlan
+from sparkring.training.models.task import Task
 
 Tensor = torch.Tensor
 

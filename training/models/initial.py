@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from conf.errors import first_line
-from training.models.torch_private import (
+from sparkring.conf.errors import first_line
+from sparkring.training.models.torch_private import (
     TorchDispatchMode,
     call_name,
     make_wrapper_tensor,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from training.models.torch_private import direct_children
+from sparkring.training.models.torch_private import direct_children
 
 KINDS = ("column", "row", "vocab", "vocab_head", "replicate", "enter")
 

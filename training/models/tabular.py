@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.manifest import DatasetManifest
-from training.data.batch import SAMPLE
-from training.models.dropout import Dropout
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.training.data.batch import SAMPLE
+from sparkring.training.models.dropout import Dropout
 
 
 def embedding_width(cardinality: int, most: int = 32) -> int:
@@ -127,7 +127,7 @@ class Tabular(nn.Module):
         features = [c for c in manifest.columns if c.role == "feature"]
         if odd := [c.name for c in features if c.layout != "scalar"]:
             raise ValueError(
-                f"training.models.tabular takes scalar features; {odd} are not: bring your own model.factory"
+                f"sparkring.training.models.tabular takes scalar features; {odd} are not: bring your own model.factory"
             )
         return cls(
             coded={c.name: c.cardinality for c in features if c.cardinality is not None},

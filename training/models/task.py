@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from training.data.batch import Columns
+from sparkring.training.data.batch import Columns
 
 
 class Task(ABC):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from training.data.batch import Batch, Columns, Ragged
+from sparkring.training.data.batch import Batch, Columns, Ragged
 
 
 def part_bounds(rows: int, parts: int) -> list[tuple[int, int]]:

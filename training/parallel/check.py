@@ -7,14 +7,14 @@ from dataclasses import asdict
 
 from torch import nn
 
-from conf.config import ParallelConfig
-from conf.rules import batch_problem, strategy_problems
-from training.models.sharding_plan import required_plan
-from training.parallel.compose import choose_engine
-from training.parallel.mesh import Mesh, resolve_mesh
-from training.parallel.model_parallel.pipeline import estimated_costs, layer_names, partition
-from training.parallel.model_parallel.placement import check_widths
-from training.parallel.model_parallel.schedules import schedule_problem
+from sparkring.conf.config import ParallelConfig
+from sparkring.conf.rules import batch_problem, strategy_problems
+from sparkring.training.models.sharding_plan import required_plan
+from sparkring.training.parallel.compose import choose_engine
+from sparkring.training.parallel.mesh import Mesh, resolve_mesh
+from sparkring.training.parallel.model_parallel.pipeline import estimated_costs, layer_names, partition
+from sparkring.training.parallel.model_parallel.placement import check_widths
+from sparkring.training.parallel.model_parallel.schedules import schedule_problem
 
 
 def layout_problems(

@@ -13,23 +13,23 @@ from datetime import timedelta
 
 import torch
 
-from conf.config import ParallelConfig
-from conf.rank_info import RankInfo
-from conf.rules import horovod_limits, strategy_notes, strategy_problems
-from training.parallel.data_parallel.base import DataParallel, SingleProcess
-from training.parallel.data_parallel.ddp import TorchRing, host_transport
-from training.parallel.data_parallel.horovod_ring import HorovodRing, available, start_horovod
-from training.parallel.data_parallel.horovod_zero import HorovodZero1
-from training.parallel.data_parallel.zero import TorchZero
-from training.parallel.mesh import Mesh, resolve_mesh
-from training.parallel.model_parallel.placement import make_placement
-from training.parallel.process_groups import (
+from sparkring.conf.config import ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.rules import horovod_limits, strategy_notes, strategy_problems
+from sparkring.training.parallel.data_parallel.base import DataParallel, SingleProcess
+from sparkring.training.parallel.data_parallel.ddp import TorchRing, host_transport
+from sparkring.training.parallel.data_parallel.horovod_ring import HorovodRing, available, start_horovod
+from sparkring.training.parallel.data_parallel.horovod_zero import HorovodZero1
+from sparkring.training.parallel.data_parallel.zero import TorchZero
+from sparkring.training.parallel.mesh import Mesh, resolve_mesh
+from sparkring.training.parallel.model_parallel.placement import make_placement
+from sparkring.training.parallel.process_groups import (
     RankContext,
     device_backend,
     make_device_mesh,
     start_process_group,
 )
-from training.parallel.step import MeshStrategy
+from sparkring.training.parallel.step import MeshStrategy
 
 log = logging.getLogger(__name__)
 TIMEOUT = timedelta(minutes=5)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.models.torch_private import local_shape_and_offset
+from sparkring.training.models.torch_private import local_shape_and_offset
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and offsets of a piece, one number per dim
 

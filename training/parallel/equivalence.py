@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.data.batch import Batch
-from training.models.task import Task
-from training.models.torch_private import TorchDispatchMode
-from training.parallel.batching import slice_batch
-from training.parallel.model_parallel.pipeline import PipelineStage
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.task import Task
+from sparkring.training.models.torch_private import TorchDispatchMode
+from sparkring.training.parallel.batching import slice_batch
+from sparkring.training.parallel.model_parallel.pipeline import PipelineStage
 
 log = logging.getLogger(__name__)
 ROWS = 4

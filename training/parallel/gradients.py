@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.models.torch_private import foreach_multiply_, foreach_norm
-from training.parallel.dtensor import local_tensor, shard_count
+from sparkring.training.models.torch_private import foreach_multiply_, foreach_norm
+from sparkring.training.parallel.dtensor import local_tensor, shard_count
 
 REACH_STEPS = 10  # a gradient must reach every trainable parameter within so many steps
 

@@ -13,9 +13,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.models.initial import InitialModel, InitialValue, named_tensors, preserved_random_state, replace_tensors
-from training.parallel.dtensor import local_box, local_tensor
-from training.parallel.state import as_bytes, plain_name
+from sparkring.training.models.initial import (
+    InitialModel,
+    InitialValue,
+    named_tensors,
+    preserved_random_state,
+    replace_tensors,
+)
+from sparkring.training.parallel.dtensor import local_box, local_tensor
+from sparkring.training.parallel.state import as_bytes, plain_name
 
 CPU = torch.device("cpu")
 

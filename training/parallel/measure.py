@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.models.torch_private import TorchDispatchMode, call_name, process_group_of, waited_tensor
-from training.parallel.dtensor import local_tensor
-from training.parallel.process_groups import device_backend
+from sparkring.training.models.torch_private import TorchDispatchMode, call_name, process_group_of, waited_tensor
+from sparkring.training.parallel.dtensor import local_tensor
+from sparkring.training.parallel.process_groups import device_backend
 
 
 def ring_share(ranks: int) -> float:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from training.models.torch_private import CHECKPOINT_PREFIX, COMPILE_PREFIX
-from training.parallel.dtensor import Box, local_box, local_tensor
+from sparkring.training.models.torch_private import CHECKPOINT_PREFIX, COMPILE_PREFIX
+from sparkring.training.parallel.dtensor import Box, local_box, local_tensor
 
 
 def plain_name(name: str) -> str:

@@ -16,20 +16,26 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.data.batch import Batch, Columns
-from training.models.initial import InitialModel, eager_model
-from training.models.task import Task
-from training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
-from training.parallel.data_parallel.base import DataParallel
-from training.parallel.gradients import UnreachedParameters, check_trainable, clip_factor, scale_gradients, square_sum
-from training.parallel.initialize import initialize_parameters
-from training.parallel.measure import ActivationMeter, CommsMeter, combined, memory_bytes
-from training.parallel.model_parallel.blocks import compile_blocks
-from training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
-from training.parallel.model_parallel.placement import ModelPlacement
-from training.parallel.precision import autocast, loss_scale
-from training.parallel.process_groups import RankContext, abort_process_groups
-from training.parallel.state import (
+from sparkring.training.data.batch import Batch, Columns
+from sparkring.training.models.initial import InitialModel, eager_model
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
+from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.gradients import (
+    UnreachedParameters,
+    check_trainable,
+    clip_factor,
+    scale_gradients,
+    square_sum,
+)
+from sparkring.training.parallel.initialize import initialize_parameters
+from sparkring.training.parallel.measure import ActivationMeter, CommsMeter, combined, memory_bytes
+from sparkring.training.parallel.model_parallel.blocks import compile_blocks
+from sparkring.training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
+from sparkring.training.parallel.model_parallel.placement import ModelPlacement
+from sparkring.training.parallel.precision import autocast, loss_scale
+from sparkring.training.parallel.process_groups import RankContext, abort_process_groups
+from sparkring.training.parallel.state import (
     TensorInfo,
     load_tensors,
     model_tensors,
@@ -38,7 +44,7 @@ from training.parallel.state import (
     plain_name,
     stream_tensors,
 )
-from training.parallel.strategy import OptimizerFactory, StepInfo, Strategy
+from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo, Strategy
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.data.batch import Batch
-from training.models.initial import InitialModel
-from training.models.task import Task
-from training.parallel.state import TensorInfo
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.initial import InitialModel
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.state import TensorInfo
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters -> optimizer; the strategy decides which parameters (or shards) these are."""

@@ -8,9 +8,9 @@ Bytes sent are those of one rank, averaged over the ranks, without the few bytes
 peak in the optimizer's step, and separately what a pass holds beyond it.
 """
 
-from training.planner.plan import CostPlan, make_plan
-from training.planner.table import format_rows, table_rows
-from training.planner.trace import Untraceable
-from training.planner.workload import Workload
+from sparkring.training.planner.plan import CostPlan, make_plan
+from sparkring.training.planner.table import format_rows, table_rows
+from sparkring.training.planner.trace import Untraceable
+from sparkring.training.planner.workload import Workload
 
 __all__ = ["CostPlan", "Untraceable", "Workload", "format_rows", "make_plan", "table_rows"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.planner.trace import Trace
-from training.planner.workload import OPTIMIZER_STATES, RankParameters, Workload
+from sparkring.training.planner.trace import Trace
+from sparkring.training.planner.workload import OPTIMIZER_STATES, RankParameters, Workload
 
 
 @dataclass(frozen=True)

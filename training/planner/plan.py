@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.parallel.mesh import Mesh
-from training.planner.memory import StageMemory, activation_numel, stage_memory
-from training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
-from training.planner.trace import Trace, Untraceable, trace_model
-from training.planner.workload import RankParameters, Workload
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
+from sparkring.training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
+from sparkring.training.planner.trace import Trace, Untraceable, trace_model
+from sparkring.training.planner.workload import RankParameters, Workload
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.parallel.mesh import describe
-from training.planner.plan import CostPlan
+from sparkring.training.parallel.mesh import describe
+from sparkring.training.planner.plan import CostPlan
 
 MEASURED_CUT = "; stages by estimated costs, training measures them"
 MEMORY_KINDS = ("start", "weights", "gradients", "optimizer", "gathered", "activations")

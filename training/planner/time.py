@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from training.parallel.measure import ring_share
-from training.parallel.mesh import shard_groups
-from training.parallel.model_parallel.schedules import schedule_table, simulate
-from training.planner.trace import Trace
-from training.planner.workload import RankParameters, Workload, named_parameters_of
+from sparkring.training.parallel.measure import ring_share
+from sparkring.training.parallel.mesh import shard_groups
+from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
+from sparkring.training.planner.trace import Trace
+from sparkring.training.planner.workload import RankParameters, Workload, named_parameters_of
 
 
 class ScheduleCost(NamedTuple):

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from conf.errors import first_line
-from training.models.torch_private import flash_attention_on_meta, storage_key
+from sparkring.conf.errors import first_line
+from sparkring.training.models.torch_private import flash_attention_on_meta, storage_key
 
 
 class Untraceable(ValueError):

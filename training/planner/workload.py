@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.config import ParallelConfig
-from training.models.sharding_plan import ShardingPlan, plan_of
-from training.parallel.batching import part_bounds
-from training.parallel.mesh import Mesh, shard_groups
-from training.parallel.model_parallel.blocks import own_units, repeated_blocks
-from training.parallel.model_parallel.pipeline import PipelineStage, estimated_costs, layer_names, partition
-from training.planner.trace import Untraceable
+from sparkring.conf.config import ParallelConfig
+from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
+from sparkring.training.parallel.batching import part_bounds
+from sparkring.training.parallel.mesh import Mesh, shard_groups
+from sparkring.training.parallel.model_parallel.blocks import own_units, repeated_blocks
+from sparkring.training.parallel.model_parallel.pipeline import PipelineStage, estimated_costs, layer_names, partition
+from sparkring.training.planner.trace import Untraceable
 
 Numels = dict[str, int]  # name of a parameter -> elements
 CUT_DIM = {"column": 0, "row": 1, "vocab": 0, "vocab_head": 0}

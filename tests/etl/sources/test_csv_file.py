@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from conf.config import CsvOptions
-from etl.sources import csv_file
-from etl.sources.csv_file import BLOCK_BYTES, check, read
+from sparkring.conf.config import CsvOptions
+from sparkring.etl.sources import csv_file
+from sparkring.etl.sources.csv_file import BLOCK_BYTES, check, read
 
 CELLS = ["", "x", 'he said "hi"', "tail\\", '\\"', '"', '""', "a,b", "two\nlines", "crlf\r\nin", "cr\rin", " blank "]
 CELLS += ["\t", "NA", "null", "#c", "é", "日本", "\ufeff", "0", "1.50", "'", "\\N", "\u2028", "\x0b", "\x1f", "\x85"]

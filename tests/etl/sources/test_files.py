@@ -2,9 +2,9 @@
 
 import pytest
 
-from conf.config import SourceConfig
-from etl.errors import EtlError
-from etl.sources.files import _split_glob, list_files
+from sparkring.conf.config import SourceConfig
+from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.files import _split_glob, list_files
 
 
 def files_of(path, kind="parquet"):

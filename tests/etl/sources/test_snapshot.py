@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from conf.config import SourceConfig
-from conf.storage import Storage
-from etl.errors import EtlError
-from etl.sources.snapshot import pin, pin_sources
+from sparkring.conf.config import SourceConfig
+from sparkring.conf.storage import Storage
+from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.snapshot import pin, pin_sources
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from etl.sources.values import BLANKS, arrow_type, convert, parser
+from sparkring.etl.sources.values import BLANKS, arrow_type, convert, parser
 
 EPOCH = dt.datetime(1970, 1, 1)
 KINDS = ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal(10,2)", "decimal(38,0)"]

@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from pipelines.launch.barrier import (
+from sparkring.pipelines.launch.barrier import (
     LaunchOptions,
     barrier_group,
     run_barrier,
     ship_code,
     spark_reason,
 )
-from pipelines.launch.preflight import SlotRequest, check_slots, slots_ceiling, too_few_slots
-from pipelines.package import code_archive, write_archive
-from training.launch.failure import Cancelled, LaunchError, WorkerFailed
-from training.launch.group import Control
-from training.launch.job import JobSpec
-from training.launch.messages import AttemptStarted, Event
+from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots_ceiling, too_few_slots
+from sparkring.pipelines.package import code_archive, write_archive
+from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
+from sparkring.training.launch.group import Control
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.messages import AttemptStarted, Event
 
 BARE: tuple[str, ...] = ()
 
@@ -218,7 +218,7 @@ def test_the_code_archive_is_reproducible_and_importable(tmp_path: Path) -> None
         sys.executable,
         "-P",
         "-c",
-        f"import sys; sys.path.insert(0, {str(path)!r}); import training.launch.host.agent as a; print(a.__file__)",
+        f"import sys; sys.path.insert(0, {str(path)!r}); import sparkring.training.launch.host.agent as a; print(a.__file__)",
     ]
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert str(path) in out

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli import main
-from pipelines.launch.netcheck import Pair, nccl_transport, ring_bandwidth, rounds, summarize
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.launch.netcheck import Pair, nccl_transport, ring_bandwidth, rounds, summarize
 
 
 @pytest.mark.parametrize("world", range(1, 12))

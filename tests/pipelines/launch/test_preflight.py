@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from pipelines.launch import preflight
-from pipelines.launch.preflight import SlotRequest, check_hosts, check_slots, unreachable
-from training.launch.attempt import Control
-from training.launch.failure import Cancelled, LaunchError
-from training.launch.group import WorkerGroup
-from training.launch.host.info import (
+from sparkring.pipelines.launch import preflight
+from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots, unreachable
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.failure import Cancelled, LaunchError
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.host.info import (
     code_digest,
     collect_host_info,
 )
-from training.launch.job import JobSpec
-from training.launch.local import local_group
-from training.launch.messages import Event, PeerFailure
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import local_group
+from sparkring.training.launch.messages import Event, PeerFailure
 
 
 def asked_to(what: str) -> Control:
@@ -82,7 +82,8 @@ def quiet(event: Event) -> None:
 @pytest.mark.ranks
 def test_a_crew_of_unlike_hosts_is_refused_with_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "training.launch.host.agent.collect_host_info", lambda: replace(collect_host_info(), python="2.7", shm_bytes=1)
+        "sparkring.training.launch.host.agent.collect_host_info",
+        lambda: replace(collect_host_info(), python="2.7", shm_bytes=1),
     )
     with local_group(2, ()) as group:
         group._check = partial(check_hosts, code=code_digest())
@@ -109,7 +110,7 @@ def test_who_has_knocked_at_the_stores_port_is_let_go(monkeypatch: pytest.Monkey
     """Nobody accepts there before rank 0 does: check after check filled the kernel's queue."""
     create = socket.create_server
     monkeypatch.setattr(
-        "training.launch.host.agent.socket.create_server", lambda address, backlog: create(address, backlog=2)
+        "sparkring.training.launch.host.agent.socket.create_server", lambda address, backlog: create(address, backlog=2)
     )
     with local_group(2, ()) as group:
         group.gather(2, 30)

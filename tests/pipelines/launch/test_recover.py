@@ -15,15 +15,22 @@ from typing import Any
 
 import pytest
 
-from pipelines.launch.barrier import LaunchOptions
-from pipelines.launch.recover import Platform, Recovery, RestartableJob, executors, spark_platform, what_follows
-from training.launch.attempt import Control, Limits
-from training.launch.failure import Cancelled, Failure, LaunchError, WorkerFailed
-from training.launch.group import WorkerGroup
-from training.launch.job import JobResult, JobSpec
-from training.launch.local import local_group
-from training.launch.messages import AttemptEnded, Event, Heartbeat, RankEvent, RankFailed, Recovered
-from training.launch.restart import Decision, RestartPolicy
+from sparkring.pipelines.launch.barrier import LaunchOptions
+from sparkring.pipelines.launch.recover import (
+    Platform,
+    Recovery,
+    RestartableJob,
+    executors,
+    spark_platform,
+    what_follows,
+)
+from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.failure import Cancelled, Failure, LaunchError, WorkerFailed
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.job import JobResult, JobSpec
+from sparkring.training.launch.local import local_group
+from sparkring.training.launch.messages import AttemptEnded, Event, Heartbeat, RankEvent, RankFailed, Recovered
+from sparkring.training.launch.restart import Decision, RestartPolicy
 
 pytestmark = pytest.mark.ranks
 STEPS = 12
@@ -422,12 +429,12 @@ from pyspark.sql import SparkSession
 sys.path.insert(0, sys.argv[2])
 from test_recover import counting
 from dataclasses import asdict
-from pipelines.launch.barrier import LaunchOptions
-from pipelines.launch.recover import RestartableJob, run_with_recovery
-from training.launch.messages import AttemptEnded, Heartbeat, Recovered
-from training.launch.attempt import Limits
-from training.launch.restart import RestartPolicy
-from training.launch.job import JobSpec
+from sparkring.pipelines.launch.barrier import LaunchOptions
+from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.training.launch.messages import AttemptEnded, Heartbeat, Recovered
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.restart import RestartPolicy
+from sparkring.training.launch.job import JobSpec
 folder = Path(sys.argv[1])
 builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
 for key in ("spark.driver.host", "spark.driver.bindAddress"):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import ConfigError
-from pipelines.cli import main
-from pipelines.exit_codes import Exit
-from pipelines.launch import script as launch
+from sparkring.conf.load import ConfigError
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.launch import script as launch
 
 ROOT = Path(__file__).parents[3]
 
@@ -84,7 +84,7 @@ if sys.argv[1:] != ["--lr", "1"] or (os.environ["TORCHELASTIC_RESTART_COUNT"] ==
 @pytest.mark.spark
 def test_a_script_of_two_ranks_fails_once_and_is_started_again(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "pipelines.cli", "launch", "--world", "2", "--max-attempts", "2"]
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "launch", "--world", "2", "--max-attempts", "2"]
     done = subprocess.run(
         [*command, "train.py", "--lr", "1"],
         cwd=tmp_path,
@@ -116,7 +116,7 @@ time.sleep(600)
 def test_a_script_with_a_handler_for_sigterm_hears_of_the_end_by_it(tmp_path: Path) -> None:
     """One rank ends well and one with an exit code: the command was told to end, and says so by its own."""
     (tmp_path / "train.py").write_text(HANDLER)
-    command = [sys.executable, "-m", "pipelines.cli", "launch", "--world", "2", "train.py"]
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "launch", "--world", "2", "train.py"]
     process = subprocess.Popen(
         command,
         cwd=tmp_path,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pipelines import metrics
-from pipelines.report import figures
+from sparkring.pipelines import metrics
+from sparkring.pipelines.report import figures
 
 
 def test_figures_show_their_numbers() -> None:

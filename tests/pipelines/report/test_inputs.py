@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
-from pipelines.report.inputs import ReportInputs
+from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.training.result import MODEL, FailedAttempt
 from tests.pipelines.results import rank_result, train_result
-from training.result import MODEL, FailedAttempt
 
 MANIFEST = DatasetManifest(
     name="again", fingerprint="a" * 64, created_at="", columns=(Column(name="late", dtype="int8", role="label"),),

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.load import Resolved, load_config
-from conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
-from conf.storage import open_storage
-from pipelines import metrics
-from pipelines.evaluate import HeldOut
-from pipelines.report import figures
-from pipelines.report.inputs import ReportInputs
-from pipelines.report.report import build_report, draw, number, redraw, verdict, write_report
-from pipelines.runs import Runs
+from sparkring.conf.load import Resolved, load_config
+from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines import metrics
+from sparkring.pipelines.evaluate import HeldOut
+from sparkring.pipelines.report import figures
+from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.pipelines.report.report import build_report, draw, number, redraw, verdict, write_report
+from sparkring.pipelines.runs import Runs
+from sparkring.training.result import MODEL, SUMMARY, FailedAttempt
 from tests.pipelines.results import train_result
-from training.result import MODEL, SUMMARY, FailedAttempt
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
 

@@ -17,10 +17,10 @@ from typing import Any
 import mlflow.pyfunc  # noqa: F401  # before the forks: it takes seconds
 from mlflow import MlflowClient
 
-from conf.config import TrackingConfig
-from pipelines.tracking import ops
-from pipelines.tracking.journal import Journal
-from pipelines.tracking.mlflow_store import MlflowSink, replay
+from sparkring.conf.config import TrackingConfig
+from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.journal import Journal
+from sparkring.pipelines.tracking.mlflow_store import MlflowSink, replay
 
 CALLS = ("create_logged_model", "finalize_logged_model", "create_model_version", "set_registered_model_alias")
 FINISHED = 7

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from conf.config import TrackingConfig
-from training.launch.host.fork_server import ForkServer
+from sparkring.conf.config import TrackingConfig
+from sparkring.training.launch.host.fork_server import ForkServer
 
 
 def test_ranks_are_started_without_the_drivers_credentials() -> None:

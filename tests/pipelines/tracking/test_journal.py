@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pipelines.tracking.journal import Journal, abandoned_journals
-from pipelines.tracking.ops import Op, Tags
+from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
+from sparkring.pipelines.tracking.ops import Op, Tags
 
 
 def said(text: str) -> Op:

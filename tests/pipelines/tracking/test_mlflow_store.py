@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from conf.config import TrackingConfig
-from pipelines import cli
-from pipelines.exit_codes import Exit
-from pipelines.tracking.journal import Journal
-from pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, replay
-from pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
-from pipelines.tracking.process_id import this_process
-from pipelines.tracking.rules import process_tags
-from pipelines.tracking.tracker import Tracker
+from sparkring.conf.config import TrackingConfig
+from sparkring.pipelines import cli
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.tracking.journal import Journal
+from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, replay
+from sparkring.pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
+from sparkring.pipelines.tracking.process_id import this_process
+from sparkring.pipelines.tracking.rules import process_tags
+from sparkring.pipelines.tracking.tracker import Tracker
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
@@ -305,8 +305,8 @@ def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mou
         import json, logging, os, subprocess, sys
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "{tmp_path}"], check=True)
-        from conf.config import TrackingConfig
-        from pipelines.tracking.tracker import Tracker
+        from sparkring.conf.config import TrackingConfig
+        from sparkring.pipelines.tracking.tracker import Tracker
         settings = TrackingConfig(experiment="t", uri="http://127.0.0.1:9", root="{tmp_path}", system_metrics=False)
         tracker = Tracker(settings, "j", "full")
         tracker.metrics("job", 0, {{"loss": 1.0}})

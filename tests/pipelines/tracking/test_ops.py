@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from conf.stored import StoredError, parse
-from pipelines.tracking import ops
+from sparkring.conf.stored import StoredError, parse
+from sparkring.pipelines.tracking import ops
 
 AT: dict[str, Any] = {"key": "job", "at": 1.0}
 DATASET: dict[str, Any] = {"name": "d", "uri": "/d", "fingerprint": "f", "profile": {}, "schema": []}
-MODEL: dict[str, Any] = {"name": "m", "step": 1, "sha256": "5" * 64, "loader_module": "pipelines.serving"}
+MODEL: dict[str, Any] = {"name": "m", "step": 1, "sha256": "5" * 64, "loader_module": "sparkring.pipelines.serving"}
 EVERY: list[tuple[ops.Op, str]] = [
     (ops.StartRun(**AT, name="n", parent=None, tags={}, resume=False), "start"),
     (ops.Params(**AT, params={"a": "1"}), "params"),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.tracking.process_id import this_process
-from pipelines.tracking.rules import (
+from sparkring.pipelines.tracking.process_id import this_process
+from sparkring.pipelines.tracking.rules import (
     end_status,
     flat_params,
     is_abandoned,

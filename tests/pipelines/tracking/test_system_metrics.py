@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from pipelines.tracking.system_metrics import SystemSampler
+from sparkring.pipelines.tracking.system_metrics import SystemSampler
 
 
 def test_system_metrics_have_units_and_values() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from conf.config import TrackingConfig
-from pipelines.tracking.ops import DatasetInfo
-from pipelines.tracking.tracker import Tracker, git_commit
+from sparkring.conf.config import TrackingConfig
+from sparkring.pipelines.tracking.ops import DatasetInfo
+from sparkring.pipelines.tracking.tracker import Tracker, git_commit
 
 
 def away(root: Path) -> TrackingConfig:

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from conf.config import TrackingConfig
-from pipelines.tracking.tracker import Tracker
+from sparkring.conf.config import TrackingConfig
+from sparkring.pipelines.tracking.tracker import Tracker
 
 
 def terminated(*_: Any) -> None:

@@ -21,10 +21,10 @@ import pyarrow.fs as pafs
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-import conf.storage
-from conf.storage import Storage, open_storage
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.policy import Retention
+import sparkring.conf.storage
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.checkpoint.policy import Retention
 
 
 class Bomb:
@@ -122,7 +122,7 @@ def storage_for(kind: str, folder: str, bomb: Bomb) -> Storage:
         bucket.bomb = bomb
         return Storage(pafs.PyFileSystem(pafs.FSSpecHandler(bucket)), folder, f"bucket:{folder}")
     counted_open = lambda *a, **k: File(builtins.open(*a, **k), bomb)  # noqa: E731, SIM115
-    conf.storage.open = counted_open  # type: ignore[attr-defined]
+    sparkring.conf.storage.open = counted_open  # type: ignore[attr-defined]
     for name in ("fsync", "replace", "makedirs"):
         wire(os, name, bomb, name)
     return open_storage(folder)

@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from conf.storage import open_storage
-from training.checkpoint import writer
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.format import CheckpointError
-from training.checkpoint.peers import torch_peers
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint import writer
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.checkpoint.format import CheckpointError
+from sparkring.training.checkpoint.peers import torch_peers
 
 
 def build(seed: int, world: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

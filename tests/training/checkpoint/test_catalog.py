@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.storage import open_storage
-from conf.stored import StoredError
-from training.checkpoint.catalog import MARKER, committed, damage, encode_marker, leftovers, parse_marker
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.training.checkpoint.catalog import MARKER, committed, damage, encode_marker, leftovers, parse_marker
 
 FILES = {f"g/{name}": {"bytes": 1, "sha256": "0" * 64} for name in ("index.json", "trainer.json", "rank-00000.json")}
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from conf.storage import Storage, open_storage
-from training.checkpoint import checkpointer as checkpointer_module
-from training.checkpoint import writer as writer_module
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.format import DTYPES, CheckpointError
-from training.checkpoint.policy import Retention
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.training.checkpoint import checkpointer as checkpointer_module
+from sparkring.training.checkpoint import writer as writer_module
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.checkpoint.format import DTYPES, CheckpointError
+from sparkring.training.checkpoint.policy import Retention
 
 TRAINER = {"step": 3, "cursor": 96, "lr": 1e-3, "best": math.inf, "order_state": {"seed": 1, "lanes": (4, 8)}}
 
@@ -58,7 +58,7 @@ def test_who_waits_for_a_slow_save_tells_how_far_it_is_and_says_nothing_of_a_stu
 ) -> None:
     """Else the hang watch ends healthy jobs, or never ends a storage that hangs."""
     monkeypatch.setattr(checkpointer_module, "POLL_S", 0.02)
-    monkeypatch.setattr("conf.storage.CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr("sparkring.conf.storage.CHUNK_BYTES", 1 << 10)
     write = writer_module.write_file
 
     def slowly(folder: Storage, path: str, parts: Any, on_progress: Callable[[], None]) -> Any:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from conf.manifest import digest
-from conf.storage import open_storage
-from training.checkpoint.catalog import committed
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.format import CheckpointError
+from sparkring.conf.manifest import digest
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.catalog import committed
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.checkpoint.format import CheckpointError
 
 Change = Callable[[Any], Any]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.checkpoint.dcp import build_index, covered, mismatch, state_shapes
+from sparkring.training.checkpoint.dcp import build_index, covered, mismatch, state_shapes
 
 
 def box(offsets: list[int], sizes: list[int]) -> dict[str, Any]:

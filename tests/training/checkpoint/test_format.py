@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.storage import open_storage
-from training.checkpoint.format import (
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.format import (
     CheckpointError,
     Chunk,
     decode_value,

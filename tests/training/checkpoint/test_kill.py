@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.storage import open_storage
-from training.checkpoint.catalog import committed, damage
-from training.checkpoint.checkpointer import Checkpointer, Retention
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.catalog import committed, damage
+from sparkring.training.checkpoint.checkpointer import Checkpointer, Retention
 
 PROGRAM = Path(__file__).with_name("kill_program.py")
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from training.checkpoint.format import CheckpointError
-from training.checkpoint.peers import Peers, solo
+from sparkring.training.checkpoint.format import CheckpointError
+from sparkring.training.checkpoint.peers import Peers, solo
 
 
 def in_threads(world: int) -> list[Peers]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checkpoint.policy import Retention, expendable, ranked_steps
+from sparkring.training.checkpoint.policy import Retention, expendable, ranked_steps
 
 
 @pytest.mark.parametrize(

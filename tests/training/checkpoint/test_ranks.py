@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conf.storage import open_storage
-from training.checkpoint.checkpointer import Checkpointer
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.checkpointer import Checkpointer
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 ROOT = Path(__file__).parents[3]

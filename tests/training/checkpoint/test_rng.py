@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.checkpoint.format import decode_value, encode_value
-from training.checkpoint.rng import capture_rng, checked_rng, restore_rng
+from sparkring.training.checkpoint.format import decode_value, encode_value
+from sparkring.training.checkpoint.rng import capture_rng, checked_rng, restore_rng
 
 
 def drawn() -> tuple[list[float], float, float]:

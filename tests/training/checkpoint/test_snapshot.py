@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from training.checkpoint.dcp import JsonSavePlanner
-from training.checkpoint.snapshot import HostBuffers
+from sparkring.training.checkpoint.dcp import JsonSavePlanner
+from sparkring.training.checkpoint.snapshot import HostBuffers
 
 
 def copied(buffers: HostBuffers, state: dict[str, object]) -> tuple[dict[str, torch.Tensor], dict[str, object]]:

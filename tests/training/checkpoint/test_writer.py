@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from conf.storage import open_storage
-from training.checkpoint.catalog import CheckpointInfo, committed
-from training.checkpoint.format import CheckpointError, Chunk
-from training.checkpoint.peers import solo
-from training.checkpoint.policy import Retention
-from training.checkpoint.snapshot import Snapshot
-from training.checkpoint.writer import CheckpointWriter, write_file
+from sparkring.conf.storage import open_storage
+from sparkring.training.checkpoint.catalog import CheckpointInfo, committed
+from sparkring.training.checkpoint.format import CheckpointError, Chunk
+from sparkring.training.checkpoint.peers import solo
+from sparkring.training.checkpoint.policy import Retention
+from sparkring.training.checkpoint.snapshot import Snapshot
+from sparkring.training.checkpoint.writer import CheckpointWriter, write_file
 
 
 def snapshot(step: int) -> Snapshot:
@@ -27,7 +27,7 @@ def snapshot(step: int) -> Snapshot:
 def test_a_file_is_written_with_its_hash_and_progress_is_called_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conf.storage.CHUNK_BYTES", 4)
+    monkeypatch.setattr("sparkring.conf.storage.CHUNK_BYTES", 4)
     calls: list[int] = []
     entry = write_file(open_storage(str(tmp_path)), "a/f", [b"123456", memoryview(b"78")], lambda: calls.append(1))
     assert entry == {"bytes": 8, "sha256": hashlib.sha256(b"12345678").hexdigest()}

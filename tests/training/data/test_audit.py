@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conf.config import DataConfig
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from training.data.audit.check import AuditReport, Expected, check_records, check_run, expected_rows
-from training.data.audit.log import FORMAT, AuditHeader, AuditLog, StepRecord, read_records, read_run
-from training.data.reader import ParquetReader
-from training.data.request import DataRank, ReadRequest
-from training.data.source import FileSource
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.audit.check import AuditReport, Expected, check_records, check_run, expected_rows
+from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog, StepRecord, read_records, read_run
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.data.source import FileSource
 
 MakeDataset = Callable[..., DatasetManifest]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from conf.storage import open_storage
-from training.data.audit.log import FORMAT, AuditHeader, AuditLog, read_run
-from training.data.batch import Batch
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog, read_run
+from sparkring.training.data.batch import Batch
 
 
 def test_records_are_read_back_without_the_padding(tmp_path: Path) -> None:

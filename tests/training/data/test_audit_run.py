@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from conf.config import DataConfig
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from pipelines.audit import audit_run
-from pipelines.cli import main
-from pipelines.exit_codes import Exit
-from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.peers import solo
-from training.data.audit.log import FORMAT, AuditHeader, AuditLog
-from training.data.build import make_reader
-from training.data.request import DataRank, ReadRequest
-from training.loop import TrainerState
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.audit import audit_run
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.checkpoint.peers import solo
+from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.loop import TrainerState
 
 
 @pytest.fixture

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from conf.config import CacheConfig, DataConfig
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from training.data.batch import Batch
-from training.data.build import make_reader
-from training.data.cache import CachedFiles, DiskCache
-from training.data.reader import ParquetReader
-from training.data.request import ReadRequest
+from sparkring.conf.config import CacheConfig, DataConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.cache import CachedFiles, DiskCache
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,7 +114,7 @@ def test_a_damaged_source_is_named_and_leaves_no_copy(make_dataset: MakeDataset,
 
 KILLED = """
     import os, signal, sys
-    from training.data.cache import DiskCache
+    from sparkring.training.data.cache import DiskCache
     def write(file):
         file.write(b"x" * 500); file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -278,7 +278,7 @@ def test_a_real_full_disk(make_dataset: MakeDataset, tmp_path: Path) -> None:
     program = f"""
         import subprocess
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "{tmp_path}"], check=True)
-        from training.data.cache import DiskCache
+        from sparkring.training.data.cache import DiskCache
         cache = DiskCache("{tmp_path}/c", 10**9, ["k"])
         assert cache.fill("k-1", 10_000, lambda f: f.write(b"x" * 10_000) and None)
         assert cache.fill("k-2", 200_000, lambda f: f.write(b"x" * 200_000) and None) is None

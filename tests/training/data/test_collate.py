@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from conf.manifest import Column
-from training.data.batch import Ragged
-from training.data.buffers import BufferPool
-from training.data.collate import Collator
-from training.data.columns import RaggedArray
+from sparkring.conf.manifest import Column
+from sparkring.training.data.batch import Ragged
+from sparkring.training.data.buffers import BufferPool
+from sparkring.training.data.collate import Collator
+from sparkring.training.data.columns import RaggedArray
 
 COLUMNS = (
     Column(name="x", dtype="float32"),

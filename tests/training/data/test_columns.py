@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from conf.manifest import Column
-from training.data.columns import DataError, check_type, fixed_values, plain_values, ragged_values, row_bytes
+from sparkring.conf.manifest import Column
+from sparkring.training.data.columns import DataError, check_type, fixed_values, plain_values, ragged_values, row_bytes
 
 
 def column(dtype: str = "int64", layout: str = "scalar", *shape: int, **extra: Any) -> Column:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conf.manifest import Column
-from training.data.decode import decode_image, decode_into, decode_rows
+from sparkring.conf.manifest import Column
+from sparkring.training.data.decode import decode_image, decode_into, decode_rows
 
 COLUMN = Column(name="image", dtype="binary", layout="binary", shape=(4, 5, 3))
 

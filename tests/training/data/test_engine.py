@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.config import DataConfig
-from training.data.batch import Meter
-from training.data.engine import Engine
-from training.data.epochs import EpochSpan
-from training.data.order import OrderPlan, RankOrder, epoch_ids, group_order, make_plan
-from training.data.pool import RowGroupPool
+from sparkring.conf.config import DataConfig
+from sparkring.training.data.batch import Meter
+from sparkring.training.data.engine import Engine
+from sparkring.training.data.epochs import EpochSpan
+from sparkring.training.data.order import OrderPlan, RankOrder, epoch_ids, group_order, make_plan
+from sparkring.training.data.pool import RowGroupPool
 
 
 class Decoder:

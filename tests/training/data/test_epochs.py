@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.epochs import EpochSteps
+from sparkring.training.data.epochs import EpochSteps
 
 
 @given(st.integers(1, 1000), st.integers(1, 90), st.integers(0, 9), st.data())

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from training.data.columns import DataError, StorageFailure
-from training.data.files import FileOpener, unlisted_files
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.columns import DataError, StorageFailure
+from sparkring.training.data.files import FileOpener, unlisted_files
 
 MakeDataset = Callable[..., DatasetManifest]
 
@@ -46,7 +46,7 @@ def test_a_failing_storage_is_told_apart_from_a_damaged_file(
         raise OSError("no route to host")
 
     for name, message in (("sha256", "cannot be read from"), ("size_bytes", "cannot be looked up in")):
-        monkeypatch.setattr(f"conf.storage.Storage.{name}", refuse)
+        monkeypatch.setattr(f"sparkring.conf.storage.Storage.{name}", refuse)
         with pytest.raises(StorageFailure, match=message):
             FileOpener(open_storage(str(tmp_path))).check(manifest.files[0], content=True)
 

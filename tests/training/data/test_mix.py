@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.config import DataConfig, MixConfig
-from conf.manifest import Column, DatasetManifest
-from conf.storage import open_storage
-from training.data.batch import Batch
-from training.data.mix import MixedReader, MixPlan, make_mix
-from training.data.reader import ParquetReader
-from training.data.request import DataRank, ReadRequest
+from sparkring.conf.config import DataConfig, MixConfig
+from sparkring.conf.manifest import Column, DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.mix import MixedReader, MixPlan, make_mix
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import DataRank, ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 ROWS = (90, 40, 250)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.config import DataConfig
-from training.data.order import (
+from sparkring.conf.config import DataConfig
+from sparkring.training.data.order import (
     OrderPlan,
     RankOrder,
     _stride,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.manifest import Column
-from training.data.buffers import BufferPool
-from training.data.columns import DataError, RaggedArray
-from training.data.pool import RowGroupPool
+from sparkring.conf.manifest import Column
+from sparkring.training.data.buffers import BufferPool
+from sparkring.training.data.columns import DataError, RaggedArray
+from sparkring.training.data.pool import RowGroupPool
 
 COLUMNS = (
     Column(name="id", dtype="int64"),

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from training.data.prefetch import Prefetcher
+from sparkring.training.data.prefetch import Prefetcher
 
 
 class Item:

@@ -24,13 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from conf.config import DataConfig
-from conf.manifest import Column, DatasetManifest, ManifestError
-from conf.storage import open_storage
-from training.data.batch import Batch, Ragged
-from training.data.order import epoch_ids
-from training.data.reader import ParquetReader
-from training.data.request import DataRank, ReadRequest
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import Column, DatasetManifest, ManifestError
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch, Ragged
+from sparkring.training.data.order import epoch_ids
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import DataRank, ReadRequest
 
 ROW_BYTES = 8 + 4 + 8  # of the default dataset: id, x and the row number
 MakeDataset = Callable[..., DatasetManifest]
@@ -559,10 +559,10 @@ def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Pa
     program = f"""if True:
         import sys
         from pathlib import Path
-        from conf.manifest import DatasetManifest
-        from conf.storage import open_storage
-        from training.data.reader import ParquetReader
-        from training.data.request import ReadRequest
+        from sparkring.conf.manifest import DatasetManifest
+        from sparkring.conf.storage import open_storage
+        from sparkring.training.data.reader import ParquetReader
+        from sparkring.training.data.request import ReadRequest
         manifest = DatasetManifest.from_json(Path({str(tmp_path)!r}, "_manifest.json").read_text(), "m")
         reader = ParquetReader(ReadRequest(open_storage({str(tmp_path)!r}), manifest, "train", None, 25))
         rows = sum(batch.rows for batch in reader.batches())

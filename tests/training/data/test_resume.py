@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conf.config import DataConfig
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from training.data.reader import ParquetReader
-from training.data.request import DataRank, ReadRequest
-from training.data.resume import OrderState, explain_difference
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.data.resume import OrderState, explain_difference
 
 MakeDataset = Callable[..., DatasetManifest]
 

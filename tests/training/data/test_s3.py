@@ -16,13 +16,13 @@ import boto3
 import psutil
 import pytest
 
-from conf.config import CacheConfig, DataConfig
-from conf.manifest import MANIFEST_NAME, DatasetManifest
-from conf.storage import Storage, open_storage
-from training.data.build import make_reader
-from training.data.order import epoch_ids
-from training.data.reader import ParquetReader
-from training.data.request import ReadRequest
+from sparkring.conf.config import CacheConfig, DataConfig
+from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.order import epoch_ids
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from conf.config import DataConfig
-from conf.manifest import DatasetManifest
-from conf.storage import open_storage
-from training.data.build import make_reader
-from training.data.reader import ParquetReader
-from training.data.request import DataRank, ReadRequest
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import DataRank, ReadRequest
 
 MakeDataset = Callable[..., DatasetManifest]
 
@@ -88,7 +88,7 @@ def test_a_storage_that_fails_is_no_reason_to_leave_out_its_files(
     def refuse(*_: Any) -> str:
         raise OSError("AWS Error NETWORK_CONNECTION")
 
-    monkeypatch.setattr("conf.storage.Storage.sha256", refuse)
+    monkeypatch.setattr("sparkring.conf.storage.Storage.sha256", refuse)
     with pytest.raises(ValueError, match=r"train-00000.parquet: cannot be read from .* \(AWS Error"):
         make_reader(DataConfig(on_corrupt="quarantine"), request(tmp_path, manifest, 5))
 

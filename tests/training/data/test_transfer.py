@@ -7,8 +7,8 @@ from collections.abc import Generator
 
 import torch
 
-from training.data.batch import Batch, Meter, Ragged
-from training.data.transfer import map_tensors, staged, to_device
+from sparkring.training.data.batch import Batch, Meter, Ragged
+from sparkring.training.data.transfer import map_tensors, staged, to_device
 
 
 def test_every_tensor_in_a_batch_is_mapped() -> None:

@@ -7,7 +7,7 @@ import types
 import typing
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from training.launch.messages import Event, Message
+from sparkring.training.launch.messages import Event, Message
 
 MESSAGES: tuple[type, ...] = get_args(Message)
 EVENTS: tuple[type, ...] = get_args(Event)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from training.launch.attempt import Attempt, Control, Limits, RankState
-from training.launch.channel.control_client import HEARTBEAT_S
-from training.launch.failure import WorkerFailed
-from training.launch.messages import (
+from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState
+from sparkring.training.launch.channel.control_client import HEARTBEAT_S
+from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.messages import (
     AttemptStarted,
     Event,
     FromRank,
@@ -28,7 +28,7 @@ from training.launch.messages import (
     RankMetrics,
     RankRunning,
 )
-from training.launch.results import pack
+from sparkring.training.launch.results import pack
 
 
 def running(rank: int) -> RankRunning:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.launch.failure import Failure, WorkerFailed, cause_of, first_failure
+from sparkring.training.launch.failure import Failure, WorkerFailed, cause_of, first_failure
 
 
 def failed(rank: int, cause: str, words: str, error: str = "", message: str = "") -> Failure:

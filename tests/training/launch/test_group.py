@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from training.launch.channel.control_server import MAX_UNAUTHENTICATED
+from sparkring.training.launch.channel.control_server import MAX_UNAUTHENTICATED
 
 
 def limited(soft: int, hard: int, agents: int) -> str:
     code = (
-        "import resource; from training.launch.group import allow_descriptors\n"
+        "import resource; from sparkring.training.launch.group import allow_descriptors\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
         f"allow_descriptors({agents})\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

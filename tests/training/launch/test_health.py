@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from training.checkpoint.checkpointer import Checkpointer
-from training.launch.attempt import Limits
-from training.launch.failure import WorkerFailed
-from training.launch.group import WorkerGroup
-from training.launch.health import (
+from sparkring.training.checkpoint.checkpointer import Checkpointer
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.health import (
     RankProgress,
     StragglerDetector,
     Timing,
@@ -28,11 +28,11 @@ from training.launch.health import (
     waiting_for_work,
     waits_in,
 )
-from training.launch.job import JobSpec
-from training.launch.local import local_group, run_local
-from training.launch.messages import Event, Heartbeat, Stacks, Straggler
-from training.parallel.data_parallel.horovod_ring import HorovodCollectives
-from training.waiting import FRAME, waits_for_ranks
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import local_group, run_local
+from sparkring.training.launch.messages import Event, Heartbeat, Stacks, Straggler
+from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollectives
+from sparkring.training.waiting import FRAME, waits_for_ranks
 
 WAITS = """Thread 0x00007f1 (most recent call first):
   File "/x/training/launch/host/rank.py", line 105 in _listen
@@ -177,9 +177,9 @@ def slow_on_rank_1(ctx: Any) -> None:
     import torch
     from torch import nn
 
-    from conf.config import ParallelConfig
-    from training.data.batch import Batch
-    from training.parallel import build_strategy
+    from sparkring.conf.config import ParallelConfig
+    from sparkring.training.data.batch import Batch
+    from sparkring.training.parallel import build_strategy
 
     class Sleepy(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ def slow_on_rank_1(ctx: Any) -> None:
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[WorkerGroup]:
-    with local_group(2, ("torch", "horovod.torch", "training.parallel")) as group:
+    with local_group(2, ("torch", "horovod.torch", "sparkring.training.parallel")) as group:
         group.gather(2, 60)
         yield group
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.launch.host.rank import load_call
-from training.launch.job import JobSpec
+from sparkring.training.launch.host.rank import load_call
+from sparkring.training.launch.job import JobSpec
 
 
 @dataclass
@@ -40,7 +40,7 @@ def test_arguments_reach_a_function_as_they_were(
 ) -> None:
     described = JobSpec(entry, args=args, kwargs=kwargs).describe_entry()
     if described.form == "name":
-        described = replace(described, name="training.launch.job:name_of")  # one that can be imported here
+        described = replace(described, name="sparkring.training.launch.job:name_of")  # one that can be imported here
     function, given, named = load_call(described)
     assert callable(function)
     assert repr((given, named)) == repr((tuple(args), kwargs))

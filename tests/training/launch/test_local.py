@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.launch.script import pack_folder
-from training.launch.attempt import Limits
-from training.launch.failure import Cancelled, WorkerFailed
-from training.launch.group import Control
-from training.launch.host.rank import FILES
-from training.launch.job import JobSpec
-from training.launch.local import local_group, run_local
-from training.launch.messages import Event, Heartbeat, LogLines, RankEvent, RankMetrics
+from sparkring.pipelines.launch.script import pack_folder
+from sparkring.training.launch.attempt import Limits
+from sparkring.training.launch.failure import Cancelled, WorkerFailed
+from sparkring.training.launch.group import Control
+from sparkring.training.launch.host.rank import FILES
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import local_group, run_local
+from sparkring.training.launch.messages import Event, Heartbeat, LogLines, RankEvent, RankMetrics
 
 pytestmark = pytest.mark.ranks
 BARE: tuple[str, ...] = ()  # nothing preloaded: a rank starts in no time
@@ -217,7 +217,7 @@ def test_every_end_is_named_and_the_others_are_ended_within_seconds(how: Any, wo
 
 FOLDER_SCRIPT = """
 import os, sys
-from training import progress
+from sparkring.training import progress
 from helpers.mine import value
 assert progress(1) is False
 print(value, open("words.txt").read(), sys.argv[1:], os.path.exists("helpers/mine.py"), flush=True)
@@ -402,8 +402,8 @@ def test_an_end_before_the_agents_have_come_leaves_none_behind_and_waits_for_non
 
 DRIVER = """
 import sys, time
-from training.launch.job import JobSpec
-from training.launch.local import run_local
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import run_local
 def entry(ctx):
     import os, subprocess
     child = subprocess.Popen(["sleep", "600"])

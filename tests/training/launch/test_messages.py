@@ -8,9 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.training.launch.examples import EVENTS, MESSAGES, example
-from training.launch.channel.frames import ProtocolError, decode, encode
-from training.launch.messages import (
+from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
+from sparkring.training.launch.messages import (
     MAX_LOG_LINES,
     FromForkServer,
     FromRankToAgent,
@@ -22,6 +21,7 @@ from training.launch.messages import (
     ToForkServer,
     ToRank,
 )
+from tests.training.launch.examples import EVENTS, MESSAGES, example
 
 EVERY = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 

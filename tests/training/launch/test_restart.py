@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.launch.restart import (
+from sparkring.training.launch.restart import (
     AttemptOutcome,
     RestartPolicy,
     backoff,

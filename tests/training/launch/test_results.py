@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from training.launch import results
-from training.launch.channel.frames import decode, encode
-from training.launch.job import JobSpec
-from training.launch.results import pack, unpack, unreturnable
+from sparkring.training.launch import results
+from sparkring.training.launch.channel.frames import decode, encode
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.results import pack, unpack, unreturnable
 
 
 @dataclass

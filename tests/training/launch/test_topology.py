@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.rank_info import RankInfo
-from training.launch.host.rank import run_rank
-from training.launch.messages import MAX_PEERS
-from training.launch.topology import (
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.launch.host.rank import run_rank
+from sparkring.training.launch.messages import MAX_PEERS
+from sparkring.training.launch.topology import (
     AgentInfo,
     Rendezvous,
     assign_ranks,

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from conf.config import DataConfig
-from conf.manifest import Column, DatasetManifest
-from conf.storage import open_storage
-from training.data.batch import SAMPLE, Batch
-from training.data.build import make_reader
-from training.data.request import DataRank, ReadRequest
-from training.models.dropout import Dropout, draws_masks, keep_mask
-from training.models.tabular import Tabular
-from training.parallel.batching import split_batch, weighted_sum
-from training.tasks import RegressionTask
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import Column, DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import SAMPLE, Batch
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.models.dropout import Dropout, draws_masks, keep_mask
+from sparkring.training.models.tabular import Tabular
+from sparkring.training.parallel.batching import split_batch, weighted_sum
+from sparkring.training.tasks import RegressionTask
 
 COLUMNS = (
     Column(name="code", dtype="int32", cardinality=5),

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conf.load import load_config
-from training.data.batch import Batch
-from training.loop import evaluate_split
-from training.models.gpt import GPT, LanguageModelTask, Sampling, generate, perplexity, rotate
+from sparkring.conf.load import load_config
+from sparkring.training.data.batch import Batch
+from sparkring.training.loop import evaluate_split
+from sparkring.training.models.gpt import GPT, LanguageModelTask, Sampling, generate, perplexity, rotate
 
 
 def tiny(**args: object) -> GPT:

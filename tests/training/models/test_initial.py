@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.models import initial
-from training.models.gpt import GPT
-from training.models.initial import (
+from sparkring.training.models import initial
+from sparkring.training.models.gpt import GPT
+from sparkring.training.models.initial import (
     InitialModel,
     InitialValue,
     Unrecordable,
@@ -21,8 +21,8 @@ from training.models.initial import (
     preserved_random_state,
     record_model,
 )
-from training.models.tabular import Tabular
-from training.parallel.initialize import initialize_parameters
+from sparkring.training.models.tabular import Tabular
+from sparkring.training.parallel.initialize import initialize_parameters
 
 CPU = torch.device("cpu")
 

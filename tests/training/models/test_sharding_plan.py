@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from training.models.gpt import GPT
-from training.models.sharding_plan import ShardingPlan, expand, plan_of, required_plan
+from sparkring.training.models.gpt import GPT
+from sparkring.training.models.sharding_plan import ShardingPlan, expand, plan_of, required_plan
 
 
 def test_a_star_stands_for_every_key_also_of_a_module_in_two_places() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.models.tabular import Tabular
+from sparkring.training.models.tabular import Tabular
 
 CODED, NUMERIC = {"carrier": 5, "origin": 4}, ["temp", "wind", "distance"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.models.task import Task
+from sparkring.training.models.task import Task
 
 
 class Smallest(Task):

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from training.models import torch_private as private
+from sparkring.training.models import torch_private as private
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.parallel.batching import part_bounds
+from sparkring.training.parallel.batching import part_bounds
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 import torch._inductor.config
 from torch import nn
 
-from training.models.gpt import GPT
-from training.parallel.model_parallel.blocks import checkpoint_blocks, compile_blocks
+from sparkring.training.models.gpt import GPT
+from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks, compile_blocks
 
 
 def compiled(module: nn.Module) -> bool:

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from conf.config import OptimConfig, ParallelConfig
-from conf.rank_info import RankInfo
-from conf.rules import RULES, strategy_notes
-from training.models.gpt import GPT
-from training.optim import build_optimizer
-from training.parallel import build_strategy
-from training.parallel.check import layout_problems
-from training.parallel.mesh import resolve_mesh
-from training.tasks import BinaryTask
+from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.rules import RULES, strategy_notes
+from sparkring.training.models.gpt import GPT
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.check import layout_problems
+from sparkring.training.parallel.mesh import resolve_mesh
+from sparkring.training.tasks import BinaryTask
 
 # rule -> (world, settings, device): the least that makes it apply
 APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
@@ -52,7 +52,7 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", list(APPLIES))
 def test_a_refused_combination_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.parallel.compose.available", lambda: None)
+    monkeypatch.setattr("sparkring.training.parallel.compose.available", lambda: None)
     world, settings, device = APPLIES[name]
     rule = next(rule for rule in RULES if rule.name == name)
     said = problems(world, settings, device)

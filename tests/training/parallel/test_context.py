@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from training.models.gpt import GPT, PLAN
-from training.parallel.model_parallel.context import (
+from sparkring.training.models.gpt import GPT, PLAN
+from sparkring.training.parallel.model_parallel.context import (
     AllToAllCore,
     apply_context,
     gather_sequence,

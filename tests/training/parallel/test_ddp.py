@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from conf.rank_info import RankInfo
-from training.parallel.data_parallel.ddp import GroupTransport, HostTransport, broadcast_tensors, host_transport
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.parallel.data_parallel.ddp import (
+    GroupTransport,
+    HostTransport,
+    broadcast_tensors,
+    host_transport,
+)
 
 
 def test_a_transport_of_one_rank_changes_nothing(alone) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from training.parallel.dtensor import finalize_partial_grad, local_box, local_tensor, shard_count
+from sparkring.training.parallel.dtensor import finalize_partial_grad, local_box, local_tensor, shard_count
 
 
 def test_a_plain_tensor_is_whole() -> None:

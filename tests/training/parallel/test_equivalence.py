@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.data.batch import Batch
-from training.models.gpt import GPT, LanguageModelTask
-from training.parallel import equivalence
-from training.parallel.equivalence import close, few_rows, partition_problem
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.parallel import equivalence
+from sparkring.training.parallel.equivalence import close, few_rows, partition_problem
 
 NAMES = ["embed", "body", "head"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.parallel.gradients import clip_factor, scale_gradients, square_sum
+from sparkring.training.parallel.gradients import clip_factor, scale_gradients, square_sum
 
 
 @pytest.mark.parametrize("limit", [0.5, 5.0, 50.0, None])

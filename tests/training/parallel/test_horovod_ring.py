@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.parallel.data_parallel import horovod_ring
-from training.parallel.data_parallel.horovod_ring import HorovodCollectives, HorovodRing, start_horovod
+from sparkring.training.parallel.data_parallel import horovod_ring
+from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollectives, HorovodRing, start_horovod
 
 
 @pytest.fixture

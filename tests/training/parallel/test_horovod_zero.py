@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.parallel.data_parallel.horovod_zero import ShardReducer
+from sparkring.training.parallel.data_parallel.horovod_zero import ShardReducer
 
 
 class Link:

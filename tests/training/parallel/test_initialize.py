@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from training.models.initial import eager_model, record_model
-from training.parallel.initialize import fill, initialize_parameters, names_from_rank0, value_of_rank0
+from sparkring.training.models.initial import eager_model, record_model
+from sparkring.training.parallel.initialize import fill, initialize_parameters, names_from_rank0, value_of_rank0
 
 CPU = torch.device("cpu")
 

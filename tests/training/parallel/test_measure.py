@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.parallel.measure import ActivationMeter, combined, memory_bytes
+from sparkring.training.parallel.measure import ActivationMeter, combined, memory_bytes
 
 
 def test_memory_is_the_fullest_ranks_bytes_the_mean_and_the_bubble_the_slowest_pass_over_the_most_work() -> None:

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from conf.config import ParallelConfig
-from training.parallel.mesh import AXES, Mesh, resolve_mesh, shard_groups
+from sparkring.conf.config import ParallelConfig
+from sparkring.training.parallel.mesh import AXES, Mesh, resolve_mesh, shard_groups
 
 SIZES = [Mesh(*sizes) for sizes in itertools.product((1, 2, 3), repeat=4)]
 

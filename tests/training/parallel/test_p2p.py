@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.parallel.model_parallel import p2p
-from training.parallel.model_parallel.p2p import StageChannel, StageMessage
+from sparkring.training.parallel.model_parallel import p2p
+from sparkring.training.parallel.model_parallel.p2p import StageChannel, StageMessage
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.data.batch import Batch
-from training.models.gpt import GPT
-from training.parallel.model_parallel.pipeline import (
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.gpt import GPT
+from sparkring.training.parallel.model_parallel.pipeline import (
     PassFunctions,
     Pipeline,
     PipelineStage,
@@ -21,7 +21,7 @@ from training.parallel.model_parallel.pipeline import (
     measured_costs,
     partition,
 )
-from training.parallel.model_parallel.schedules import schedule_table
+from sparkring.training.parallel.model_parallel.schedules import schedule_table
 
 
 class Loopback:
@@ -112,7 +112,7 @@ def test_measured_costs_are_one_per_layer_and_leave_no_weights() -> None:
 def test_measured_costs_cut_where_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block ten times as slow as the others is left alone in its stage."""
     clock = [0.0]
-    monkeypatch.setattr("training.parallel.model_parallel.pipeline.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("sparkring.training.parallel.model_parallel.pipeline.time.perf_counter", lambda: clock[0])
 
     def takes(seconds: float) -> Any:
         def hook(*_: Any) -> None:

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from conf.config import ParallelConfig
-from conf.rank_info import RankInfo
-from training.models.gpt import GPT
-from training.parallel.mesh import Mesh
-from training.parallel.model_parallel.placement import (
+from sparkring.conf.config import ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.models.gpt import GPT
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.model_parallel.placement import (
     MeshPlacement,
     ModelPlacement,
     check_widths,
     make_placement,
     sum_tied,
 )
-from training.parallel.process_groups import RankContext
+from sparkring.training.parallel.process_groups import RankContext
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.parallel.precision import autocast, loss_scale
+from sparkring.training.parallel.precision import autocast, loss_scale
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])

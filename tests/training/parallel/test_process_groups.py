@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conf.rank_info import RankInfo
-from training.parallel.compose import start_process_group
-from training.parallel.process_groups import GPU_BACKENDS, abort_process_groups, backend_of, device_backend
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.parallel.compose import start_process_group
+from sparkring.training.parallel.process_groups import GPU_BACKENDS, abort_process_groups, backend_of, device_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from training.parallel.data_parallel.reduce import BucketedDataParallel, GradientReducer, bucket_limit, plan_buckets
+from sparkring.training.parallel.data_parallel.reduce import (
+    BucketedDataParallel,
+    GradientReducer,
+    bucket_limit,
+    plan_buckets,
+)
 
 
 class EqualRanks:

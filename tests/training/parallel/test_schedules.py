@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from training.parallel.model_parallel.schedules import (
+from sparkring.training.parallel.model_parallel.schedules import (
     SCHEDULES,
     Action,
     Deadlock,

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from conf.config import OptimConfig, ParallelConfig
-from conf.rank_info import RankInfo
-from training.data.batch import Batch
-from training.models.task import Task
-from training.optim import build_optimizer
-from training.parallel import build_strategy
-from training.parallel.gradients import REACH_STEPS
-from training.parallel.step import MeshStrategy
+from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.task import Task
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.gradients import REACH_STEPS
+from sparkring.training.parallel.step import MeshStrategy
 
 
 class SquaredOutput(Task):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.parallel.step import MeshStrategy
-from training.parallel.strategy import StepInfo, Strategy
+from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.parallel.strategy import StepInfo, Strategy
 
 
 def test_a_strategy_must_have_every_method_the_loop_calls() -> None:

@@ -7,10 +7,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
-from training.models.gpt import GPT, PLAN
-from training.models.sharding_plan import ShardingPlan
-from training.parallel.dtensor import shard_count
-from training.parallel.model_parallel.tensor import ReplicatedModule, apply_tensor, tensor_styles
+from sparkring.training.models.gpt import GPT, PLAN
+from sparkring.training.models.sharding_plan import ShardingPlan
+from sparkring.training.parallel.dtensor import shard_count
+from sparkring.training.parallel.model_parallel.tensor import ReplicatedModule, apply_tensor, tensor_styles
 
 
 def small() -> GPT:

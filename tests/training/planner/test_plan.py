@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from conf.config import ParallelConfig
-from conf.load import load_config
-from conf.rank_info import RankInfo
-from training.models.gpt import GPT, LanguageModelTask
-from training.parallel import build_strategy
-from training.parallel.check import layout_problems
-from training.parallel.dtensor import local_tensor
-from training.parallel.mesh import Mesh, resolve_mesh
-from training.planner import Workload, format_rows, make_plan, table_rows
+from sparkring.conf.config import ParallelConfig
+from sparkring.conf.load import load_config
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.check import layout_problems
+from sparkring.training.parallel.dtensor import local_tensor
+from sparkring.training.parallel.mesh import Mesh, resolve_mesh
+from sparkring.training.planner import Workload, format_rows, make_plan, table_rows
 
 META = torch.device("meta")
 RECIPES = ("gpt-124m", "gpt-1b", "gpt-7b", "gpt-70b")

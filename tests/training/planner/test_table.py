@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from training.parallel.mesh import Mesh
-from training.planner.memory import StageMemory
-from training.planner.plan import CostPlan
-from training.planner.table import format_rows, table_rows
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.memory import StageMemory
+from sparkring.training.planner.plan import CostPlan
+from sparkring.training.planner.table import format_rows, table_rows
 
 
 def plan(activations: int | None) -> CostPlan:

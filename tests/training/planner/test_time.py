@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from conf.config import ParallelConfig
-from training.models.gpt import GPT
-from training.parallel.mesh import Mesh
-from training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
-from training.planner.trace import trace_model
-from training.planner.workload import RankParameters, Workload
+from sparkring.conf.config import ParallelConfig
+from sparkring.training.models.gpt import GPT
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
+from sparkring.training.planner.trace import trace_model
+from sparkring.training.planner.workload import RankParameters, Workload
 
 ROWS, TOKENS, WIDTH, VOCAB = 8, 6, 8, 30
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.models.gpt import GPT, PLAN
-from training.planner.trace import Untraceable, trace_model
+from sparkring.training.models.gpt import GPT, PLAN
+from sparkring.training.planner.trace import Untraceable, trace_model
 
 
 def test_kept_storages_count_once_and_weights_and_batch_do_not() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from conf.config import ParallelConfig
-from training.models.gpt import GPT
-from training.parallel.mesh import Mesh
-from training.planner.workload import RankParameters, Workload
+from sparkring.conf.config import ParallelConfig
+from sparkring.training.models.gpt import GPT
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.workload import RankParameters, Workload
 
 
 def workload(mesh: Mesh, **settings: object) -> Workload:

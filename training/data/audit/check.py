@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from conf.config import DataConfig
-from conf.manifest import DatasetManifest, digest
-from training.data.audit.log import AuditHeader, StepRecord
-from training.data.order import ORDER_VERSION, Ints, epoch_ids, make_plan
-from training.data.resume import OrderState, explain_difference
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import DatasetManifest, digest
+from sparkring.training.data.audit.log import AuditHeader, StepRecord
+from sparkring.training.data.order import ORDER_VERSION, Ints, epoch_ids, make_plan
+from sparkring.training.data.resume import OrderState, explain_difference
 
 SHOWN = 5
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from conf.storage import Storage
-from conf.stored import Count, Stored, parse
-from training.data.batch import Batch
-from training.data.order import Ints
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import Count, Stored, parse
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.order import Ints
 
 FORMAT = 3
 NUMBERS = 4  # before a step's ids

@@ -3,6 +3,6 @@
 Importing this package lets petastorm run on today's libraries.
 """
 
-from training.data.petastorm_adapter import compat
+from sparkring.training.data.petastorm_adapter import compat
 
 compat.install()

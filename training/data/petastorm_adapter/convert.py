@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conf.manifest import Column
-from training.data.batch import Ragged
-from training.data.columns import DataError, numpy_dtype
+from sparkring.conf.manifest import Column
+from sparkring.training.data.batch import Ragged
+from sparkring.training.data.columns import DataError, numpy_dtype
 
 Array = NDArray[Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conf.manifest import DatasetManifest
-from conf.storage import Storage
-from training.data.petastorm_adapter import legacy_pyarrow
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import Storage
+from sparkring.training.data.petastorm_adapter import legacy_pyarrow
 
 
 def rank_rows(global_batch: int, rank: int, size: int) -> int:

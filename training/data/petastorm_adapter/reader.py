@@ -19,20 +19,20 @@ from typing import Any
 import torch
 from numpy.random import PCG64, RandomState, SeedSequence
 
-from conf.config import DataConfig
-from conf.manifest import Column
-from training.data.batch import SAMPLE, Batch, Meter
-from training.data.epochs import EpochSteps, StepRange
-from training.data.petastorm_adapter.convert import Array, declared_tensor, rebatch, stack_rows, tensor_of
-from training.data.petastorm_adapter.dataset import (
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import Column
+from sparkring.training.data.batch import SAMPLE, Batch, Meter
+from sparkring.training.data.epochs import EpochSteps, StepRange
+from sparkring.training.data.petastorm_adapter.convert import Array, declared_tensor, rebatch, stack_rows, tensor_of
+from sparkring.training.data.petastorm_adapter.dataset import (
     equal_steps,
     is_unischema,
     rank_rows,
     row_group_rows,
     rows_per_shard,
 )
-from training.data.request import DataRank
-from training.data.transfer import to_device
+from sparkring.training.data.request import DataRank
+from sparkring.training.data.transfer import to_device
 
 log = logging.getLogger(__name__)
 

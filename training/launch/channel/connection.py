@@ -12,7 +12,13 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from training.launch.channel.frames import MAX_FRAME_BYTES, MAX_HELLO_BYTES, FrameParser, ProtocolError, decode
+from sparkring.training.launch.channel.frames import (
+    MAX_FRAME_BYTES,
+    MAX_HELLO_BYTES,
+    FrameParser,
+    ProtocolError,
+    decode,
+)
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.launch.channel.connection import Connection
-from training.launch.channel.frames import ProtocolError, encode
-from training.launch.channel.tls import trusting
-from training.launch.messages import (
+from sparkring.training.launch.channel.connection import Connection
+from sparkring.training.launch.channel.frames import ProtocolError, encode
+from sparkring.training.launch.channel.tls import trusting
+from sparkring.training.launch.messages import (
     Heartbeat,
     Hello,
     KeepAlive,

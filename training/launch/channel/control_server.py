@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from training.launch.channel.connection import Connection, LoopThread
-from training.launch.channel.frames import ProtocolError, encode, new_secret
-from training.launch.channel.tls import new_certificate
-from training.launch.messages import (
+from sparkring.training.launch.channel.connection import Connection, LoopThread
+from sparkring.training.launch.channel.frames import ProtocolError, encode, new_secret
+from sparkring.training.launch.channel.tls import new_certificate
+from sparkring.training.launch.messages import (
     Heartbeat,
     Hello,
     KeepAlive,

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, get_args
 
-from training.launch.channel.codec import Check, as_json, check_of
-from training.launch.messages import Message
+from sparkring.training.launch.channel.codec import Check, as_json, check_of
+from sparkring.training.launch.messages import Message
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_HELLO_BYTES = 2048

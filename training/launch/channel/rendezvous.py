@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import get_args
 
-from training.launch.messages import StoreMethod
+from sparkring.training.launch.messages import StoreMethod
 
 MAX_VALUE_BYTES = 1 << 20
 MAX_STORE_BYTES = 256 << 20

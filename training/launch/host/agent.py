@@ -24,14 +24,14 @@ from pathlib import Path
 
 import psutil
 
-from training.launch.channel.connection import LoopThread
-from training.launch.channel.control_client import ControlClient, Endpoint
-from training.launch.channel.frames import ProtocolError
-from training.launch.channel.rendezvous import RendezvousProxy
-from training.launch.host.fork_server import ForkServer
-from training.launch.host.info import collect_host_info
-from training.launch.host.rank_process import RankProcess
-from training.launch.messages import (
+from sparkring.training.launch.channel.connection import LoopThread
+from sparkring.training.launch.channel.control_client import ControlClient, Endpoint
+from sparkring.training.launch.channel.frames import ProtocolError
+from sparkring.training.launch.channel.rendezvous import RendezvousProxy
+from sparkring.training.launch.host.fork_server import ForkServer
+from sparkring.training.launch.host.info import collect_host_info
+from sparkring.training.launch.host.rank_process import RankProcess
+from sparkring.training.launch.messages import (
     MAX_PEERS,
     AgentReady,
     Bye,
@@ -53,7 +53,7 @@ from training.launch.messages import (
     ToAgent,
     WriteCheckpoint,
 )
-from training.launch.topology import AgentInfo
+from sparkring.training.launch.topology import AgentInfo
 
 log = logging.getLogger(__name__)
 

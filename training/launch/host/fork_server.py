@@ -20,9 +20,9 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 
-from training.launch.channel.frames import ProtocolError, SocketChannel
-from training.launch.host.processes import adopt_orphans, die_with_parent, end_descendants
-from training.launch.messages import FromForkServer, KillRank, RankExited, RankForked, StartRank, ToForkServer
+from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
+from sparkring.training.launch.host.processes import adopt_orphans, die_with_parent, end_descendants
+from sparkring.training.launch.messages import FromForkServer, KillRank, RankExited, RankForked, StartRank, ToForkServer
 
 # Of no use to a rank; the first is a secret of Spark's, and only the driver talks to MLflow.
 PRIVATE_VARIABLES = (
@@ -44,7 +44,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         env = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}
         env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p or ".") for p in sys.path)
-        code = "from training.launch.host.fork_server import main; main()"
+        code = "from sparkring.training.launch.host.fork_server import main; main()"
         command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), *preload]
         with theirs:
             self._process = subprocess.Popen(
@@ -89,7 +89,7 @@ def main() -> None:
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     die_with_parent(parent)
     adopt_orphans()
-    _import_all((*preload, "training.launch.host.rank"))
+    _import_all((*preload, "sparkring.training.launch.host.rank"))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -168,7 +168,7 @@ def _fork(sock: socket.socket, start: StartRank) -> int:
     status = 1
     try:
         _become_rank(sock, server, fds)
-        from training.launch.host.rank import run_rank
+        from sparkring.training.launch.host.rank import run_rank
 
         status = run_rank(start, socket.socket(fileno=fds[1]), stacks_fd=fds[2], store_fd=fds[3])
     finally:

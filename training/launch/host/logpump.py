@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from training.launch.messages import MAX_LAST_LINES, MAX_LINE_CHARS, MAX_LOG_LINES
+from sparkring.training.launch.messages import MAX_LAST_LINES, MAX_LINE_CHARS, MAX_LOG_LINES
 
 
 class RateLimit:

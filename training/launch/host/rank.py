@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conf.rank_info import RankInfo
-from conf.references import NoSuchName, load_reference, module_of
-from training.launch.channel.frames import ProtocolError, SocketChannel
-from training.launch.host.processes import STACKS_SIGNAL
-from training.launch.messages import (
+from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.references import NoSuchName, load_reference, module_of
+from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
+from sparkring.training.launch.host.processes import STACKS_SIGNAL
+from sparkring.training.launch.messages import (
     MAX_TRACEBACK_CHARS,
     Entry,
     FromRankToAgent,
@@ -40,7 +40,7 @@ from training.launch.messages import (
     ToRank,
     WriteCheckpoint,
 )
-from training.launch.results import pack
+from sparkring.training.launch.results import pack
 
 PROGRESS_S = 1.0  # between the heartbeats of on_progress
 FILES = "SPARKRING_FILES"  # variable: the folder of the files that Spark has shipped to this host

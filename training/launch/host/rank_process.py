@@ -9,11 +9,11 @@ import tempfile
 import threading
 import time
 
-from training.launch.channel.control_client import ControlClient
-from training.launch.channel.frames import ProtocolError, SocketChannel
-from training.launch.host.logpump import LogPump
-from training.launch.host.processes import STACKS_SIGNAL, describe_status, kernel_oom_kills, state_of
-from training.launch.messages import (
+from sparkring.training.launch.channel.control_client import ControlClient
+from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
+from sparkring.training.launch.host.logpump import LogPump
+from sparkring.training.launch.host.processes import STACKS_SIGNAL, describe_status, kernel_oom_kills, state_of
+from sparkring.training.launch.messages import (
     MAX_STACKS_CHARS,
     FromRankToAgent,
     LogLines,

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import nn
 
-from training.parallel.measure import storage_bytes
+from sparkring.training.parallel.measure import storage_bytes
 
 MOMENTS = 128  # most moments at which gathered tensors are counted, in the one step that is measured
 

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from conf.rank_info import RankInfo
-from training.parallel.data_parallel.reduce import BucketedDataParallel, Transport
-from training.parallel.dtensor import local_tensor
-from training.parallel.process_groups import RankContext, device_backend
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.parallel.data_parallel.reduce import BucketedDataParallel, Transport
+from sparkring.training.parallel.dtensor import local_tensor
+from sparkring.training.parallel.process_groups import RankContext, device_backend
 
 
 def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:

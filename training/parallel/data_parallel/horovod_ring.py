@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from training.parallel.data_parallel.reduce import BucketedDataParallel
-from training.parallel.measure import ring_share
-from training.waiting import waits_for_ranks
+from sparkring.training.parallel.data_parallel.reduce import BucketedDataParallel
+from sparkring.training.parallel.measure import ring_share
+from sparkring.training.waiting import waits_for_ranks
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5e-5, 5e-4  # Horovod itself looks for work once a millisecond
 

@@ -25,9 +25,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from training.models.torch_private import foreach_copy_
-from training.parallel.data_parallel.horovod_ring import HorovodCollectives, HorovodRing
-from training.parallel.data_parallel.reduce import Bucket, GradientReducer
+from sparkring.training.models.torch_private import foreach_copy_
+from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollectives, HorovodRing
+from sparkring.training.parallel.data_parallel.reduce import Bucket, GradientReducer
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:

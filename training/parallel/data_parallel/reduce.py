@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from training.parallel.data_parallel.base import DataParallel
-from training.parallel.dtensor import finalize_partial_grad, local_tensor
+from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.dtensor import finalize_partial_grad, local_tensor
 
 
 class Transport(Protocol):

@@ -32,8 +32,8 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from training.models.sharding_plan import ShardingPlan, plan_of
-from training.models.torch_private import (
+from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
+from sparkring.training.models.torch_private import (
     flattened,
     fsdp_groups,
     fsdp_parameters,
@@ -44,13 +44,13 @@ from training.models.torch_private import (
     unify_gradient_dtypes,
     was_gathered,
 )
-from training.parallel.data_parallel.base import DataParallel
-from training.parallel.data_parallel.ddp import GroupTransport, broadcast_tensors
-from training.parallel.data_parallel.reduce import GradientReducer
-from training.parallel.model_parallel.blocks import own_units, repeated_blocks
-from training.parallel.model_parallel.pipeline import PipelineStage
-from training.parallel.precision import DTYPES
-from training.parallel.process_groups import RankContext, device_backend
+from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.data_parallel.ddp import GroupTransport, broadcast_tensors
+from sparkring.training.parallel.data_parallel.reduce import GradientReducer
+from sparkring.training.parallel.model_parallel.blocks import own_units, repeated_blocks
+from sparkring.training.parallel.model_parallel.pipeline import PipelineStage
+from sparkring.training.parallel.precision import DTYPES
+from sparkring.training.parallel.process_groups import RankContext, device_backend
 
 Waiting = Callable[[], AbstractContextManager[None]]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from training.models.torch_private import checkpoint_wrapper, replace_child, unwrapped
+from sparkring.training.models.torch_private import checkpoint_wrapper, replace_child, unwrapped
 
 
 def repeated_blocks(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.models.sharding_plan import ShardingPlan
+from sparkring.training.models.sharding_plan import ShardingPlan
 
 
 class _Exchange(torch.autograd.Function):

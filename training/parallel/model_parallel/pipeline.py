@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.data.batch import Batch
-from training.models.initial import replace_tensors, without_memory
-from training.models.sharding_plan import required_plan
-from training.models.torch_private import stage_backward_input, stage_backward_weight
-from training.parallel.batching import pad_rows, slice_batch
-from training.parallel.model_parallel.p2p import StageChannel, StageMessage
-from training.parallel.model_parallel.schedules import Action, balance
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.initial import replace_tensors, without_memory
+from sparkring.training.models.sharding_plan import required_plan
+from sparkring.training.models.torch_private import stage_backward_input, stage_backward_weight
+from sparkring.training.parallel.batching import pad_rows, slice_batch
+from sparkring.training.parallel.model_parallel.p2p import StageChannel, StageMessage
+from sparkring.training.parallel.model_parallel.schedules import Action, balance
 
 AHEAD = 2  # actions whose messages are received while this one computes
 

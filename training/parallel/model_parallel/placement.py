@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.data.batch import Batch, Columns
-from training.models.sharding_plan import plan_of, required_plan
-from training.models.task import Task
-from training.parallel.batching import to_device
-from training.parallel.dtensor import finalize_partial_grad, local_tensor
-from training.parallel.equivalence import close, few_rows, partition_problem
-from training.parallel.mesh import Mesh
-from training.parallel.model_parallel.blocks import checkpoint_blocks
-from training.parallel.model_parallel.context import AllToAllCore, apply_context, gather_sequence
-from training.parallel.model_parallel.p2p import StageChannel
-from training.parallel.model_parallel.pipeline import (
+from sparkring.training.data.batch import Batch, Columns
+from sparkring.training.models.sharding_plan import plan_of, required_plan
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.batching import to_device
+from sparkring.training.parallel.dtensor import finalize_partial_grad, local_tensor
+from sparkring.training.parallel.equivalence import close, few_rows, partition_problem
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.model_parallel.blocks import checkpoint_blocks
+from sparkring.training.parallel.model_parallel.context import AllToAllCore, apply_context, gather_sequence
+from sparkring.training.parallel.model_parallel.p2p import StageChannel
+from sparkring.training.parallel.model_parallel.pipeline import (
     Pipeline,
     PipelineStage,
     add_submodule,
@@ -30,11 +30,11 @@ from training.parallel.model_parallel.pipeline import (
     measured_costs,
     partition,
 )
-from training.parallel.model_parallel.schedules import schedule_table
-from training.parallel.model_parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
-from training.parallel.precision import DTYPES, autocast
-from training.parallel.process_groups import RankContext
-from training.parallel.state import plain_name
+from sparkring.training.parallel.model_parallel.schedules import schedule_table
+from sparkring.training.parallel.model_parallel.tensor import apply_tensor, gathered, vocabulary_parallel_loss
+from sparkring.training.parallel.precision import DTYPES, autocast
+from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.state import plain_name
 
 log = logging.getLogger(__name__)
 CUT_DIM = {"column": 0, "row": 1}  # of a Linear's weight

@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from training.models.sharding_plan import KINDS, ShardingPlan
+from sparkring.training.models.sharding_plan import KINDS, ShardingPlan
 
 
 def tensor_styles(plan: ShardingPlan, model: nn.Module, sequence: bool) -> dict[str, ParallelStyle]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.manifest import DatasetManifest
+from sparkring.conf.manifest import DatasetManifest
 
 
 @pytest.fixture

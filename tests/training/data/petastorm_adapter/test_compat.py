@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import training.data.petastorm_adapter  # noqa: F401  (before petastorm)
+import sparkring.training.data.petastorm_adapter  # noqa: F401  (before petastorm)
 
 ROOT = Path(__file__).resolve().parents[4]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +24,9 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_petastorm_imports_with_the_hook_and_not_without() -> None:
     assert run("import petastorm").returncode != 0
-    done = run("import training.data.petastorm_adapter, petastorm, petastorm.pytorch, petastorm.etl.dataset_metadata")
+    done = run(
+        "import sparkring.training.data.petastorm_adapter, petastorm, petastorm.pytorch, petastorm.etl.dataset_metadata"
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -32,7 +34,7 @@ def test_pyarrow_and_numpy_stay_as_they_are() -> None:
     done = run("""
         import numpy as np, pyarrow.parquet as pq
         before = pq.ParquetDataset
-        import training.data.petastorm_adapter, petastorm
+        import sparkring.training.data.petastorm_adapter, petastorm
         assert pq.ParquetDataset is before and not hasattr(np, "unicode_") and not hasattr(np, "string_")
     """)
     assert done.returncode == 0, done.stderr
@@ -42,24 +44,24 @@ def test_an_import_after_petastorm_is_refused() -> None:
     done = run("""
         import sys, types
         sys.modules["petastorm"] = types.ModuleType("petastorm")
-        import training.data.petastorm_adapter
+        import sparkring.training.data.petastorm_adapter
     """)
     assert "petastorm was imported before" in done.stderr
 
 
 def test_nothing_else_of_the_data_path_loads_petastorm() -> None:
     done = run(
-        "import sys, training.data.build, training.data.mix, training.data.audit\nassert 'petastorm' not in sys.modules"
+        "import sys, sparkring.training.data.build, sparkring.training.data.mix, sparkring.training.data.audit\nassert 'petastorm' not in sys.modules"
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_names_that_numpy_dropped_are_replaced_wherever_petastorm_uses_them() -> None:
     done = run("""
-        import training.data.petastorm_adapter.compat, pkgutil, inspect, petastorm
+        import sparkring.training.data.petastorm_adapter.compat, pkgutil, inspect, petastorm
         for module in pkgutil.walk_packages(petastorm.__path__, "petastorm."):
             source = module.module_finder.find_spec(module.name).loader.get_source(module.name)
-            renamed = training.data.petastorm_adapter.compat.renamed(source)
+            renamed = sparkring.training.data.petastorm_adapter.compat.renamed(source)
             for name in ("np.unicode_", "np.string_", "np.in1d", "dtype=np.float)"):
                 assert name not in renamed, (module.name, name)
         from petastorm.weighted_sampling_reader import WeightedSamplingReader

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from conf.manifest import Column
-from training.data.petastorm_adapter.convert import declared_tensor, rebatch, tensor_of
+from sparkring.conf.manifest import Column
+from sparkring.training.data.petastorm_adapter.convert import declared_tensor, rebatch, tensor_of
 
 
 def test_tensors_of_petastorms_columns() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.manifest import DatasetManifest
-from training.data.petastorm_adapter.dataset import equal_steps, row_group_rows, rows_per_shard
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.training.data.petastorm_adapter.dataset import equal_steps, row_group_rows, rows_per_shard
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 200))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.data.petastorm_adapter import legacy_pyarrow
+from sparkring.training.data.petastorm_adapter import legacy_pyarrow
 
 
 def test_the_legacy_dataset(tmp_path: Path) -> None:

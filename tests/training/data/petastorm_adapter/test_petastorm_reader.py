@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conf.config import DataConfig
-from conf.manifest import Column, DatasetManifest
-from conf.storage import open_storage
-from training.data.build import make_reader
-from training.data.petastorm_adapter.reader import PetastormReader
-from training.data.reader import ParquetReader
-from training.data.request import DataRank, ReadRequest
+from sparkring.conf.config import DataConfig
+from sparkring.conf.manifest import Column, DatasetManifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.petastorm_adapter.reader import PetastormReader
+from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.request import DataRank, ReadRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from training.launch.channel.connection import LoopThread
-from training.launch.channel.control_client import ControlClient, Endpoint
-from training.launch.channel.control_server import ControlServer
+from sparkring.training.launch.channel.connection import LoopThread
+from sparkring.training.launch.channel.control_client import ControlClient, Endpoint
+from sparkring.training.launch.channel.control_server import ControlServer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from training.launch.channel.codec import AtMost, OneLine, as_json, check_of
+from sparkring.training.launch.channel.codec import AtMost, OneLine, as_json, check_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from training.launch.channel.connection import Connection, LoopThread
-from training.launch.channel.frames import MAX_HELLO_BYTES, ProtocolError, encode
-from training.launch.messages import KillRank, LogLines, Message, RankForked, StopTraining
+from sparkring.training.launch.channel.connection import Connection, LoopThread
+from sparkring.training.launch.channel.frames import MAX_HELLO_BYTES, ProtocolError, encode
+from sparkring.training.launch.messages import KillRank, LogLines, Message, RankForked, StopTraining
 
 
 async def connected(on_message: Any) -> tuple[Connection, socket.socket]:

@@ -12,14 +12,29 @@ from typing import Any
 
 import pytest
 
-from conf.rank_info import RankInfo
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.launch.channel.connection import LoopThread
+from sparkring.training.launch.channel.control_client import (
+    HEARTBEAT_S,
+    WINDOW_BYTES,
+    ControlClient,
+    DriverUnreachable,
+    Endpoint,
+)
+from sparkring.training.launch.channel.control_server import ControlServer
+from sparkring.training.launch.channel.frames import encode, new_secret
+from sparkring.training.launch.channel.tls import new_certificate
+from sparkring.training.launch.messages import (
+    Entry,
+    Heartbeat,
+    KeepAlive,
+    RankEnded,
+    RankMetrics,
+    RankResult,
+    StartRank,
+    ToAgent,
+)
 from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread, wait_for
-from training.launch.channel.connection import LoopThread
-from training.launch.channel.control_client import HEARTBEAT_S, WINDOW_BYTES, ControlClient, DriverUnreachable, Endpoint
-from training.launch.channel.control_server import ControlServer
-from training.launch.channel.frames import encode, new_secret
-from training.launch.channel.tls import new_certificate
-from training.launch.messages import Entry, Heartbeat, KeepAlive, RankEnded, RankMetrics, RankResult, StartRank, ToAgent
 
 __all__ = ["server", "thread"]  # fixtures
 

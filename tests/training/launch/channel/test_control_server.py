@@ -14,14 +14,14 @@ from dataclasses import replace
 
 import pytest
 
+from sparkring.training.launch.channel import control_client, control_server
+from sparkring.training.launch.channel.connection import LoopThread
+from sparkring.training.launch.channel.control_client import ControlClient
+from sparkring.training.launch.channel.control_server import MAX_UNAUTHENTICATED, ControlServer
+from sparkring.training.launch.channel.frames import MAX_HELLO_BYTES, encode
+from sparkring.training.launch.channel.tls import trusting
+from sparkring.training.launch.messages import Heartbeat, Hello, KillRank, LogLines, RankMetrics, RankResult
 from tests.training.launch.channel.control import endpoint_of, opened, server, taken, thread, wait_for
-from training.launch.channel import control_client, control_server
-from training.launch.channel.connection import LoopThread
-from training.launch.channel.control_client import ControlClient
-from training.launch.channel.control_server import MAX_UNAUTHENTICATED, ControlServer
-from training.launch.channel.frames import MAX_HELLO_BYTES, encode
-from training.launch.channel.tls import trusting
-from training.launch.messages import Heartbeat, Hello, KillRank, LogLines, RankMetrics, RankResult
 
 __all__ = ["server", "thread"]  # fixtures
 

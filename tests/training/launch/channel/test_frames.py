@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.launch.channel.frames import MAX_FRAME_BYTES, FrameParser, ProtocolError, SocketChannel, decode, encode
-from training.launch.messages import (
+from sparkring.training.launch.channel.frames import (
+    MAX_FRAME_BYTES,
+    FrameParser,
+    ProtocolError,
+    SocketChannel,
+    decode,
+    encode,
+)
+from sparkring.training.launch.messages import (
     KillRank,
     Message,
     RankEvent,

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from training.launch.attempt import Control
-from training.launch.channel.connection import LoopThread
-from training.launch.channel.rendezvous import RendezvousProxy, Store
-from training.launch.job import JobSpec
-from training.launch.local import local_group
-from training.launch.messages import Event, RankEvent
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.channel.connection import LoopThread
+from sparkring.training.launch.channel.rendezvous import RendezvousProxy, Store
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import local_group
+from sparkring.training.launch.messages import Event, RankEvent
 
 pytestmark = pytest.mark.ranks
 
@@ -88,7 +88,7 @@ def test_a_request_without_the_token_is_refused(proxy: tuple[RendezvousProxy, li
 def test_a_request_that_never_ends_does(
     proxy: tuple[RendezvousProxy, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.launch.channel.rendezvous.REQUEST_S", 1.0)
+    monkeypatch.setattr("sparkring.training.launch.channel.rendezvous.REQUEST_S", 1.0)
     served, asked = proxy
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock, contextlib.suppress(OSError):

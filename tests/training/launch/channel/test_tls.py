@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from training.launch.channel.tls import new_certificate, trusting
+from sparkring.training.launch.channel.tls import new_certificate, trusting
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> str | None:

@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from training.launch.channel.control_client import Endpoint
-from training.launch.channel.tls import new_certificate
-from training.launch.host.agent import Agent, AgentOptions, choose_interface
+from sparkring.training.launch.channel.control_client import Endpoint
+from sparkring.training.launch.channel.tls import new_certificate
+from sparkring.training.launch.host.agent import Agent, AgentOptions, choose_interface
 
 
 def test_the_interface_is_the_one_that_reaches_the_driver_or_the_one_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

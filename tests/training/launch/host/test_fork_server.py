@@ -9,11 +9,18 @@ import tempfile
 import psutil
 import pytest
 
-from conf.rank_info import RankInfo
-from training.launch.channel.frames import SocketChannel
-from training.launch.host.fork_server import ForkServer
-from training.launch.job import JobSpec
-from training.launch.messages import FromRankToAgent, RankExited, RankForked, RankResult, RankRunning, StartRank
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.launch.channel.frames import SocketChannel
+from sparkring.training.launch.host.fork_server import ForkServer
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.messages import (
+    FromRankToAgent,
+    RankExited,
+    RankForked,
+    RankResult,
+    RankRunning,
+    StartRank,
+)
 
 pytestmark = pytest.mark.ranks
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.package import write_archive
-from training.launch.channel.frames import decode, encode
-from training.launch.host.info import (
+from sparkring.pipelines.package import write_archive
+from sparkring.training.launch.channel.frames import decode, encode
+from sparkring.training.launch.host.info import (
     HostInfo,
     code_digest,
     collect_host_info,
     problems,
     unfit_for_horovod,
 )
-from training.launch.messages import AgentReady
-from training.launch.topology import AgentInfo
+from sparkring.training.launch.messages import AgentReady
+from sparkring.training.launch.topology import AgentInfo
 
 HERE = HostInfo(
     python="3.11",
@@ -80,7 +80,7 @@ def test_the_digest_is_the_same_from_a_folder_and_from_an_archive(tmp_path: Path
     path = write_archive(tmp_path / "sparkring.zip")
     code = (
         f"import sys; sys.path.insert(0, {str(path)!r})\n"
-        "import training.launch.host.info as f; print(f.__file__, f.code_digest())"
+        "import sparkring.training.launch.host.info as f; print(f.__file__, f.code_digest())"
     )
     command = [sys.executable, "-P", "-c", code]
     where, digest = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout.split()

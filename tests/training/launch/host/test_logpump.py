@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from training.launch.host.logpump import LogPump, RateLimit
+from sparkring.training.launch.host.logpump import LogPump, RateLimit
 
 
 def test_the_rate_limit_passes_its_rate_and_survives_a_clock_that_stands() -> None:

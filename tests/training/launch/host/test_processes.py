@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from training.launch.failure import WorkerFailed
-from training.launch.host.processes import describe_status, kernel_oom_kills
-from training.launch.job import JobSpec
-from training.launch.local import run_local
+from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.host.processes import describe_status, kernel_oom_kills
+from sparkring.training.launch.job import JobSpec
+from sparkring.training.launch.local import run_local
 
 CGROUPS = [p for p in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from training.launch.host.rank import describe_error, has_files_of
+from sparkring.training.launch.host.rank import describe_error, has_files_of
 
 
 def test_a_folder_is_the_drivers_where_every_file_has_the_same_bytes(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import os
 import socket
 from typing import Any
 
-from training.launch.channel.frames import SocketChannel
-from training.launch.host.rank_process import RankProcess
-from training.launch.messages import LogLines, Message, RankEnded, RankEvent, StopTraining, ToRank
+from sparkring.training.launch.channel.frames import SocketChannel
+from sparkring.training.launch.host.rank_process import RankProcess
+from sparkring.training.launch.messages import LogLines, Message, RankEnded, RankEvent, StopTraining, ToRank
 
 
 class Client:
