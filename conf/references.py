@@ -6,6 +6,7 @@ import importlib
 import re
 from typing import Any
 
+OLD_NAMES = ("training.models.gpt", "training.models.tabular")
 REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -14,13 +15,18 @@ class NoSuchName(AttributeError):
 
 
 def module_of(reference: str) -> str:
-    """Return the module's name in "module:name"."""
-    return reference.partition(":")[0]
+    """Return the module's name in "module:name".
+
+    `training.models.gpt` was ours before all our names began with `sparkring`, and still is in stored recipes and in
+    registered models.
+    """
+    module = reference.partition(":")[0]
+    return f"sparkring.{module}" if module in OLD_NAMES else module
 
 
 def load_reference(reference: str) -> Any:
     """Import the object behind "module:name". NoSuchName, or what the module's import raises."""
-    module, _, name = reference.partition(":")
+    module, name = module_of(reference), reference.partition(":")[2]
     imported = importlib.import_module(module)
     try:
         return getattr(imported, name)

@@ -22,6 +22,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from sparkring.conf.code import code_digest
 from sparkring.conf.config import EtlConfig, same_but_for_case
 from sparkring.conf.manifest import (
     MANIFEST_NAME,
@@ -37,7 +38,7 @@ from sparkring.conf.manifest import (
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl import checks, fit, table, text
 from sparkring.etl.errors import EtlError
-from sparkring.etl.fingerprint import code_digest, dataset_fingerprint
+from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint
 from sparkring.etl.quarantine import write_quarantine
 from sparkring.etl.session import build_session
 from sparkring.etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
@@ -187,7 +188,7 @@ def _build(build: Build, fingerprint: str) -> DatasetManifest:
             sources={name: source.lineage() for name, source in request.sources.items()},
             logical_plan=_plan_text(rows),
             code_commit=request.code_commit,
-            code_digest=code_digest(),
+            code_digest=code_digest(PACKAGE),
             config_digest=request.config_digest,
             application_id=build.spark.sparkContext.applicationId,
         ),

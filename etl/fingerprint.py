@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
-from collections.abc import Iterator, Mapping
-from importlib.resources.abc import Traversable
+from collections.abc import Mapping
 
+from sparkring.conf.code import code_digest
 from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import FORMAT_VERSION, digest
 from sparkring.etl.session import decides_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.views import own_modules
+
+PACKAGE = "sparkring.etl"  # other code may build other rows
 
 
 def dataset_fingerprint(
@@ -26,19 +27,5 @@ def dataset_fingerprint(
         del declared["path"]
     deciding = {key: value for key, value in sorted(settings.items()) if decides_rows(key)}
     prints = {name: source.fingerprint for name, source in sources.items()}
-    parts = [FORMAT_VERSION, prints, json.dumps(block), own_modules(config.rows), code_digest()]
+    parts = [FORMAT_VERSION, prints, json.dumps(block), own_modules(config.rows), code_digest(PACKAGE)]
     return digest([*parts, spark_version, deciding])
-
-
-def code_digest() -> str:
-    """sha256 of this package's sources, subfolders included: other code may build other rows."""
-    return digest(sorted(python_sources(importlib.resources.files(__package__), "etl")))
-
-
-def python_sources(folder: Traversable, name: str) -> Iterator[list[str]]:
-    """(name, text) of every Python file in a package folder and its subfolders."""
-    for entry in folder.iterdir():
-        if entry.name.endswith(".py"):
-            yield [f"{name}/{entry.name}", entry.read_text()]
-        elif entry.is_dir():
-            yield from python_sources(entry, f"{name}/{entry.name}")

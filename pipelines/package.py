@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from pathlib import Path
 
 from sparkring.conf.storage import open_storage
 
-PACKAGES = ("conf", "etl", "training", "pipelines")
+PACKAGE = "sparkring"
 SUFFIXES = (".py", ".yaml", ".html")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # so that equal code makes equal bytes
 
 
 def code_files(root: Path | None = None) -> list[tuple[str, Path]]:
     """(name in the archive, file) of all our code, sorted."""
-    root = root or Path(__file__).resolve().parent.parent
+    root = root or Path(__file__).absolute().parent.parent  # not resolved: in a checkout our folders are links
     found = [
-        (path.relative_to(root).as_posix(), path)
-        for package in PACKAGES
-        for path in (root / package).rglob("*")
+        (f"{PACKAGE}/{path.relative_to(root).as_posix()}", path)
+        for folder, _, names in os.walk(root, followlinks=True)
+        for path in (Path(folder, name) for name in names)
         if path.suffix in SUFFIXES and "__pycache__" not in path.parts
     ]
     if not found:

@@ -5,8 +5,8 @@
              weights.safetensors  parameter name -> tensor (training/weights.py)
 
 MLflow calls `_load_pyfunc`. Nothing in the folder is code or an unrestricted pickle. It names code: the classes of
-`model.factory` and `model.task`, which must be of `sparkring.training.models`, or of modules that the loading process trusts by
-SPARKRING_MODEL_MODULES (names with commas between).
+`model.factory` and `model.task`, which must be of `sparkring.training.models`, or of modules that the loading process
+trusts by SPARKRING_MODEL_MODULES (names with commas between).
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def check_trusted(config: RunConfig, where: str) -> None:
         module = module_of(reference)
         if ":" in reference and not any(f"{module}.".startswith(f"{name}.") for name in trusted):
             raise StoredError(
-                f"{where}: {key} = {reference!r}: a stored file may name code of sparkring.training.models only; if you trust "
-                f"that module and have it, set {TRUSTED}={module} where the model is loaded"
+                f"{where}: {key} = {reference!r}: a stored file may name code of sparkring.training.models only; if "
+                f"you trust that module and have it, set {TRUSTED}={module} where the model is loaded"
             )
 
 

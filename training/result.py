@@ -1,8 +1,8 @@
 """What a training run gave: one object from the ranks to the driver, summary.json, the report and MLflow.
 
-`sparkring.training.worker:train` returns a `RankResult` on every rank. The driver makes a `TrainResult` around rank 0's,
-completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field by field
-under the names below. `sparkring report` reads it back. Seconds end in `_s`.
+`sparkring.training.worker:train` returns a `RankResult` on every rank. The driver makes a `TrainResult` around rank
+0's, completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field by
+field under the names below. `sparkring report` reads it back. Seconds end in `_s`.
 """
 
 from __future__ import annotations

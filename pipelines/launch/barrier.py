@@ -27,6 +27,7 @@ from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
+from sparkring.conf.code import code_digest
 from sparkring.conf.config import LaunchConfig
 from sparkring.conf.errors import first_line
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
@@ -34,7 +35,6 @@ from sparkring.pipelines.package import code_archive
 from sparkring.training.launch.attempt import Control, Limits, OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions, DriverGone
-from sparkring.training.launch.host.info import code_digest
 from sparkring.training.launch.host.rank import FILES
 from sparkring.training.launch.job import JobResult, JobSpec
 from sparkring.training.launch.topology import check_world
@@ -149,7 +149,7 @@ def ship_code(sc: SparkContext) -> str:
     for name in sc._python_includes or []:
         if shipped := re.fullmatch(r"sparkring-([0-9a-f]{12})\.zip", name):
             return shipped[1]
-    digest = code_digest()
+    digest = code_digest()[:12]
     try:
         archive = code_archive()
     except ValueError:

@@ -1,8 +1,8 @@
 """Attempt after attempt, in one Spark application, until the job has ended.
 
 Within a stage the next attempt is forked from warm fork servers. A stage that lost an executor is over as a whole (that
-is what a barrier means), and the next attempt gets a new one, on the slots that are left. `sparkring.training.launch.restart`
-decides, this file acts.
+is what a barrier means), and the next attempt gets a new one, on the slots that are left.
+`sparkring.training.launch.restart` decides, this file acts.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.ci.test_docs import ROOT, setting_exists
+from tests.ci.test_docs import ROOT
 
 CORE = ("conf", "etl", "training", "pipelines")
-MODULE = re.compile(rf"(?:{'|'.join(CORE)})(?:\.\w+)+(?::\w+)?")
+NAME = rf"sparkring\.(?:{'|'.join(CORE)})(?:\.\w+)*"
+MODULE = re.compile(rf"{NAME}(?::\w+)?")
+BARE = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(CORE)})\b(?!\()", re.M)
 FILE = re.compile(rf"(?:{'|'.join(CORE)}|tests|benchmarks|\.ci)/[\w./-]+\.(?:py|html|yaml|sh|txt)")
 PYTHON = [p for folder in (*CORE, "tests", "benchmarks", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -40,14 +42,10 @@ def importable(reference: str) -> bool:
     return True
 
 
-def names_a_setting(reference: str) -> bool:
-    return ":" not in reference and setting_exists(reference)
-
-
 def test_strings_that_are_modules_can_be_imported() -> None:
     named = {(path.name, text) for path in PYTHON for text in strings(path) if MODULE.fullmatch(text)}
     assert len(named) > 30
-    assert [each for each in sorted(named) if not (importable(each[1]) or names_a_setting(each[1]))] == []
+    assert [each for each in sorted(named) if not importable(each[1])] == []
 
 
 def test_modules_named_within_recipes_notebooks_and_settings_can_be_imported() -> None:
@@ -57,9 +55,7 @@ def test_modules_named_within_recipes_notebooks_and_settings_can_be_imported() -
         *(ROOT / "examples").rglob("*.ipynb"),
     ]
     text = "\n".join(string for path in files for string in strings(path))
-    named = set(re.findall(rf"(?:{'|'.join(CORE)})(?:\.\w+)*:\w+", text)) | set(
-        re.findall(rf"from ((?:{'|'.join(CORE)})[\w.]*) import", text)
-    )
+    named = set(re.findall(rf"{NAME}:\w+", text)) | set(re.findall(rf"from ({NAME}) import", text))
     assert len(named) > 1
     assert [name for name in sorted(named) if not importable(name)] == []
 
@@ -74,4 +70,10 @@ def test_files_named_in_strings_exist() -> None:
 def test_every_package_is_in_the_wheel() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {path.parent for name in CORE for path in (ROOT / name).rglob("*.py")}
-    assert {folder.relative_to(ROOT).as_posix().replace("/", ".") for folder in folders} == set(listed)
+    packages = {f"sparkring.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders}
+    assert packages | {"sparkring", "pipelines"} == set(listed)
+
+
+def test_nothing_is_imported_by_a_name_that_a_project_of_a_user_may_have() -> None:
+    programs = {path.name: path.read_text() for path in PYTHON}  # programs in strings included
+    assert {name: found for name, text in programs.items() if (found := BARE.findall(text))} == {}

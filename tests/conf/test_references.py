@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.conf.references import REFERENCE, NoSuchName, load_reference, module_of
+from sparkring.conf.references import OLD_NAMES, REFERENCE, NoSuchName, load_reference, module_of
 
 
 def test_a_reference_is_imported() -> None:
@@ -28,6 +28,14 @@ def test_a_missing_name_is_told_from_a_missing_module_and_from_the_modules_own_e
         load_reference("with_a_bug:main")
     assert not isinstance(caught.value, NoSuchName)
     sys.modules.pop("with_a_bug", None)
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_our_models_are_found_by_the_names_they_had_before(name: str) -> None:
+    assert module_of(f"{name}:X") == f"sparkring.{name}"
+    with pytest.raises(NoSuchName, match=f"module 'sparkring.{name}' has no 'X'"):
+        load_reference(f"{name}:X")
+    assert module_of("training.models.mine:X") == "training.models.mine"
 
 
 def test_a_path_is_no_reference() -> None:

@@ -1,31 +1,111 @@
-"""The wheel carries everything the program reads, and works away from the checkout."""
+"""The wheel carries all that the program reads, works away from the checkout, and takes no name of a user's project."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
+RECIPE = """
+name: mine
+etl:
+  sources: {t: {path: rows.csv, columns: {id: long, x: double, low: float}}}
+  views: {rows: "SELECT id, x, low FROM t"}
+  rows: rows
+  key: [id]
+  features: {x: {kind: numeric}}
+  label: low
+model: {factory: "training.models.mine:Net", inputs: [x]}
+train: {epochs: 1, global_batch: 32}
+launch: {world: 2}
+parallel: {engine: torch}
+report: {baselines: false}
+"""
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.line(x[:, None])[:, 0]
+"""
+PREDICT = """
+import importlib, os, sys
+import mlflow
+
+assert {importlib.import_module(name).OWNER for name in ("conf", "etl", "training")} == {"user"}
+os.environ["SPARKRING_MODEL_MODULES"] = "training.models.mine"
+mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")
+print(mlflow.pyfunc.load_model(sys.argv[1]).predict({"x": [0.0, 1.0]})["prediction"].tolist())
+"""
 
 
-def test_the_wheel_runs_on_its_own(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that holds nothing but the installed wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path / "dist")]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder / "dist")]
     subprocess.run([*pip, *build, str(ROOT)], check=True, timeout=300, capture_output=True)
-    (wheel,) = (tmp_path / "dist").glob("sparkring-*.whl")
-    install = ["install", "--no-deps", "--no-index", "--target", str(tmp_path / "site"), str(wheel)]
+    (wheel,) = (folder / "dist").glob("sparkring-*.whl")
+    install = ["install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)]
     subprocess.run([*pip, *install], check=True, timeout=300, capture_output=True)
-    program = "import sparkring.pipelines.cli as c, sys; print(c.__file__); sys.exit(c.main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "config", "show", "flights"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    yield folder / "site"
+
+
+def run(program: str, *words: str, cwd: Path, path: list[Path]) -> subprocess.CompletedProcess[str]:
+    names = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, cwd=cwd, env=names, capture_output=True, text=True, timeout=300)
+
+
+CLI = "import sparkring.pipelines.cli as c, sys; print(c.__file__, flush=True); sys.exit(c.main(sys.argv[1:]))"
+
+
+def test_the_wheel_runs_on_its_own(site: Path, tmp_path: Path) -> None:
+    done = run(CLI, "config", "show", "flights", cwd=tmp_path, path=[site])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(tmp_path / "site")) and "optim.lr" in done.stdout
-    assert (tmp_path / "site/pipelines/report/report.html").is_file()
+    assert done.stdout.startswith(str(site)) and "optim.lr" in done.stdout
+    assert (site / "sparkring/pipelines/report/report.html").is_file()
+
+
+def test_the_wheel_installs_no_module_that_a_project_may_have(site: Path) -> None:
+    names = {entry.name for entry in site.iterdir() if not entry.name.endswith(".dist-info")}
+    assert names == {"sparkring", "pipelines", "bin"}
+    # Without an __init__.py this one gives way to any package of that name.
+    assert [entry.name for entry in (site / "pipelines").iterdir() if entry.suffix] == ["serving.py"]
+
+
+@pytest.mark.spark
+def test_a_project_with_folders_named_as_ours_trains_and_serves_its_own_model(site: Path, tmp_path: Path) -> None:
+    for name in ("conf", "etl", "pipelines", "training"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text('OWNER = "user"\n')
+    (tmp_path / "training/models").mkdir()
+    (tmp_path / "training/models/mine.py").write_text(NET)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    rows = "\n".join(f"{i},{i % 7 - 3},{int(i % 7 > 3)}" for i in range(800))
+    (tmp_path / "rows.csv").write_text(f"id,x,low\n{rows}\n")
+    path = [tmp_path, site]
+
+    done = run(CLI, "run", "mine.yaml", cwd=tmp_path, path=path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith(str(site))
+
+    served = run(PREDICT, "models:/mine/1", cwd=tmp_path, path=path)
+    assert served.returncode == 0 and served.stdout.startswith("[0."), served.stderr[-3000:]
+
+    # A model registered when the loader was `pipelines.serving`, where the project has no `pipelines` of its own.
+    shutil.rmtree(tmp_path / "pipelines")
+    (model,) = (tmp_path / "data/mlflow").rglob("MLmodel")
+    model.write_text(model.read_text().replace("sparkring.pipelines.serving", "pipelines.serving"))
+    assert run(PREDICT, str(model.parent), cwd=tmp_path, path=path).stdout == served.stdout

@@ -1,11 +1,10 @@
 """What makes a dataset another dataset: content, recipe, code and settings. No Spark."""
 
 import sys
-from importlib.resources import files
 from types import SimpleNamespace
 
 from sparkring.conf.config import EtlConfig
-from sparkring.etl.fingerprint import code_digest, dataset_fingerprint, python_sources
+from sparkring.etl.fingerprint import dataset_fingerprint
 from sparkring.etl.views import own_modules
 
 FEATURES = {"a": {"kind": "numeric"}, "b": {"kind": "numeric"}}
@@ -84,20 +83,3 @@ def test_every_module_of_the_user_that_the_rows_function_imports_is_in_the_finge
     assert len(set(prints)) == len(MODULES) and prints[-1] == prints[-2]  # mine_other is not imported
     for name in [m for m in sys.modules if m.partition(".")[0].startswith("mine")]:
         del sys.modules[name]
-
-
-def test_the_code_digest_covers_the_packages_subfolders(tmp_path, monkeypatch):
-    (tmp_path / "sub").mkdir()
-    for name in ("a.py", "sub/b.py"):
-        (tmp_path / name).write_text("")
-    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
-    before = code_digest()
-    (tmp_path / "sub/b.py").write_text("x = 1\n")
-    changed = code_digest()
-    (tmp_path / "sub/b.py").rename(tmp_path / "sub/c.py")
-    assert len({before, changed, code_digest()}) == 3
-
-
-def test_the_code_digest_covers_etl_sources():
-    names = dict(python_sources(files("etl"), "etl"))
-    assert "etl/build.py" in names and "etl/sources/csv_file.py" in names and "csv" in names["etl/sources/csv_file.py"]

@@ -14,8 +14,11 @@ from sparkring.pipelines.package import code_archive, code_files, write_archive
 def test_the_archive_holds_all_our_code_and_only_that() -> None:
     with zipfile.ZipFile(io.BytesIO(code_archive())) as archive:
         names = archive.namelist()
-    assert {"training/worker.py", "pipelines/report/report.html", "conf/recipes/flights.yaml"} <= set(names)
-    assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
+    assert {
+        f"sparkring/{name}" for name in ("training/worker.py", "pipelines/report/report.html", "__init__.py")
+    } <= set(names)
+    assert "sparkring/conf/recipes/flights.yaml" in names
+    assert not [name for name in names if "__pycache__" in name or not name.startswith("sparkring/")]
 
 
 def test_equal_code_makes_equal_bytes(tmp_path: Path) -> None:

@@ -232,7 +232,8 @@ def test_the_next_command_sweeps_what_a_killed_one_left_half_written(tmp_path: P
     runs, config = Runs(f"{tmp_path}/runs", "runs"), resolved(tmp_path).config
     with runs.begin(config, "f") as (record, _):
         folder = runs.at(runs.update(record.folder, status="failed"))
-    killed = "import os, sys; from sparkring.conf.storage import open_storage as o; os.fsync = lambda fd: os.kill(os.getpid(), 9)"
+    killed = "import os, sys; from sparkring.conf.storage import open_storage as o; "
+    killed += "os.fsync = lambda fd: os.kill(os.getpid(), 9)"
     for name in ("summary.json", "model/weights.safetensors"):
         subprocess.run([sys.executable, "-c", f"{killed}; o({folder.uri!r}).put_atomic({name!r}, b'x')"], cwd=ROOT)
     assert len([p for p in folder.list_files() if p.endswith(".part")]) == 2

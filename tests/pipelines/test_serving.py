@@ -122,11 +122,11 @@ def test_a_damaged_model_folder_is_one_error_that_names_the_file(
     [
         (
             {"task": "sparkring.training.models.gpt:GPT"},
-            r"config\.json .*model\.task = 'training\.models\.gpt:GPT': is .*not a class",
+            r"config\.json .*model\.task = 'sparkring\.training\.models\.gpt:GPT': is .*not a class",
         ),
         (
             {"factory": "sparkring.training.models..x:X"},
-            r"config\.json .*model\.factory = 'training\.models\.\.x:X': module",
+            r"config\.json .*model\.factory = 'sparkring\.training\.models\.\.x:X': module",
         ),
         ({"task": "sparkring.training.models:__builtins__"}, r"config\.json .*model\.task = .*not a class"),
         ({"factory": "sparkring.training.models:__builtins__"}, r"config\.json .*model\.factory = .*not a class"),

@@ -30,8 +30,8 @@ def test_recovery_goes_to_the_largest_world_the_layout_accepts(
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "{name: r, dataset: d, model: {factory: sparkring.training.models.tabular:Tabular}, train: {epochs: 1, global_batch: 24},"
-        " launch: {world: 4, min_world: 1}}"
+        "{name: r, dataset: d, model: {factory: sparkring.training.models.tabular:Tabular}, "
+        "train: {epochs: 1, global_batch: 24}, launch: {world: 4, min_world: 1}}"
     )
     rules = policy(load_config(str(recipe), words).config)
     assert [best_world(slots, rules) for slots in (1, 2, 3, 4)] == worlds

@@ -156,7 +156,7 @@ def _dump_with_module(function: Callable[..., Any] | None, call: Any) -> bytes:
 
 def _is_ours_or_installed(module: ModuleType) -> bool:
     path = Path(getattr(module, "__file__", None) or "/site-packages/built-in")
-    return module.__name__.split(".")[0] in ("training", "pipelines", "etl", "conf") or "site-packages" in path.parts
+    return module.__name__.split(".")[0] == "sparkring" or "site-packages" in path.parts
 
 
 def captured_by(function: Callable[..., Any] | None) -> dict[str, Any]:

@@ -218,7 +218,8 @@ def test_the_code_archive_is_reproducible_and_importable(tmp_path: Path) -> None
         sys.executable,
         "-P",
         "-c",
-        f"import sys; sys.path.insert(0, {str(path)!r}); import sparkring.training.launch.host.agent as a; print(a.__file__)",
+        f"import sys; sys.path.insert(0, {str(path)!r}); import sparkring.training.launch.host.agent as a; "
+        "print(a.__file__)",
     ]
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert str(path) in out

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from sparkring.conf.code import code_digest
 from sparkring.pipelines.launch import preflight
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots, unreachable
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import Cancelled, LaunchError
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.host.info import (
-    code_digest,
     collect_host_info,
 )
 from sparkring.training.launch.job import JobSpec
@@ -86,7 +86,7 @@ def test_a_crew_of_unlike_hosts_is_refused_with_every_reason(monkeypatch: pytest
         lambda: replace(collect_host_info(), python="2.7", shm_bytes=1),
     )
     with local_group(2, ()) as group:
-        group._check = partial(check_hosts, code=code_digest())
+        group._check = partial(check_hosts, code=code_digest()[:12])
         with pytest.raises(LaunchError, match=r"preflight: 2 problems\n  - .*Python 2\.7[^\n]*\n  - .*/dev/shm"):
             group.run(JobSpec("os:getpid", preload=()), 2, quiet)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import shutil
@@ -12,11 +11,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata, resources
-from importlib.resources.abc import Traversable
+from importlib import metadata
+
+from sparkring.conf.code import code_digest
 
 PACKAGES = ("torch", "horovod", "numpy", "pyarrow", "pandas", "petastorm", "pydantic", "cloudpickle")
-OURS = ("conf", "etl", "training", "pipelines")
 MIN_DISK_BYTES = 1 << 30
 MIN_SHM_BYTES = 32 << 20
 MAX_SKEW_S = 30.0
@@ -43,7 +42,7 @@ def collect_host_info() -> HostInfo:
         python=f"{sys.version_info[0]}.{sys.version_info[1]}",
         executable=sys.executable,
         packages={name: version_of(name) for name in PACKAGES},
-        code=code_digest(),
+        code=code_digest()[:12],
         disk_folder=tempfile.gettempdir(),
         disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
         shm_bytes=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
@@ -66,32 +65,6 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def code_digest() -> str:
-    """Hash the source files of our packages as this process would import them.
-
-    From a folder or an archive.
-    """
-    total = hashlib.sha256()
-    for package in OURS:
-        try:
-            root = resources.files(package)
-        except ModuleNotFoundError:
-            continue
-        for name, file in sorted(_sources(root, package)):
-            total.update(f"{name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
-    return total.hexdigest()[:12]
-
-
-def _sources(folder: Traversable, name: str) -> list[tuple[str, Traversable]]:
-    found: list[tuple[str, Traversable]] = []
-    for entry in folder.iterdir():
-        if entry.name.endswith(".py"):
-            found.append((f"{name}/{entry.name}", entry))
-        elif entry.is_dir() and entry.name != "__pycache__":
-            found += _sources(entry, f"{name}/{entry.name}")
-    return found
 
 
 def problems(driver: HostInfo, agents: Mapping[str, HostInfo], skews_s: Mapping[str, float]) -> list[str]:

@@ -51,7 +51,8 @@ def test_an_import_after_petastorm_is_refused() -> None:
 
 def test_nothing_else_of_the_data_path_loads_petastorm() -> None:
     done = run(
-        "import sys, sparkring.training.data.build, sparkring.training.data.mix, sparkring.training.data.audit\nassert 'petastorm' not in sys.modules"
+        "import sys, sparkring.training.data.build, sparkring.training.data.mix, sparkring.training.data.audit\n"
+        "assert 'petastorm' not in sys.modules"
     )
     assert done.returncode == 0, done.stderr
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkring.pipelines.package import write_archive
 from sparkring.training.launch.channel.frames import decode, encode
 from sparkring.training.launch.host.info import (
     HostInfo,
-    code_digest,
     collect_host_info,
     problems,
     unfit_for_horovod,
@@ -71,24 +67,6 @@ def test_a_host_whose_own_name_is_its_loopback_is_no_host_for_a_ring_of_horovods
     assert first.startswith("b: its own name 'vm' resolves to 127.0.1.1 there")
     assert "/etc/hosts" in first and "parallel.engine=torch" in first
     assert second.startswith("c: its own name 'vm' resolves to nothing")
-
-
-def test_the_digest_is_the_same_from_a_folder_and_from_an_archive(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    path = write_archive(tmp_path / "sparkring.zip")
-    code = (
-        f"import sys; sys.path.insert(0, {str(path)!r})\n"
-        "import sparkring.training.launch.host.info as f; print(f.__file__, f.code_digest())"
-    )
-    command = [sys.executable, "-P", "-c", code]
-    where, digest = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout.split()
-    assert str(path) in where and digest == code_digest()
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("training/extra.py", "x = 1\n")
-    other = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout.split()[1]
-    assert other != digest
 
 
 def test_what_a_host_reports_survives_the_channel() -> None:
