@@ -70,7 +70,7 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
                 raise ValueError(f"{', '.join(odd)}: not a finite number")
             found.scores[name] = scores
         except Exception as error:
-            found.missing[name] = redact(first_line(error))
+            found.missing[name] = redact(f"{type(error).__name__}: {first_line(error)}")
             log.warning("baseline %s: %s; the report goes without it", name, found.missing[name])
     return found
 

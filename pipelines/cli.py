@@ -10,6 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 from sparkring.conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
 from sparkring.conf.secrets import RedactingFormatter, redact
@@ -31,6 +33,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
 ]
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 Command = Callable[[argparse.Namespace], int]
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,46 +88,57 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, command: Command, text: str, recipe: bool = True) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(command=command)
-        if recipe:
-            sub.add_argument("recipe", help=f"a name ({', '.join(recipe_names())}) or the path of a YAML file")
-            sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
-        return sub
-
-    add("run", _run, "etl, train and report in one Spark application")
-    add("etl", _etl, "build the dataset, or find that it exists")
-    add("train", _train, "train on the dataset (which must exist) and report")
-    add("report", _report, "draw the report of the recipe's last run again")
-    add("replay", _replay, "send to the tracking server what earlier jobs could not")
-    _add_config(commands)
+    _add_recipe(commands, "run", _run, "etl, train and report in one Spark application")
+    _add_recipe(commands, "etl", partial(_run, train=False), "build the dataset, or find that it exists")
+    _add_recipe(commands, "train", partial(_run, etl=False), "train on the dataset (which must exist) and report")
+    _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
+    _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
+    config = commands.add_parser("config", help="show, validate or describe a configuration")
+    what = config.add_subparsers(required=True, metavar="WHAT")
+    _add_recipe(what, "show", _config_show, "resolved values, each with where it came from")
+    _add_recipe(what, "validate", _config_validate, "check a recipe; exit code 2 and every problem where it is wrong")
+    _add(what, "schema", _config_schema, "JSON schema of a recipe, for editors")
     plan = commands.add_parser("plan", help="what a parallel block costs").add_subparsers(required=True, metavar="WHAT")
-    show = plan.add_parser("show", help="mesh, memory per rank, bytes per step, bubble; starts nothing")
-    show.set_defaults(command=_plan)
-    show.add_argument("recipe")
-    show.add_argument("overrides", nargs="*", metavar="key.path=value")
-    audit = add(
-        "audit", _audit, "prove from a run's audit log that every row was consumed once per epoch", recipe=False
-    )
+    _add_recipe(plan, "show", _plan, "mesh, memory per rank, bytes per step, bubble; starts nothing")
+    audit = _add(commands, "audit", _audit, "prove from a run's audit log that every row was consumed once per epoch")
     audit.add_argument("run_folder")
     audit.add_argument("--dataset", default="", help="where the dataset is (default: where the records say it was)")
     _add_launch(commands)
-    add("netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
-    package = add("package", _package, "write the code archive and main file for spark-submit", recipe=False)
+    _add_recipe(commands, "netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
+    package = _add(commands, "package", _package, "write the code archive and main file for spark-submit")
     package.add_argument("--out", default="dist/sparkring.zip", help="file (default: dist/sparkring.zip)")
-    ui = commands.add_parser("ui", help="serve the MLflow UI on the recipe's store, on this machine only")
-    ui.set_defaults(command=_ui)
-    ui.add_argument("recipe", nargs="?", default="flights")
-    ui.add_argument("overrides", nargs="*", metavar="key.path=value")
-    ui.add_argument("--port", type=int, default=5000)
+    text = "serve the MLflow UI on the recipe's store, on this machine only"
+    _add_recipe(commands, "ui", _ui, text, default="flights").add_argument("--port", type=int, default=5000)
     return top
 
 
-def _add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "run any script as torchrun would, its ranks on the slots of Spark"
-    sub = commands.add_parser("launch", help=text, description=text)
-    sub.set_defaults(command=_launch)
+def _add(commands: Commands, name: str, command: Command, text: str) -> argparse.ArgumentParser:
+    sub = commands.add_parser(name, help=text, description=text)
+    sub.set_defaults(command=command)
+    return sub
+
+
+def _add_recipe(
+    commands: Commands, name: str, command: Command, text: str, default: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command that takes a recipe and overrides.
+
+    Args:
+        commands: to add it to.
+        name: of the command.
+        command: the function.
+        text: for the help.
+        default: recipe; None: it must be given.
+    """
+    sub = _add(commands, name, command, text)
+    known = f"a name ({', '.join(recipe_names())}) or the path of a YAML file"
+    sub.add_argument("recipe", help=known, nargs="?" if default else None, default=default)
+    sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
+    return sub
+
+
+def _add_launch(commands: Commands) -> None:
+    sub = _add(commands, "launch", _launch, "run any script as torchrun would, its ranks on the slots of Spark")
     sub.add_argument("--world", type=_count, metavar="N", help="ranks; default: the cores of this machine")
     sub.add_argument("--min-world", type=_count, metavar="N", help="go on with as few where hosts fail")
     sub.add_argument("--max-attempts", type=_count, default=1, metavar="N", help="failures in a row (default: 1)")
@@ -166,41 +180,14 @@ def _launch(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    config = commands.add_parser("config", help="show, validate or describe a configuration")
-    what = config.add_subparsers(required=True, metavar="WHAT")
-    for name, command, text in (
-        ("show", _config_show, "resolved values, each with where it came from"),
-        ("validate", _config_validate, "check a recipe; exit code 2 and every problem where it is wrong"),
-    ):
-        sub = what.add_parser(name, help=text)
-        sub.set_defaults(command=command)
-        sub.add_argument("recipe")
-        sub.add_argument("overrides", nargs="*", metavar="key.path=value")
-    schema = what.add_parser("schema", help="JSON schema of a recipe, for editors")
-    schema.set_defaults(command=_config_schema)
-
-
 def _load(arguments: argparse.Namespace) -> Resolved:
     return load_config(arguments.recipe, arguments.overrides)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, etl: bool = True, train: bool = True) -> int:
     from sparkring.pipelines.job import run_job
 
-    return run_job(_load(arguments), etl=True, train=True)
-
-
-def _etl(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.job import run_job
-
-    return run_job(_load(arguments), etl=True, train=False)
-
-
-def _train(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.job import run_job
-
-    return run_job(_load(arguments), etl=False, train=True)
+    return run_job(_load(arguments), etl=etl, train=train)
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -284,9 +271,11 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.mlflow_store import replay
+    from sparkring.pipelines.tracking.rules import client_limits
 
     config = _load(arguments).config
-    journals, operations = replay(config.tracking.named(config.name))
+    with client_limits(config.tracking):
+        journals, operations = replay(config.tracking.named(config.name))
     print(f"sent {operations} operations that {journals} jobs had left in {config.tracking.root}")
     return Exit.OK
 

@@ -43,7 +43,7 @@ from sparkring.training.launch.messages import (
 )
 from sparkring.training.launch.restart import RestartPolicy
 from sparkring.training.planner import format_rows
-from sparkring.training.result import FailedAttempt, History, RankResult, TrainResult
+from sparkring.training.result import FailedAttempt, History, TrainResult, WorkerResult
 
 log = logging.getLogger(__name__)
 TRAIN = "train"  # key of its run in MLflow
@@ -61,7 +61,7 @@ def train(job: JobContext) -> TrainResult:
         began = time.monotonic()
         launched = run_ranks(job, events)
         train_s = time.monotonic() - began - launched.start_s
-        rank_0 = TypeAdapter(RankResult).validate_python(launched.result)
+        rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         planned = plan_and_measured(config, job.dataset.manifest, rank_0.measured)
         plan = format_rows(planned)
         tracker.artifact(TRAIN, plan + "\n", "plan.txt")

@@ -178,7 +178,7 @@ def fit(
 
         metric = None
         if state.step % eval_every == 0 or state.step == last:
-            state = validate(state, callbacks, config, reporter, timing)
+            state = after_evaluation(state, validate(state.step, callbacks, reporter, timing), config)
             metric = state.last_valid[config.best_metric]
             save_now |= checkpoint.on_improvement and state.best_step == state.step
         finished = stop or state.stopped_early or state.step >= last
@@ -217,23 +217,13 @@ def on_skipped(state: TrainerState, bad_rank: int | None, most: int, reporter: R
         )
 
 
-def validate(
-    state: TrainerState, callbacks: Callbacks, config: TrainConfig, reporter: Reporter, timing: LoopTiming
-) -> TrainerState:
-    """Evaluate, report the metrics, and return the state after it.
-
-    Args:
-        state: after a step.
-        callbacks: for `evaluate`.
-        config: the best metric and early stopping.
-        reporter: receives `valid/<metric>`.
-        timing: receives the seconds.
-    """
-    reporter.heartbeat(state.step, "evaluate")
+def validate(step: int, callbacks: Callbacks, reporter: Reporter, timing: LoopTiming) -> dict[str, float]:
+    """Evaluate, and report the metrics as `valid/<metric>`."""
+    reporter.heartbeat(step, "evaluate")
     with timing.measure("evaluate"):
-        metrics = callbacks.evaluate(state.step)
-    reporter.metrics(state.step, {f"valid/{name}": value for name, value in metrics.items()})
-    return after_evaluation(state, metrics, config)
+        metrics = callbacks.evaluate(step)
+    reporter.metrics(step, {f"valid/{name}": value for name, value in metrics.items()})
+    return metrics
 
 
 def evaluate_split(

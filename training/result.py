@@ -1,6 +1,6 @@
 """What a training run gave: one object from the ranks to the driver, summary.json, the report and MLflow.
 
-`sparkring.training.worker:train` returns a `RankResult` on every rank. The driver makes a `TrainResult` around rank
+`sparkring.training.worker:train` returns a `WorkerResult` on every rank. The driver makes a `TrainResult` around rank
 0's, completes it step by step (plan, evaluation, timings) and stores it as summary.json of the run folder, field by
 field under the names below. `sparkring report` reads it back. Seconds end in `_s`.
 """
@@ -27,7 +27,7 @@ History = dict[str, list[tuple[Count, float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankResult:
+class WorkerResult:
     """What one rank returns; all but the last field are the same on every rank."""
 
     __pydantic_config__ = CLOSED
@@ -98,7 +98,7 @@ class TrainResult:
     tracking_url: str | None = None  # of the job's run in MLflow
 
     # Training
-    train: RankResult  # rank 0's
+    train: WorkerResult  # rank 0's
     attempts: Count  # launches, over all commands
     failed_attempts: list[FailedAttempt]  # of this command
     history: History  # losses and validation metrics: name -> (step, value), over all attempts of this command

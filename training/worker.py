@@ -44,7 +44,7 @@ from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer, learning_rate, scaled_lr
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
-from sparkring.training.result import RankResult
+from sparkring.training.result import WorkerResult
 from sparkring.training.tasks import build_task, model_class
 from sparkring.training.weights import write_weights
 
@@ -95,7 +95,7 @@ class Parts:
             reader.close()
 
 
-def train(ctx: WorkerContext) -> RankResult:
+def train(ctx: WorkerContext) -> WorkerResult:
     """Train, export and score on this rank.
 
     `ctx.payload`: `config` (resolved), `config_digest`, `dataset` and `run` (URIs of folders).
@@ -138,7 +138,7 @@ def train(ctx: WorkerContext) -> RankResult:
         strategy.close(failed)
 
 
-def _train(parts: Parts, model: InitialModel, began: float) -> RankResult:
+def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     """Resume, fit, export, score."""
     ctx, config, strategy = parts.ctx, parts.config, parts.strategy
     reader = parts.open_reader("train", training=True)
@@ -164,7 +164,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> RankResult:
     state = fit(strategy, reader, callbacks, ctx, config.train, config.checkpoint, begun)
     checkpoints.wait()
     train_s = time.monotonic() - training
-    result = RankResult(
+    result = WorkerResult(
         engine=strategy.engine,
         world=ctx.world_size,
         threads_per_rank=torch.get_num_threads(),
@@ -298,7 +298,7 @@ def with_progress(values: Iterator[Any], on_progress: Callable[[int], None]) -> 
         yield value
 
 
-def score_test_split(parts: Parts, test: Reader | None, result: RankResult) -> RankResult:
+def score_test_split(parts: Parts, test: Reader | None, result: WorkerResult) -> WorkerResult:
     """Add the metrics over `train.test_split`, and the file of this rank's predictions where the task has any."""
     ctx, strategy, task = parts.ctx, parts.strategy, parts.task
     if test is None:

@@ -48,7 +48,6 @@ from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
     StoreUnreachable,
     TryAgain,
-    client_limits,
     is_abandoned,
     new_points,
     open_runs,
@@ -489,11 +488,6 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
     aside, and one whose store is away stays; neither holds up the others. Raises StoreUnreachable after those are sent,
     with a line for each store that is away.
     """
-    with client_limits(config):
-        return _replay(config)
-
-
-def _replay(config: TrackingConfig) -> tuple[int, int]:
     finished = count = 0
     away: dict[str, Exception] = {}
     for journal in abandoned_journals(Path(config.root)):

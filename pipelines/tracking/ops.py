@@ -7,7 +7,7 @@ may be damaged or forged: a file of an operation is below the journal's folder, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import AfterValidator, Field, RootModel, with_config
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
@@ -37,10 +37,12 @@ class _Op:
     key: FolderName  # of the run: job, etl, train, evaluate
     at: Time  # when the driver recorded it
 
+    names: ClassVar[str] = ""  # the field that tells two operations of a kind apart
+
     @property
     def label(self) -> str:
         """The operation in the log, and in the tag that lists what is missing from a run."""
-        return self.op
+        return f"{self.op} {vars(self).get(self.names, '').rpartition('/')[2]}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +87,7 @@ class DatasetInfo:
 class DatasetUse(DatasetInfo, _Op):
     op: Literal["dataset"] = "dataset"
     context: str  # such as "training"
-
-    @property
-    def label(self) -> str:
-        return f"{self.op} {self.name}"
+    names: ClassVar = "name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +95,7 @@ class Artifact(_Op):
     op: Literal["artifact"] = "artifact"
     file: RelativePath  # to the journal's `files`
     folder: RelativePath | Literal[""]  # in the store
-
-    @property
-    def label(self) -> str:
-        return f"{self.op} {self.file.rpartition('/')[2]}"
+    names: ClassVar = "file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +128,7 @@ class ModelInfo:
 class Model(ModelInfo, _Op):
     op: Literal["model"] = "model"
     file: RelativePath  # folder, relative to the journal's `files`
-
-    @property
-    def label(self) -> str:
-        return f"{self.op} {self.name}"
+    names: ClassVar = "name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +138,7 @@ class Lost(_Op):
     op: Literal["lost"] = "lost"
     what: str
     why: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.op} {self.what}"
+    names: ClassVar = "what"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -250,26 +250,23 @@ class Tracker:
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything recorded so far is in the store; False if it is not by then."""
-        deadline = time.monotonic() + timeout_s
-        while self._journal is not None and self._thread.is_alive():
-            if not self._journal.pending(1):
-                return True
-            if time.monotonic() > deadline:
-                return False
-            self._wake.set()
-            time.sleep(0.02)
-        return self._journal is None
+        journal = self._journal
+        return journal is None or self._wait(lambda: not journal.pending(1), timeout_s)
 
     def run_id(self, key: str = JOB, timeout_s: float = 60.0) -> str | None:
         """The run's id, None while the store cannot be reached."""
+        self._wait(lambda: self._sink is not None and key in self._sink.runs, timeout_s)
+        return self._sink.runs.get(key) if self._sink else None
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wake the sender until the condition holds; False after `timeout_s`, or if the sender has ended."""
         deadline = time.monotonic() + timeout_s
-        while self._journal is not None:
-            found = self._sink.runs.get(key) if self._sink else None
-            if found is not None or time.monotonic() > deadline:
-                return found
+        while not condition():
+            if time.monotonic() > deadline or not self._thread.is_alive():
+                return False
             self._wake.set()
             time.sleep(0.02)
-        return None
+        return True
 
     def url(self, key: str = JOB) -> str | None:
         """Where a browser finds the run; None for the embedded store, and while a server is away."""
@@ -299,7 +296,8 @@ def send_left_behind(config: TrackingConfig) -> None:
     from sparkring.pipelines.tracking.mlflow_store import replay  # seconds of imports
 
     try:
-        journals, operations = replay(config)
+        with client_limits(config):
+            journals, operations = replay(config)
         if journals:
             log.info("sent %d tracking operations that %d earlier jobs had left on disk", operations, journals)
     except Exception as error:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkring.training.result import MODEL, RankResult, TrainResult
+from sparkring.training.result import MODEL, TrainResult, WorkerResult
 
 
-def rank_result(**changes: Any) -> RankResult:
+def rank_result(**changes: Any) -> WorkerResult:
     values: dict[str, Any] = {
         "engine": "torch-gloo", "world": 3, "threads_per_rank": 1, "finished": True, "steps": 10,
         "consumed_samples": 100, "skipped_steps": 0, "stopped_early": False, "best_step": 10, "best_value": 0.5,
         "train_s": 2.0, "rows_per_s": 50.0, "valid": {"loss": 0.5}, "measured": {}, "weights": "model",
         "exported_step": 10, "test": {"loss": 0.5},
     }  # fmt: skip
-    return RankResult(**(values | changes))
+    return WorkerResult(**(values | changes))
 
 
 def train_result(**changes: Any) -> TrainResult:

@@ -37,7 +37,7 @@ from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
-from sparkring.training.result import RankResult
+from sparkring.training.result import WorkerResult
 from sparkring.training.weights import read_weights
 from sparkring.training.worker import agree_threads
 
@@ -156,9 +156,9 @@ class Job:
         return self
 
     @property
-    def result(self) -> RankResult:
+    def result(self) -> WorkerResult:
         """Rank 0's, as it came over the channel."""
-        return TypeAdapter(RankResult).validate_python(self.results[0])
+        return TypeAdapter(WorkerResult).validate_python(self.results[0])
 
     def weights(self) -> dict[str, torch.Tensor]:
         return read_weights(open_storage(str(self.folder / "model")))

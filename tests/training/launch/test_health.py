@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.launch.attempt import Limits
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
@@ -31,8 +28,6 @@ from sparkring.training.launch.health import (
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group, run_local
 from sparkring.training.launch.messages import Event, Heartbeat, Stacks, Straggler
-from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollectives
-from sparkring.training.waiting import FRAME, waits_for_ranks
 
 WAITS = """Thread 0x00007f1 (most recent call first):
   File "/x/training/launch/host/rank.py", line 105 in _listen
@@ -98,21 +93,6 @@ def test_who_waits_for_a_rank_that_works_does_not_hang(
     idle: list[float], stacks: dict[int, str], waiting: list[int]
 ) -> None:
     assert waiting_for_work([rank(i, 5, s) for i, s in enumerate(idle)], stacks, 10.0) == waiting
-
-
-def test_a_marked_wait_is_seen_in_a_real_stack(tmp_path: Path) -> None:
-    @waits_for_ranks
-    def save_before_is_whole() -> None:
-        with (tmp_path / "stack").open("w") as file:
-            faulthandler.dump_traceback(file, all_threads=False)
-
-    save_before_is_whole()
-    assert waits_in((tmp_path / "stack").read_text()) == "save_before_is_whole"
-
-
-@pytest.mark.parametrize("function", [Checkpointer.wait, HorovodCollectives.wait])
-def test_what_waits_for_ranks_is_marked(function: Any) -> None:
-    assert function.__code__.co_name == FRAME
 
 
 def test_stacks_are_read() -> None:

@@ -1,0 +1,52 @@
+"""What a person sees while ranks train: lines, a bar on a terminal, the ranks' output."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from sparkring.pipelines.launch.progress import ProgressDisplay
+from sparkring.training.launch.messages import AttemptStarted, Event, LogLines, RankEvent, RankMetrics
+
+EVENTS: list[Event] = [
+    AttemptStarted(1, 2, 1.25),
+    RankEvent(0, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
+    RankEvent(1, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
+    RankEvent(0, 1, "training", {"steps": 20, "from_step": 10}),
+    LogLines(1, 1, ("hello",)),
+    RankMetrics(0, 1, 11, {"train/loss": 0.5, "perf/rows_per_s": 1000.0}),
+    RankMetrics(1, 1, 11, {"train/loss": 0.9}),
+    RankMetrics(0, 1, 12, {"train/loss": 0.4}),
+    RankMetrics(0, 1, 12, {"valid/loss": 0.25}),
+    RankEvent(0, 1, "resumed", {"step": 10, "skipped": ["step-12: no marker"]}),
+]
+
+
+def test_events_of_rank_0_are_lines_and_losses_come_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    display = ProgressDisplay(interactive=False)
+    with caplog.at_level(logging.INFO, "train"):
+        for event in EVENTS:
+            display.on_event(event)
+        display.close()
+    assert caplog.messages == [
+        "2 ranks started in 1.2 s",
+        "ring of 2 formed, engine torch-gloo",
+        "training from step 10 to 20",
+        "[rank 1] hello",
+        "step 11/20: loss 0.5000 1,000 rows/s",
+        "step 12: valid loss 0.2500",
+        "resumed from the checkpoint of step 10",
+        "checkpoint skipped: step-12: no marker",
+    ]
+
+
+def test_on_a_terminal_losses_are_beside_a_bar(caplog: pytest.LogCaptureFixture) -> None:
+    display = ProgressDisplay(interactive=True)
+    with caplog.at_level(logging.INFO, "train"):
+        for event in EVENTS[3:8]:
+            display.on_event(event)
+    assert display.bar is not None and (display.bar.n, display.bar.total) == (12, 20)
+    assert not [line for line in caplog.messages if "loss" in line]
+    display.close()
+    assert display.bar is None
