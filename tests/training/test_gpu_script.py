@@ -32,8 +32,8 @@ with tempfile.TemporaryDirectory() as folder:
     assert len(script.equality(cpu)) == 2
     manifest = script.write_tokens(Path(folder), rows=512, vocab=50)
     storage = script.open_storage(folder)
-    settings = script.ReaderSettings(lanes=8, threads=2)
-    reader = script.ParquetReader(storage, manifest, "train", None, 64, settings=settings, device=cpu)
+    request = script.ReadRequest(storage, manifest, "train", None, 64)
+    reader = script.ParquetReader(request, script.DataRank(device=cpu), script.DataConfig(lanes=8, threads=2))
     assert next(iter(reader.batches(0))).columns["tokens"].shape == (64, script.TOKENS + 1)
     reader.close()
     assert script.GPT(**{**script.load_config("gpt-124m").config.model.args, "layers": 1}).layers == 1
