@@ -54,7 +54,8 @@ def test_a_users_task_is_constructed_with_features_label_and_inputs(monkeypatch:
 
 def test_a_task_that_is_no_task_and_a_missing_label_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"model\.task = 'builtins:dict': is .*not a class derived from sparkring\.training\.tasks\.Task"
+        ValueError,
+        match=r"model\.task = 'builtins:dict': is .*not a class derived from sparkring\.training\.tasks\.Task",
     ):
         build_task("builtins:dict", [], "y", None)
     with pytest.raises(ValueError, match=r"model\.label: task 'binary' needs a label column"):
