@@ -178,7 +178,7 @@ def test_other_separators_and_quotes():
 
 
 def test_a_large_file_is_read_in_pieces(monkeypatch):
-    monkeypatch.setattr(csv_file, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(csv_file, "BLOCK_BYTES", 1 << 18)  # Arrow may read 32 blocks ahead
     line = b"x" * 1000 + b",7\n"
     data = gzip.compress(b"a,b\n" + line * 60_000, 1)
 
