@@ -105,6 +105,7 @@ def main() -> None:
             (tree / "build").mkdir()
         try:
             for measure, which in itertools.product(MEASURES, (0, 1, 1, 0) * arguments.turns):
+                print(measure.__name__, commits[which], file=sys.stderr, flush=True)
                 for name, value in measure(trees[which]).items():
                     found[which].setdefault(name, []).append(value)
         finally:

@@ -158,7 +158,7 @@ def hidden_share(part: Batch, task: Any, our_seconds: list[float]) -> dict[str, 
         alone.forward_backward(part)
         alone.step(1e-3)
 
-    flat = torch.zeros(sum(p.numel() for p in alone.module.parameters()))
+    flat = torch.zeros(sum(p.numel() for p in model().parameters()))
     compute_s = statistics.median(block(compute, 1)[0] for _ in range(8))
     reduce_s = statistics.median(block(lambda: dist.all_reduce(flat), 1)[0] for _ in range(8))
     step_s = statistics.median(our_seconds)
