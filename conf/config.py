@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -20,19 +16,9 @@ from pydantic import (
     model_validator,
 )
 
+from sparkring.conf.schema import Name, Strict, check_case
 from sparkring.conf.secrets import is_secret_name, redact
-
-
-class Strict(BaseModel):
-    """Base of every block: unknown keys are errors, values never change, defaults are checked like given values.
-
-    An error does not repeat the value, which may be a secret; `sparkring.conf.load` shows it with secrets hidden.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
+from sparkring.conf.sources import Source
 
 SPARK_REDACTS = "(?i)secret|password|token|access[.]?key"  # Spark's default of spark.redaction.regex
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -90,80 +76,9 @@ class SparkConfig(Strict):
 # --- etl: raw tables -> views -> checks -> split -> features, or packed text -> shards
 
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
 Share = Annotated[float, Field(ge=0, le=1)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-
-
-def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
-    """The first two names that Spark, which does not tell them apart by case, takes for one."""
-    seen: dict[str, str] = {}
-    for name in names:
-        if name.lower() in seen:
-            return seen[name.lower()], name
-        seen[name.lower()] = name
-    return None
-
-
-def check_case(where: str, names: Iterable[str]) -> None:
-    """ValueError where two names differ by case alone, or not at all."""
-    if twice := same_but_for_case(names):
-        raise ValueError(
-            f"{where}: {twice[0]!r} and {twice[1]!r} are one name to Spark, which ignores case; rename one"
-        )
-
-
-class CsvOptions(Strict):
-    """How a CSV file is written: RFC 4180. A quote within a quoted value is doubled; a backslash is a character."""
-
-    sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = ","
-    quote: Annotated[str, Field(pattern=r"^[\x20-\x7e]?$")] = Field('"', description="'': quotes are characters")
-    nullValue: str = Field("", description="what stands for null beside the empty value; quoted, both are texts")
-    encoding: str = Field("utf-8", description="of Python's names: latin-1, windows-1252, utf-16")
-
-    @field_validator("encoding")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        try:
-            codecs.lookup(value)
-        except LookupError as error:
-            raise ValueError(f"{value!r} is no encoding Python knows") from error
-        return value
-
-    @model_validator(mode="after")
-    def _differ(self) -> CsvOptions:
-        if self.sep == self.quote:
-            raise ValueError(f"sep and quote are both {self.sep!r}")
-        return self
-
-
-class SourceConfig(Strict):
-    """One raw table. A file that does not match the declared columns stops the job, named with the column."""
-
-    path: str = Field(
-        description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text: all "
-        "there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
-    )
-    format: Literal["csv", "parquet", "text"] = "csv"
-    columns: dict[str, str] = Field(
-        {},
-        description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; parquet: the columns to read; "
-        "text: none, rows are whole files with the columns `path` and `text`",
-    )
-    options: CsvOptions | None = Field(None, description="csv only; None: RFC 4180, null is the empty value")
-    fingerprint: Literal["content", "stat"] = Field(
-        "content", description="content: sha256 of every file; stat: path, size and mtime (for lakes too large to read)"
-    )
-
-    @model_validator(mode="after")
-    def _columns_given(self) -> SourceConfig:
-        if (self.format == "text") != (not self.columns):
-            raise ValueError("columns must be declared for csv and parquet, and may not be for text")
-        check_case("columns", self.columns)
-        if self.options is not None and self.format != "csv":
-            raise ValueError(f"options are for csv; a {self.format} source has none")
-        return self
 
 
 class CheckConfig(Strict):
@@ -322,7 +237,7 @@ class EtlConfig(Strict):
     """Raw tables to one dataset."""
 
     kind: Literal["table", "text"] = "table"
-    sources: Annotated[dict[Name, SourceConfig], Field(min_length=1)]
+    sources: Annotated[dict[Name, Source], Field(min_length=1)]
     views: dict[Name, str] = Field({}, description="name -> Spark SQL over sources and earlier views, in order")
     rows: str = Field(
         description="the view, source or `module:function(tables) -> DataFrame` that gives the dataset's rows"

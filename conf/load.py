@@ -296,7 +296,7 @@ def _known_keys(location: tuple[Any, ...]) -> set[str]:
             properties, values = node.get("properties", {}), node.get("additionalProperties")
             if part in properties:
                 found.append(properties[part])
-            elif properties.get("kind", {}).get("const") == part:  # the tag pydantic inserts for a union by `kind`
+            elif part in (properties.get("kind", {}).get("const"), node.get("title")):  # the tag of a union
                 found.append(node)
             elif isinstance(part, int) and "items" in node:
                 found.append(node["items"])

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sparkring.conf.code import code_digest
-from sparkring.conf.config import EtlConfig, same_but_for_case
+from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import (
     MANIFEST_NAME,
     Accounting,
@@ -35,6 +35,7 @@ from sparkring.conf.manifest import (
     SplitInfo,
     read_manifest,
 )
+from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl import checks, fit, table, text
 from sparkring.etl.errors import EtlError
@@ -42,7 +43,6 @@ from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint
 from sparkring.etl.quarantine import write_quarantine
 from sparkring.etl.session import build_session
 from sparkring.etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
-from sparkring.etl.sources.read import read_source
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, add_split, check_splits
 from sparkring.etl.views import build_rows
@@ -153,7 +153,7 @@ def _build(build: Build, fingerprint: str) -> DatasetManifest:
     """Write the files of a dataset; returns the manifest that makes them one."""
     request, config = build.request, build.request.config
     with build.timed("read"):
-        tables = {name: read_source(build.spark, source) for name, source in request.sources.items()}
+        tables = {name: source.read(build.spark) for name, source in request.sources.items()}
         rows = build_rows(build.spark, tables, config.views, config.rows)
         _check_names(rows)
         key = config.key or rows.columns

@@ -20,11 +20,12 @@ def dataset_fingerprint(
 ) -> str:
     """sha256 over the sources' content, the etl block, the code, Spark's version and its `settings`.
 
-    The location of a source is not content, so paths are left out; the order of keys is (columns are stored in it).
+    Where a source is, and which snapshot was asked for, is not content: what was found there is. The order of keys is,
+    as columns are stored in it.
     """
     block = config.model_dump(mode="json")
-    for declared in block["sources"].values():
-        del declared["path"]
+    for name, source in config.sources.items():
+        block["sources"][name] = source.model_dump(mode="json", exclude=set(source.POINTERS))
     deciding = {key: value for key, value in sorted(settings.items()) if decides_rows(key)}
     prints = {name: source.fingerprint for name, source in sources.items()}
     parts = [FORMAT_VERSION, prints, json.dumps(block), own_modules(config.rows), code_digest(PACKAGE)]

@@ -9,8 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, FloatType, IntegerType
 
-from sparkring.conf.config import EtlConfig, same_but_for_case
+from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import Column, Role
+from sparkring.conf.schema import same_but_for_case
 from sparkring.etl import fit
 from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
 from sparkring.etl.errors import EtlError

@@ -15,7 +15,8 @@ from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifes
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.fingerprint import dataset_fingerprint
-from sparkring.etl.sources.snapshot import SourceSnapshot, pin_sources
+from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from sparkring.conf.config import CsvOptions
+from sparkring.conf.sources import CsvOptions
 from sparkring.etl.sources.values import TEXTS, convert
 
 BLOCK_BYTES = 8 << 20  # the longest record; Arrow reads a handful of them ahead

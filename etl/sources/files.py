@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from sparkring.conf.config import SourceConfig
+from sparkring.conf.sources import FilesSource
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 
@@ -36,7 +36,26 @@ class SourceFile:
     mtime_ns: int
 
 
-def list_files(name: str, config: SourceConfig) -> tuple[Storage, tuple[SourceFile, ...]]:
+@dataclass(frozen=True)
+class FileList:
+    """The files of one table, in the order of their paths."""
+
+    storage: Storage
+    files: tuple[SourceFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def spark_paths(self) -> list[str]:
+        """Full paths as Spark reads them: `file:///...` locally, else with the scheme and host of the recipe."""
+        if self.storage.is_local:
+            return [f"file://{file.full}" for file in self.files]
+        root = self.storage.uri.partition("?")[0].rstrip("/")
+        return [root + file.full[len(self.storage.root.rstrip("/")) :] for file in self.files]
+
+
+def list_files(name: str, config: FilesSource) -> FileList:
     """List the files of a source below its root. Raises EtlError if it has no files."""
     root, pattern = _split_glob(config.path)
     storage = open_storage(root)
@@ -59,7 +78,7 @@ def list_files(name: str, config: SourceConfig) -> tuple[Storage, tuple[SourceFi
         what = "no such file or folder" if missing else _why_no_files(there, pattern, config)
         raise EtlError(f"{key}: {what}; the table {name!r} is missing")
     _refuse_lake_tables(key, storage, [i.path for i in infos], [f.full for f in files])
-    return storage, files
+    return FileList(storage, files)
 
 
 def _refuse_lake_tables(key: str, storage: Storage, paths: list[str], files: list[str]) -> None:
@@ -111,7 +130,7 @@ def _matches(parts: list[str], pattern: list[str]) -> bool:
     return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def _why_no_files(there: list[Any], pattern: list[str] | None, config: SourceConfig) -> str:
+def _why_no_files(there: list[Any], pattern: list[str] | None, config: FilesSource) -> str:
     if not there:
         return "no files below it"
     example = f"{len(there)} files lie there, such as {there[0].base_name!r}"

@@ -1,9 +1,9 @@
-"""Read a pinned source as a typed DataFrame, after checking every file against the declared columns."""
+"""Read listed files as a typed DataFrame, after checking every file against the declared columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +15,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
 
-from sparkring.conf.config import CsvOptions
 from sparkring.conf.errors import first_line
-from sparkring.conf.storage import open_storage
+from sparkring.conf.sources import CsvOptions, FilesSource
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources import csv_file
-from sparkring.etl.sources.files import SourceFile
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.files import FileList, SourceFile
 from sparkring.etl.sources.values import arrow_type
 from sparkring.etl.write import worker_uri
 
@@ -31,52 +30,53 @@ SHOWN = 20  # problems in a message
 HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host, which Spark may write in more ways than one
 
 
-def read_source(spark: SparkSession, source: SourceSnapshot) -> DataFrame:
-    """Read the typed table. Raises EtlError naming every file and column that does not match the declaration."""
-    schema = _declared(source)
-    if source.config.format == "csv":
-        return _read_csv(spark, source, schema)
-    if source.config.format == "text":
-        return _read_text(spark, source)
-    _check_footers(source, schema)
-    return spark.read.schema(schema).parquet(*source.spark_paths()).select(*schema.names)
+def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileList) -> DataFrame:
+    """Read the typed table `key` declares. EtlError names every file and column that does not match."""
+    schema = declared_schema(key, config.columns)
+    if config.format == "csv":
+        return _read_csv(spark, key, config, listed, schema)
+    if config.format == "text":
+        return _read_text(spark, key, listed)
+    _check_footers(key, listed, schema)
+    return spark.read.schema(schema).parquet(*listed.spark_paths()).select(*schema.names)
 
 
-def _read_text(spark: SparkSession, source: SourceSnapshot) -> DataFrame:
+def _read_text(spark: SparkSession, key: str, listed: FileList) -> DataFrame:
     """One row per file: `path` below the source's root, `text`."""
-    root = HOST.sub("", source.spark_paths()[0]).removesuffix(source.files[0].path)
+    root = HOST.sub("", listed.spark_paths()[0]).removesuffix(listed.files[0].path)
     # The path is a URI, percent-encoded; unlike input_file_name() it counts as a deterministic column.
     uri = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
     path = F.substr(F.regexp_replace(uri, HOST.pattern, ""), F.lit(len(root) + 1))
-    found = spark.read.text(source.spark_paths(), wholetext=True).select(
+    found = spark.read.text(listed.spark_paths(), wholetext=True).select(
         path.alias("path"), F.col("value").alias("text")
     )
     broken = found.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
-    _raise(source, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
+    _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
     return found
 
 
-def _declared(source: SourceSnapshot) -> StructType:
+def declared_schema(key: str, columns: Mapping[str, str]) -> StructType:
+    """Make Spark's schema of the columns `key` declares. Raises EtlError for what is no type of Spark."""
     fields = []
-    for name, ddl in source.config.columns.items():
+    for name, ddl in columns.items():
         try:
             fields.append(StructField(name, DataType.fromDDL(ddl)))
         except Exception as error:  # the parser's exceptions differ between Spark Classic and Connect
-            raise EtlError(f"{source.key}.columns.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
+            raise EtlError(f"{key}.columns.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
     return StructType(fields)
 
 
 # --- CSV: checked by line and value before the first row is used
 
 
-def _read_csv(spark: SparkSession, source: SourceSnapshot, schema: StructType) -> DataFrame:
-    types = {f.name: _text_type(source, f) for f in schema.fields}
-    task = CsvTask(worker_uri(source.storage), source.files, source.config.options or CsvOptions(), types)
-    count = min(len(source.files), max(spark.sparkContext.defaultParallelism, source.bytes // TASK_BYTES))
-    numbers = spark.sparkContext.parallelize(range(len(source.files)), count)
+def _read_csv(spark: SparkSession, key: str, config: FilesSource, listed: FileList, schema: StructType) -> DataFrame:
+    types = {f.name: _text_type(key, f) for f in schema.fields}
+    task = CsvTask(worker_uri(listed.storage), listed.files, config.options or CsvOptions(), types)
+    count = min(len(listed.files), max(spark.sparkContext.defaultParallelism, listed.bytes // TASK_BYTES))
+    numbers = spark.sparkContext.parallelize(range(len(listed.files)), count)
     files = spark.createDataFrame(numbers.map(lambda n: (n,)), "file int")
     found = files.mapInArrow(task.check, "file int, problem string").orderBy("file").collect()
-    _raise(source, [row["problem"] for row in found])
+    _raise(key, [row["problem"] for row in found])
     return files.mapInArrow(task.read, schema)
 
 
@@ -107,11 +107,11 @@ class CsvTask:
                 yield number, file, partial(fs.open_input_stream, file.full, compression="detect")
 
 
-def _text_type(source: SourceSnapshot, field: StructField) -> str:
+def _text_type(key: str, field: StructField) -> str:
     kind = field.dataType.simpleString()
     if arrow_type(kind) is None:
         raise EtlError(
-            f"{source.key}.columns.{field.name} = {kind!r}: no value of a csv file is read as one; declare it string, "
+            f"{key}.columns.{field.name} = {kind!r}: no value of a csv file is read as one; declare it string, "
             "and make the value in the recipe's SQL"
         )
     return kind
@@ -120,15 +120,15 @@ def _text_type(source: SourceSnapshot, field: StructField) -> str:
 # --- Parquet: every footer is checked, so that drift between files is found before Spark reads nulls or garbage
 
 
-def _check_footers(source: SourceSnapshot, schema: StructType) -> None:
+def _check_footers(key: str, listed: FileList, schema: StructType) -> None:
     with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        problems = pool.map(lambda file: _footer_problems(source, file, schema), source.files)
-        _raise(source, [problem for found in problems for problem in found])
+        problems = pool.map(lambda file: _footer_problems(listed.storage, file, schema), listed.files)
+        _raise(key, [problem for found in problems for problem in found])
 
 
-def _footer_problems(source: SourceSnapshot, file: SourceFile, schema: StructType) -> list[str]:
+def _footer_problems(storage: Storage, file: SourceFile, schema: StructType) -> list[str]:
     try:
-        found: pa.Schema = pq.read_schema(file.full, filesystem=source.storage.fs)
+        found: pa.Schema = pq.read_schema(file.full, filesystem=storage.fs)
     except (pa.ArrowInvalid, OSError) as error:
         return [f"{file.path}: not a readable Parquet file: {first_line(error)}"]
     problems = []
@@ -158,8 +158,8 @@ def _spark_type(arrow: pa.DataType) -> str:
         return f"{arrow} (unknown to Spark)"
 
 
-def _raise(source: SourceSnapshot, problems: list[str]) -> None:
+def _raise(key: str, problems: list[str]) -> None:
     if problems:
         shown = "\n".join(f"  - {p}" for p in problems[:SHOWN])
         more = f"\n  - and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise EtlError(f"{source.key}: files do not match the declared columns:\n{shown}{more}")
+        raise EtlError(f"{key}: files do not match the declared columns:\n{shown}{more}")

@@ -20,7 +20,7 @@ from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.snapshot import pin_sources
+from sparkring.etl.sources.pin import pin_sources
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,14 +2,14 @@
 
 import pytest
 
-from sparkring.conf.config import SourceConfig
+from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.files import _split_glob, list_files
 
 
 def files_of(path, kind="parquet"):
     columns = {} if kind == "text" else {"a": "int"}
-    return [f.path for f in list_files("t", SourceConfig(path=str(path), format=kind, columns=columns))[1]]
+    return [f.path for f in list_files("t", FilesSource(path=str(path), format=kind, columns=columns)).files]
 
 
 @pytest.fixture(scope="module")
@@ -82,4 +82,4 @@ def test_a_question_mark_begins_the_options_of_a_uri(path, root, pattern):
 @pytest.mark.parametrize("path", ["nowhere", "nowhere/*.csv"])
 def test_a_missing_table_is_one_clear_error(tmp_path, path):
     with pytest.raises(EtlError, match=r"etl\.sources\.t\.path.*the table 't' is missing"):
-        list_files("t", SourceConfig(path=str(tmp_path / path), columns={"a": "int"}))
+        list_files("t", FilesSource(path=str(tmp_path / path), columns={"a": "int"}))

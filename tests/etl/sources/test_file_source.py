@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from sparkring.conf.config import SourceConfig
+from sparkring.conf.sources import FilesSource
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.snapshot import pin, pin_sources
+from sparkring.etl.sources.pin import pin, pin_sources
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def table(tmp_path):
     return tmp_path
 
 
-def config(path, **changes) -> SourceConfig:
-    return SourceConfig.model_validate({"path": str(path), "columns": {"a": "int", "b": "int"}} | changes)
+def config(path, **changes) -> FilesSource:
+    return FilesSource.model_validate({"path": str(path), "columns": {"a": "int", "b": "int"}} | changes)
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused(table):
@@ -51,7 +51,7 @@ def test_pinning_hashes_every_file_once_and_stat_hashes_none(table, monkeypatch)
 
 def test_stat_fingerprints_see_a_touched_file(tmp_path):
     (tmp_path / "t.csv").write_text("a\n1\n")
-    config = SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "int"}, fingerprint="stat")
+    config = FilesSource(path=str(tmp_path / "t.csv"), columns={"a": "int"}, fingerprint="stat")
     before = pin("t", config).fingerprint
     assert pin("t", config).fingerprint == before
     os.utime(tmp_path / "t.csv", (1, 1))
