@@ -22,9 +22,9 @@ from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.metrics import binary_scores, is_better
 from sparkring.pipelines.split_rows import SplitRows, split_rows
+from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.models.gpt import perplexity
 from sparkring.training.result import MODEL, TrainResult
-from sparkring.training.weights import read_weights
 from sparkring.training.worker import pick_columns
 
 log = logging.getLogger(__name__)

@@ -34,9 +34,9 @@ from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import spark_session
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
+from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.result import SUMMARY, TrainResult
 from sparkring.training.tasks import TABLE_TASKS, build_task
-from sparkring.training.weights import FILE
 from sparkring.training.worker import ModelColumns, pick_columns
 
 log = logging.getLogger("sparkring")

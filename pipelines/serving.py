@@ -2,7 +2,7 @@
 
     <folder>/config.json    the resolved configuration: which module, with which arguments, for which task
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
-             weights.safetensors  parameter name -> tensor (training/weights.py)
+             weights.safetensors  parameter name -> tensor (training/checkpoint/weights.py)
 
 MLflow calls `_load_pyfunc`. Nothing in the folder is code or an unrestricted pickle. It names code: the classes of
 `model.factory` and `model.task`, which must be of `sparkring.training.models`, or of modules that the loading process
@@ -30,10 +30,10 @@ from sparkring.conf.stored import StoredError, parse
 from sparkring.etl.features import apply_numpy
 from sparkring.etl.tokenizer import Codec
 from sparkring.pipelines.tracking.ops import NamedType
+from sparkring.training.checkpoint.weights import FILE, read_weights
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.tasks import build_task
-from sparkring.training.weights import FILE, read_weights
 from sparkring.training.worker import build_model, pick_columns, start_model
 
 BATCH_ROWS = 8192

@@ -31,6 +31,7 @@ from sparkring.conf.stored import Stored, read
 from sparkring.training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
+from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.batch import SAMPLE, Batch, Reader
 from sparkring.training.data.build import make_reader
@@ -46,7 +47,6 @@ from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.result import WorkerResult
 from sparkring.training.tasks import build_task, model_class
-from sparkring.training.weights import write_weights
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"

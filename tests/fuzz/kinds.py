@@ -33,13 +33,13 @@ from sparkring.training.checkpoint.catalog import RankFile, TrainerFile, committ
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.dcp import mismatch, read_index, to_metadata
 from sparkring.training.checkpoint.format import CheckpointError
+from sparkring.training.checkpoint.weights import FILE as WEIGHTS_FILE
+from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.data.audit.log import read_records
 from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
 from sparkring.training.loop import LoopRecord, TrainerState
 from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.result import SUMMARY, FailedAttempt, read_result
-from sparkring.training.weights import FILE as WEIGHTS_FILE
-from sparkring.training.weights import read_weights, write_weights
 from tests.pipelines.results import train_result
 from tests.training.launch.examples import MESSAGES, example
 

@@ -24,9 +24,9 @@ from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.launch.progress import ProgressDisplay
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
+from sparkring.training.checkpoint.weights import FILE as WEIGHTS_FILE
 from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.messages import AttemptEnded
-from sparkring.training.weights import FILE as WEIGHTS_FILE
 from tests.pipelines.results import train_result
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them

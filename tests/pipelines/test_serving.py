@@ -20,8 +20,8 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.weights import write_weights
 from sparkring.training.worker import build_model
 
 ROOT = Path(__file__).parents[2]

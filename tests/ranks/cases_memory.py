@@ -15,11 +15,11 @@ from sparkring.conf.config import OptimConfig
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.peers import torch_peers
+from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.initial import record_model
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel.step import MeshStrategy
-from sparkring.training.weights import write_weights
 from tests.ranks.problem import make_strategy
 
 LARGE = {"vocab": 1000, "width": 768, "layers": 2, "heads": 8, "tied": False}

@@ -31,6 +31,7 @@ from sparkring.conf.manifest import (
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.audit import audit_run
+from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
@@ -38,7 +39,6 @@ from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
 from sparkring.training.result import WorkerResult
-from sparkring.training.weights import read_weights
 from sparkring.training.worker import agree_threads
 
 pytestmark = pytest.mark.ranks

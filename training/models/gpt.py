@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import Columns
-from sparkring.training.loss import token_cross_entropy
+from sparkring.training.models.loss import token_cross_entropy
 from sparkring.training.models.sharding_plan import ShardingPlan
 from sparkring.training.models.task import Task
 

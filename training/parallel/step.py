@@ -112,9 +112,14 @@ class MeshStrategy(Strategy):
         sample: Batch | None = None,
         compiled: bool = False,
     ) -> None:
-        """See strategy.Strategy.prepare for the arguments.
+        """Cut, initialize and wrap the model (Strategy.prepare), then build the optimizer of what is owned.
 
-        Args: model, task, make_optimizer, sample, compiled.
+        Args:
+            model: recorded, or a plain module.
+            task: the loss and the metrics.
+            make_optimizer: called with the parameters that this rank owns.
+            sample: a batch of this data rank's; required with a pipeline or context parallelism.
+            compiled: torch.compile each block once it is placed.
         """
         initial = model if isinstance(model, InitialModel) else eager_model(model, "it has memory", self.rank == 0)
         check_trainable(initial.module)

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparkring.training import loss as module
-from sparkring.training.loss import token_cross_entropy
+from sparkring.training.models import loss as module
+from sparkring.training.models.loss import token_cross_entropy
 
 
 @pytest.fixture

@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.training.checkpoint.format import DTYPES, Chunk, layout, raw_bytes
-from sparkring.training.parallel.state import TensorInfo
 
 FILE = "weights.safetensors"
 LONGEST_HEADER = 100 * 2**20  # safetensors' own bound
 
 
+class Described(Protocol):
+    """What is written of a tensor beside its values: parallel.state.TensorInfo, of which this folder knows nothing."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 def write_weights(
-    folder: Storage, described: Iterable[TensorInfo], values: Iterable[torch.Tensor], tied: Mapping[str, str]
+    folder: Storage, described: Iterable[Described], values: Iterable[torch.Tensor], tied: Mapping[str, str]
 ) -> None:
     """Write `weights.safetensors` into `folder`, taking one value at a time.
 

@@ -8,8 +8,8 @@ import torch
 
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.training.checkpoint.weights import FILE, read_weights, write_weights
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.weights import FILE, read_weights, write_weights
 
 STATE = {
     "embed": torch.arange(12.0).reshape(4, 3),
