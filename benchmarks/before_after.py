@@ -1,6 +1,7 @@
 """Two commits side by side: launch, reader, step overhead and checkpoint stall, in turns on one machine.
 
-usage (root, Linux): unshare --net python benchmarks/before_after.py COMMIT [COMMIT] [--turns 2] [--write FILE]
+usage (root, Linux): unshare --net python benchmarks/before_after.py COMMIT [COMMIT] [--turns 2] [--only NAME ...]
+       [--write FILE]
 
 Each commit (the second: HEAD) is checked out in a folder of its own and measured by its own benchmarks, in the order
 A B B A, repeated. What a benchmark compares with inside one run (bare code, the plain copy, the decoder) is measured
@@ -50,7 +51,10 @@ def reader(tree: Path) -> Numbers:
     words = ["--theme", "table", "--rows", "1000000", "--rounds", "1", "--cases", ",".join(cases)]
     run(tree, "benchmarks/data_readers.py", *words, "--folder", str(folder), "--out", str(target))
     rows = [line.split("|") for line in target.read_text().splitlines() if line.startswith("|")]
-    found = {row[1].strip(): float(row[2].split()[0].replace(",", "")) for row in rows if row[1].strip() in cases}
+    found: dict[str, float] = {}
+    for row in rows:
+        if row[1].strip() in cases:  # the first table has the rates, those below it say where the time went
+            found.setdefault(row[1].strip(), float(row[2].split()[0].replace(",", "")))
     return {f"reader, M rows per CPU s: {name}": found[name] / 1e6 for name in cases}
 
 
@@ -90,6 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commits", nargs="+", help="one or two; the second is HEAD where it is not given")
     parser.add_argument("--turns", type=int, default=2, help="each is A B B A: two measurements per commit")
+    names = [measure.__name__ for measure in MEASURES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="what to measure")
     parser.add_argument("--write", type=Path, help="result file")
     arguments = parser.parse_args()
     git = ["git", "-C", str(ROOT)]
@@ -104,7 +110,8 @@ def main() -> None:
             subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
             (tree / "build").mkdir()
         try:
-            for measure, which in itertools.product(MEASURES, (0, 1, 1, 0) * arguments.turns):
+            wanted = [measure for measure in MEASURES if measure.__name__ in arguments.only]
+            for measure, which in itertools.product(wanted, (0, 1, 1, 0) * arguments.turns):
                 print(measure.__name__, commits[which], file=sys.stderr, flush=True)
                 for name, value in measure(trees[which]).items():
                     found[which].setdefault(name, []).append(value)
