@@ -34,6 +34,15 @@ class CsvOptions(Strict):
         return self
 
 
+FILE_FORMATS = ("csv", "json", "orc", "parquet", "text")
+TEXT_COLUMNS = ("path", "text")  # of a source of whole files
+AVRO = (
+    "Spark reads Avro only with a package, org.apache.spark:spark-avro_2.13, and its files cannot be checked before "
+    "they are read. Save the table once as Parquet, with spark-submit --packages org.apache.spark:spark-avro_2.13:"
+    "<version of Spark>: spark.read.format('avro').load(PATH).write.parquet(NEW_PATH), and declare NEW_PATH as parquet"
+)
+
+
 class SourceConfig(Strict):
     """What every kind of source has."""
 
@@ -44,29 +53,55 @@ class SourceConfig(Strict):
 class FilesSource(SourceConfig):
     """Files in a folder. A file that does not match the declared columns stops the job, named with the column."""
 
-    POINTERS: ClassVar[frozenset[str]] = frozenset({"path"})
+    POINTERS: ClassVar[frozenset[str]] = frozenset({"path", "where"})
     path: str = Field(
         description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text: all "
         "there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
     )
-    format: Literal["csv", "parquet", "text"] = "csv"
+    format: Literal["csv", "json", "orc", "parquet", "text"] = "csv"
     columns: dict[str, str] = Field(
         {},
-        description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; parquet: the columns to read; "
-        "text: none, rows are whole files with the columns `path` and `text`",
+        description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; json, orc, parquet: the "
+        "columns to read; text: none, rows are whole files with the columns `path` and `text`",
+    )
+    partitions: dict[str, str] = Field(
+        {}, description="column -> Spark type, in the order of the folders below `path`: `day=2024-01-31/country=DE`"
+    )
+    where: str | None = Field(
+        None, description="SQL condition on partition columns: the folders of other partitions are not opened"
     )
     options: CsvOptions | None = Field(None, description="csv only; None: RFC 4180, null is the empty value")
     fingerprint: Literal["content", "stat"] = Field(
         "content", description="content: sha256 of every file; stat: path, size and mtime (for lakes too large to read)"
     )
 
+    @field_validator("format", mode="before")
+    @classmethod
+    def _not_avro(cls, value: Any) -> Any:
+        if value == "avro":
+            raise ValueError(AVRO)
+        return value
+
     @model_validator(mode="after")
     def _columns_given(self) -> FilesSource:
         if (self.format == "text") != (not self.columns):
-            raise ValueError("columns must be declared for csv and parquet, and may not be for text")
+            raise ValueError(f"columns must be declared for {', '.join(FILE_FORMATS[:-1])}, and may not be for text")
         check_case("columns", self.columns)
         if self.options is not None and self.format != "csv":
             raise ValueError(f"options are for csv; a {self.format} source has none")
+        return self
+
+    @model_validator(mode="after")
+    def _partitions_fit(self) -> FilesSource:
+        both = {name: kind for name, kind in self.partitions.items() if name in self.columns}
+        if differ := [name for name, kind in both.items() if self.columns[name] != kind]:
+            raise ValueError(
+                f"{differ[0]!r} is {both[differ[0]]} in partitions and {self.columns[differ[0]]} in columns"
+            )
+        names = TEXT_COLUMNS if self.format == "text" else self.columns
+        check_case("columns and partitions", [*names, *(name for name in self.partitions if name not in both)])
+        if self.where is not None and not self.partitions:
+            raise ValueError("where is a condition on partition columns; declare them in partitions")
         return self
 
 
@@ -110,7 +145,7 @@ class CatalogSource(SourceConfig):
 
 
 KINDS: dict[str, type[SourceConfig]] = {
-    **dict.fromkeys(("csv", "parquet", "text"), FilesSource),
+    **dict.fromkeys((*FILE_FORMATS, "avro"), FilesSource),  # avro: refused there
     "delta": DeltaSource,
     "iceberg": IcebergSource,
     "jdbc": JdbcSource,
@@ -136,6 +171,8 @@ Source = Annotated[
     | Annotated[JdbcSource, Tag("JdbcSource")]
     | Annotated[CatalogSource, Tag("CatalogSource")],
     Discriminator(
-        _kind, custom_error_type="source_format", custom_error_message=f"its format must be one of {sorted(KINDS)}"
+        _kind,
+        custom_error_type="source_format",
+        custom_error_message=f"its format must be one of {sorted(KINDS.keys() - {'avro'})}",
     ),
 ]

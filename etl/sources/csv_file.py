@@ -45,7 +45,10 @@ class Wrong:
         self.count += count
 
     def __str__(self) -> str:
-        return self.shown + (f" (and {self.count - 1} more)" if self.count > 1 else "")
+        return self.shown + self.others()
+
+    def others(self) -> str:
+        return f" (and {self.count - 1} more)" if self.count > 1 else ""
 
 
 def read(opener: Opener, options: CsvOptions, types: Types) -> Iterator[pa.RecordBatch]:

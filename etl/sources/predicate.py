@@ -47,15 +47,20 @@ COMPARABLE = {"string", "boolean", *DIGITS, *MOMENTS}  # and decimals; floating-
 
 @dataclass(frozen=True)
 class Predicate:
-    """A condition, and the partition columns it names."""
+    """A condition, and the partition columns it names. `parts` are what its outermost AND joins."""
 
     text: str
     columns: frozenset[str]
     test: Test = field(repr=False, compare=False)
+    parts: tuple[tuple[frozenset[str], Test], ...] = field(repr=False, compare=False)
 
     def matches(self, values: Values) -> bool:
         """Whether a partition is kept: the condition is true, not false and not unknown."""
         return self.test(values) is True
+
+    def may_match(self, values: Values) -> bool:
+        """Whether a partition of which only some columns are known may be kept: no part of the AND says otherwise."""
+        return all(test(values) is True for columns, test in self.parts if columns <= values.keys())
 
 
 def parse(key: str, text: str, types: Mapping[str, str]) -> Predicate:
@@ -74,7 +79,13 @@ def parse(key: str, text: str, types: Mapping[str, str]) -> Predicate:
         raise compiler.error(f"not a SQL condition: {what}") from error
     if len(trees) != 1 or trees[0] is None:
         raise compiler.error(f"must be one SQL condition, not {len(trees) if trees[0] else 0}")
-    return Predicate(text, frozenset(map(compiler.column, trees[0].find_all(exp.Column))), compiler.test(trees[0]))
+    tree = trees[0].unnest()
+    parts = tuple((compiler.columns(part), compiler.test(part)) for part in _parts_of_and(tree))
+    return Predicate(text, compiler.columns(tree), compiler.test(tree), parts)
+
+
+def _parts_of_and(tree: exp.Expr) -> list[exp.Expr]:
+    return list(tree.flatten()) if isinstance(tree, exp.And) else [tree]
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,10 @@ class _Compiler:
         if isinstance(node, exp.Column) and self.types[self.column(node)] == "boolean":
             return self.operands(node)[0]
         raise self.error(f"{node.sql('spark')} is not understood; compare columns with literals")
+
+    def columns(self, node: exp.Expr) -> frozenset[str]:
+        """The partition columns that a condition names."""
+        return frozenset(map(self.column, node.find_all(exp.Column)))
 
     def column(self, node: exp.Expr) -> str:
         """The partition column of that name, which Spark finds whatever its case."""

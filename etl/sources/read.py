@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import CsvOptions, FilesSource
-from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources import csv_file
-from sparkring.etl.sources.files import FileList, SourceFile
+from sparkring.etl.sources import json_file
+from sparkring.etl.sources.file_task import FOUND, CsvFormat, FileTask, JsonFormat, LineFormat
+from sparkring.etl.sources.files import FileList
+from sparkring.etl.sources.footers import check_footers
 from sparkring.etl.sources.values import arrow_type
 from sparkring.etl.write import worker_uri
 
-TASK_BYTES = 128 << 20  # of csv read by one task, where its files are smaller
-FOOTER_THREADS = 16
+log = logging.getLogger(__name__)
+TASK_BYTES = 128 << 20  # of csv or json read by one task, where its files are smaller
 SHOWN = 20  # problems in a message
 HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host, which Spark may write in more ways than one
+FILE = "__file"  # the address of a row's file while its partition values are looked up
 
 
 def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileList) -> DataFrame:
     """Read the typed table `key` declares. EtlError names every file and column that does not match."""
-    schema = declared_schema(key, config.columns)
-    if config.format == "csv":
-        return _read_csv(spark, key, config, listed, schema)
+    schema = declared_schema(f"{key}.columns", config.columns)
+    partitions = declared_schema(f"{key}.partitions", config.partitions)
+    if config.format in ("csv", "json"):
+        return _read_lines(spark, key, _line_format(key, config, schema), listed, partitions)
     if config.format == "text":
-        return _read_text(spark, key, listed)
-    _check_footers(key, listed, schema)
-    return spark.read.schema(schema).parquet(*listed.spark_paths()).select(*schema.names)
-
-
-def _read_text(spark: SparkSession, key: str, listed: FileList) -> DataFrame:
-    """One row per file: `path` below the source's root, `text`."""
-    root = HOST.sub("", listed.spark_paths()[0]).removesuffix(listed.files[0].path)
-    # The path is a URI, percent-encoded; unlike input_file_name() it counts as a deterministic column.
-    uri = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
-    path = F.substr(F.regexp_replace(uri, HOST.pattern, ""), F.lit(len(root) + 1))
-    found = spark.read.text(listed.spark_paths(), wholetext=True).select(
-        path.alias("path"), F.col("value").alias("text")
-    )
-    broken = found.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
-    _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
-    return found
+        return _read_text(spark, key, listed, partitions)
+    _check_columns(spark, key, config.format, listed, (schema, partitions))
+    inside = StructType([f for f in schema if f.name not in partitions.names])
+    found = _with_partitions(spark, _scan(spark, config.format, listed, inside), listed, partitions)
+    return found.select(*dict.fromkeys([*schema.names, *partitions.names]))
 
 
 def declared_schema(key: str, columns: Mapping[str, str]) -> StructType:
@@ -62,100 +51,129 @@ def declared_schema(key: str, columns: Mapping[str, str]) -> StructType:
         try:
             fields.append(StructField(name, DataType.fromDDL(ddl)))
         except Exception as error:  # the parser's exceptions differ between Spark Classic and Connect
-            raise EtlError(f"{key}.columns.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
+            raise EtlError(f"{key}.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
     return StructType(fields)
 
 
-# --- CSV: checked by line and value before the first row is used
+# --- CSV and JSON: checked by line and value before the first row is used
 
 
-def _read_csv(spark: SparkSession, key: str, config: FilesSource, listed: FileList, schema: StructType) -> DataFrame:
-    types = {f.name: _text_type(key, f) for f in schema.fields}
-    task = CsvTask(worker_uri(listed.storage), listed.files, config.options or CsvOptions(), types)
+def _line_format(key: str, config: FilesSource, schema: StructType) -> LineFormat:
+    for f in schema:
+        kind = f.dataType.simpleString()
+        why = json_file.check_type(f.dataType) if config.format == "json" else "" if arrow_type(kind) else kind
+        if why:
+            raise EtlError(
+                f"{key}.columns.{f.name} = {kind!r}: no value of a {config.format} file is read as one; declare it "
+                "string, and make the value in the recipe's SQL"
+            )
+    return JsonFormat(schema) if config.format == "json" else CsvFormat(schema, config.options or CsvOptions())
+
+
+def _read_lines(
+    spark: SparkSession, key: str, format: LineFormat, listed: FileList, partitions: StructType
+) -> DataFrame:
+    """Check and read the files in tasks of whole files.
+
+    Args:
+        spark: the session.
+        key: names the source in errors.
+        format: of the files.
+        listed: the files.
+        partitions: the columns whose values are those of the folders.
+    """
+    fields = {f.name: f for f in [*format.schema, *partitions]}
+    task = FileTask(worker_uri(listed.storage), listed.files, format, partitions, tuple(fields))
     count = min(len(listed.files), max(spark.sparkContext.defaultParallelism, listed.bytes // TASK_BYTES))
     numbers = spark.sparkContext.parallelize(range(len(listed.files)), count)
     files = spark.createDataFrame(numbers.map(lambda n: (n,)), "file int")
-    found = files.mapInArrow(task.check, "file int, problem string").orderBy("file").collect()
-    _raise(key, [row["problem"] for row in found])
-    return files.mapInArrow(task.read, schema)
+    found = files.mapInArrow(task.check, FOUND).orderBy("file").collect()
+    _raise(key, [row["problem"] for row in found if row["problem"] is not None])
+    undeclared: Counter[str] = Counter()
+    for row in found:
+        undeclared[row["key"]] += row["records"]
+    if undeclared:
+        shown = ", ".join(f"{name!r} (in {count} records)" for name, count in undeclared.most_common(SHOWN))
+        log.warning("%s: %d keys are not declared, and not read: %s", key, len(undeclared), shown)
+    return files.mapInArrow(task.read, StructType(list(fields.values())))
 
 
-@dataclass(frozen=True)
-class CsvTask:
-    """What a worker needs to check or read files, which come as batches of their numbers."""
-
-    root_uri: str
-    files: tuple[SourceFile, ...]
-    options: CsvOptions
-    types: csv_file.Types
-
-    def check(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, file, opener in self._files(batches):
-            problems = [f"{file.path}: {p}" for p in csv_file.check(opener, self.options, self.types)]
-            numbers = pa.array([number] * len(problems), pa.int32())
-            yield pa.RecordBatch.from_pydict({"file": numbers, "problem": pa.array(problems, pa.string())})
-
-    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _, _, opener in self._files(batches):
-            yield from csv_file.read(opener, self.options, self.types)
-
-    def _files(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, SourceFile, csv_file.Opener]]:
-        fs = open_storage(self.root_uri).fs
-        for batch in batches:
-            for number in batch.column("file").to_pylist():
-                file = self.files[number]
-                yield number, file, partial(fs.open_input_stream, file.full, compression="detect")
+# --- Parquet, ORC and text: read by Spark, with the address of each row's file
 
 
-def _text_type(key: str, field: StructField) -> str:
-    kind = field.dataType.simpleString()
-    if arrow_type(kind) is None:
-        raise EtlError(
-            f"{key}.columns.{field.name} = {kind!r}: no value of a csv file is read as one; declare it string, "
-            "and make the value in the recipe's SQL"
+def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType | None = None) -> DataFrame:
+    reader = spark.read.schema(schema) if schema is not None else spark.read.option("wholetext", True)
+    found = reader.format(kind).load(listed.spark_paths())
+    # A URI, percent-encoded; unlike input_file_name() it counts as a deterministic column.
+    return found.select("*", F.col("_metadata.file_path").alias(FILE))
+
+
+def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: StructType) -> DataFrame:
+    """One row per file: `path` below the source's root, `text`, and its partition's values."""
+    root = HOST.sub("", listed.spark_paths()[0]).removesuffix(listed.files[0].path)
+    found = _with_partitions(spark, _scan(spark, "text", listed).withColumnRenamed("value", "text"), listed, partitions)
+    address = F.url_decode(F.replace(F.col(FILE), F.lit("+"), F.lit("%2B")))
+    path = F.substr(F.regexp_replace(address, HOST.pattern, ""), F.lit(len(root) + 1))
+    rows = found.select(path.alias("path"), "text", *partitions.names)
+    broken = rows.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
+    _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
+    return rows
+
+
+def _check_columns(
+    spark: SparkSession, key: str, kind: str, listed: FileList, declared: tuple[StructType, StructType]
+) -> None:
+    """Raise EtlError where a file has other columns, or partition columns of its own with other values.
+
+    Args:
+        spark: the session.
+        key: names the source in errors.
+        kind: parquet or orc.
+        listed: the files.
+        declared: the columns, and the partition columns.
+    """
+    footers = check_footers(listed, kind, *declared)
+    _raise(key, [problem for footer in footers for problem in footer.problems])
+    for field in declared[1]:
+        have = tuple(
+            file for file, footer in zip(listed.files, footers, strict=True) if field.name in footer.partition_columns
         )
-    return kind
-
-
-# --- Parquet: every footer is checked, so that drift between files is found before Spark reads nulls or garbage
-
-
-def _check_footers(key: str, listed: FileList, schema: StructType) -> None:
-    with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        problems = pool.map(lambda file: _footer_problems(listed.storage, file, schema), listed.files)
-        _raise(key, [problem for found in problems for problem in found])
-
-
-def _footer_problems(storage: Storage, file: SourceFile, schema: StructType) -> list[str]:
-    try:
-        found: pa.Schema = pq.read_schema(file.full, filesystem=storage.fs)
-    except (pa.ArrowInvalid, OSError) as error:
-        return [f"{file.path}: not a readable Parquet file: {first_line(error)}"]
-    problems = []
-    for field in schema.fields:
-        if alike := [n for n in found.names if n != field.name and n.lower() == field.name.lower()]:
-            problems.append(
-                f"{file.path}: has a column {alike[0]!r}, which Spark, as it ignores case, takes for the declared "
-                f"{field.name!r}; rename it"
-            )
+        if not have:
             continue
-        if field.name not in found.names:
-            problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
-            continue
-        have = _spark_type(found.field(field.name).type)
-        if have != field.dataType.simpleString():
-            want = field.dataType.simpleString()
-            problems.append(f"{file.path}: column {field.name!r} is {have}, declared {want}")
-    return problems
+        some, own = replace(listed, files=have), f"__own_{field.name}"
+        scan = _scan(spark, kind, some, StructType([field])).withColumnRenamed(field.name, own)
+        found = _with_partitions(spark, scan, some, StructType(declared[1]))
+        differ = found.where(~F.col(own).eqNullSafe(F.col(field.name))).select(
+            FILE, F.col(own).cast("string").alias(own)
+        )
+        _raise(
+            key,
+            [
+                f"{_decoded(row[FILE])}: has the partition column {field.name!r} itself, and there it is {row[own]!r}"
+                for row in differ.limit(SHOWN).collect()
+            ],
+        )
 
 
-def _spark_type(arrow: pa.DataType) -> str:
-    if pa.types.is_dictionary(arrow):
-        arrow = arrow.value_type
-    try:
-        return str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
-    except Exception:  # PySparkTypeError or its subclasses: a type Spark does not have
-        return f"{arrow} (unknown to Spark)"
+def _with_partitions(spark: SparkSession, scan: DataFrame, listed: FileList, partitions: StructType) -> DataFrame:
+    """Add the partition columns, by each row's file: Spark itself decodes names of folders wrongly beyond ASCII."""
+    if not partitions.names:
+        return scan
+    values = {HOST.sub("", path): f.partition for path, f in zip(listed.spark_paths(), listed.files, strict=True)}
+    address = f"{FILE}_of"
+    rows = [(uri, *values[_decoded(uri)]) for uri in scan.inputFiles()]
+    table = spark.createDataFrame(rows, StructType([StructField(address, StringType()), *partitions]))
+    found = scan.join(F.broadcast(table), F.col(FILE) == F.col(address), "left")
+    unknown = F.raise_error(F.concat(F.lit("a file that was not listed: "), F.col(FILE)))
+    return found.select(
+        *scan.columns,
+        *(F.when(F.col(address).isNotNull(), F.col(name)).otherwise(unknown).alias(name) for name in partitions.names),
+    )
+
+
+def _decoded(uri: str) -> str:
+    """The path of a file that Spark names by a percent-encoded URI, without scheme and host."""
+    return unquote(HOST.sub("", uri))
 
 
 def _raise(key: str, problems: list[str]) -> None:

@@ -52,6 +52,15 @@ def test_a_condition_says_which_columns_it_names():
     assert parse(KEY, "DAY > '2024-01-01' or `n` = 1 and day is null", TYPES).columns == {"day", "n"}
 
 
+def test_a_partition_known_in_part_may_match_unless_a_part_of_the_and_says_no():
+    predicate = parse(KEY, "(day > '2024-01-31' AND (country = 'a' OR n = 3) AND big = 7)", TYPES)
+    first, second = {"day": dt.date(2024, 1, 31)}, {"day": dt.date(2024, 2, 1)}
+    assert not predicate.may_match(first) and predicate.may_match(second) and predicate.may_match({})
+    assert predicate.may_match(second | {"country": "b"})  # n is not known yet
+    assert not predicate.may_match(second | {"country": "b", "n": 4})
+    assert not parse(KEY, "day = '2024-02-01' OR n = 1", TYPES).may_match(first | {"n": 2})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -1,0 +1,67 @@
+"""Check what Parquet and ORC files say of their columns, so that a file that drifted is found before Spark reads it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructType
+
+from sparkring.conf.errors import first_line
+from sparkring.conf.storage import Storage
+from sparkring.etl.sources.files import FileList, SourceFile
+
+FOOTER_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What was found in one file: how it differs from the declaration, and the partition columns it has itself."""
+
+    problems: list[str]
+    partition_columns: list[str]
+
+
+def check_footers(listed: FileList, kind: str, schema: StructType, partitions: StructType) -> list[Footer]:
+    """Compare the columns of every Parquet or ORC (`kind`) file with the declared ones; in the order of the files."""
+    with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+        return list(pool.map(lambda file: _check(listed.storage, file, kind, (schema, partitions)), listed.files))
+
+
+def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[StructType, StructType]) -> Footer:
+    try:
+        with storage.fs.open_input_file(file.full) as stream:
+            found: pa.Schema = pq.read_schema(stream) if kind == "parquet" else orc.ORCFile(stream).schema
+    except (pa.ArrowInvalid, OSError) as error:
+        return Footer([f"{file.path}: not a readable {kind} file: {first_line(error)}"], [])
+    columns, partitions = declared
+    own = [f for f in partitions if f.name in found.names and f.name not in columns.names]
+    problems = []
+    for field in [*columns, *own]:
+        if alike := [n for n in found.names if n != field.name and n.lower() == field.name.lower()]:
+            problems.append(
+                f"{file.path}: has a column {alike[0]!r}, which Spark, as it ignores case, takes for the declared "
+                f"{field.name!r}; rename it"
+            )
+            continue
+        if field.name not in found.names:
+            problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
+            continue
+        have, want = _spark_type(found.field(field.name), kind), field.dataType.simpleString()
+        if have != want:
+            problems.append(f"{file.path}: column {field.name!r} is {have}, declared {want}")
+    return Footer(problems, [f.name for f in partitions if f.name in found.names])
+
+
+def _spark_type(field: pa.Field, kind: str) -> str:
+    arrow = field.type
+    if pa.types.is_dictionary(arrow):
+        arrow = arrow.value_type
+    try:
+        return str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
+    except Exception:  # PySparkTypeError or its subclasses: a type Spark does not have
+        return f"{arrow} (unknown to Spark)"
