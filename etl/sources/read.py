@@ -32,8 +32,8 @@ FILE = "__file"  # the address of a row's file while its partition values are lo
 
 def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileList) -> DataFrame:
     """Read the typed table `key` declares. EtlError names every file and column that does not match."""
-    schema = declared_schema(f"{key}.columns", config.columns)
-    partitions = declared_schema(f"{key}.partitions", config.partitions)
+    schema = declared_schema(key, config.columns)
+    partitions = declared_schema(key, config.partitions, "partitions")
     if config.format in ("csv", "json"):
         return _read_lines(spark, key, _line_format(key, config, schema), listed, partitions)
     if config.format == "text":
@@ -44,14 +44,14 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
     return found.select(*dict.fromkeys([*schema.names, *partitions.names]))
 
 
-def declared_schema(key: str, columns: Mapping[str, str]) -> StructType:
-    """Make Spark's schema of the columns `key` declares. Raises EtlError for what is no type of Spark."""
+def declared_schema(key: str, columns: Mapping[str, str], block: str = "columns") -> StructType:
+    """Make Spark's schema of the columns `key` declares in `block`. Raises EtlError for what is no type of Spark."""
     fields = []
     for name, ddl in columns.items():
         try:
             fields.append(StructField(name, DataType.fromDDL(ddl)))
         except Exception as error:  # the parser's exceptions differ between Spark Classic and Connect
-            raise EtlError(f"{key}.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
+            raise EtlError(f"{key}.{block}.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
     return StructType(fields)
 
 

@@ -31,6 +31,10 @@ AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
+PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
+JSON_FILE, T_JSON_FILE = "etl/sources/json_file.py", "tests/etl/sources/test_json_file.py"
+FILE_TASK, T_FILES = "etl/sources/file_task.py", "tests/spark/test_etl_files.py"
 CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
 
 RING = "tests/ranks/test_ring.py"
@@ -184,6 +188,21 @@ MUTANTS = (
     # Text files.
     Mutant(CSV_FILE, "csv.field_size_limit(BLOCK_BYTES)", "csv.field_size_limit()", T_CSV_FILE),
     Mutant(CSV_FILE, 'data + b"\\n" if unended else data', "data", T_CSV_FILE),
+    Mutant(JSON_FILE, "self.other_case[prefix + key] =", "alike[0] =", T_JSON_FILE),
+    Mutant(JSON_FILE, "if len(found) < len(pairs):", "if not found:", T_JSON_FILE),
+    # Partitions.
+    Mutant(
+        PREDICATE,
+        "return decides if decides in found else None if None in found else not decides",
+        "return None if None in found else decides if decides in found else not decides",
+        T_PREDICATE,
+    ),
+    Mutant(PREDICATE, "return None if found is None else not found", "return not found", T_PREDICATE),
+    Mutant(PARTITIONS, "if self.keep(child.values):", "if self.keep(child.values) or True:", T_PARTITIONS),
+    Mutant(PARTITIONS, 'errors="strict"', 'errors="replace"', T_PARTITIONS),
+    Mutant(
+        FILE_TASK, "pc.not_equal(values, value), True)", "pc.not_equal(values, value), False)", f"{T_FILES} -k same"
+    ),
     # Features, checks and splits.
     Mutant(
         FEATURES,
