@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from sparkring.etl.sources.files import SourceFile
 from sparkring.etl.sources.json_file import Findings
 from sparkring.etl.sources.values import arrow_type
 
+MOST_KEYS = 100  # undeclared keys that are told of a file: an object may be keyed by users
 FOUND = "file int, problem string, key string, records long"  # what `check` gives: a problem, or an undeclared key
 
 
@@ -93,9 +95,9 @@ class FileTask:
         for number, file, opener in self._files(batches):
             findings = self.format.check(opener)
             problems = findings.problems or self._contradictions(file, opener, findings)
-            keys = {k: n for k, n in findings.unknown.items() if k not in self.partitions.names}
+            keys = Counter({k: n for k, n in findings.unknown.items() if k not in self.partitions.names})
             rows: list[dict[str, Any]] = [{"problem": f"{file.path}: {problem}"} for problem in problems]
-            rows += [{"key": key, "records": records} for key, records in keys.items()]
+            rows += [{"key": key, "records": records} for key, records in keys.most_common(MOST_KEYS)]
             schema = pa.schema({"file": pa.int32(), "problem": pa.string(), "key": pa.string(), "records": pa.int64()})
             yield pa.RecordBatch.from_pylist([{"file": number, **row} for row in rows], schema)
 

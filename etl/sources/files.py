@@ -73,7 +73,7 @@ def list_files(name: str, config: FilesSource, keep: Keep = lambda values: True)
     root, pattern = _split_glob(config.path)
     storage = open_storage(root)
     if config.partitions:
-        return _list_partitions(name, config, storage, keep, pattern is not None)
+        return _list_partitions(name, config, storage, keep)
     info = storage.fs.get_file_info(storage.root)
     if info.type == pafs.FileType.File:
         infos, prefix = [info], len(info.path) - len(info.base_name)
@@ -100,10 +100,11 @@ def _key(name: str, config: FilesSource) -> str:
     return f"etl.sources.{name}.path = {config.path!r}"
 
 
-def _list_partitions(name: str, config: FilesSource, storage: Storage, keep: Keep, is_glob: bool) -> FileList:
+def _list_partitions(name: str, config: FilesSource, storage: Storage, keep: Keep) -> FileList:
     """List the files of the kept partitions; `storage` is the table's root."""
     key, root = _key(name, config), storage.root.rstrip("/")
     check_types(f"etl.sources.{name}", config.partitions)
+    is_glob = _split_glob(config.path)[1] is not None
     if is_glob or storage.fs.get_file_info(storage.root).type != pafs.FileType.Directory:
         what = "has wildcards" if is_glob else "is no folder"
         raise EtlError(f"{key}: {what}; the path of a table with partitions is the folder that holds their folders")

@@ -22,7 +22,8 @@ from sparkring.etl.sources.values import arrow_type, convert
 
 BATCH_RECORDS = 8192
 BATCH_BYTES = 8 << 20
-Records = list[tuple[int, Any]]  # line -> what it holds
+Records = list[tuple[int, Any]]  # line, what it holds
+Column = tuple[str, str]  # name, Spark type; `tags[]` names what is in the lists of `tags`
 
 
 class Number(str):
@@ -125,7 +126,7 @@ class Converter:
     """Turns parsed values into Arrow arrays, and counts what cannot be kept, by column."""
 
     def __init__(self) -> None:
-        self.wrong: dict[tuple[str, str], Wrong] = {}  # (column, its type) -> values that it cannot keep
+        self.wrong: dict[Column, Wrong] = {}  # values that the column cannot keep
         self.unknown: Counter[str] = Counter()  # undeclared key -> records that have it
         self.other_case: dict[str, str] = {}  # undeclared key -> the declared one that it differs from by case alone
 
@@ -152,28 +153,29 @@ class Converter:
                 self.other_case[prefix + key] = prefix + alike[0]
 
     def _array(self, values: list[Any], lines: list[int], kind: DataType, name: str) -> pa.Array:
+        column = name, kind.simpleString()
         if isinstance(kind, StructType):
-            values = self._only(dict, values, lines, kind, name)
+            values = self._only(dict, values, lines, column)
             arrays = self._fields(values, lines, kind, f"{name}.")
             fields = [pa.field(f.name, array.type) for f, array in zip(kind, arrays, strict=True)]
             nulls = pa.array([value is None for value in values], pa.bool_())
             return pa.StructArray.from_arrays(arrays, fields=fields, mask=nulls)
         if isinstance(kind, ArrayType):
-            values = self._only(list, values, lines, kind, name)
+            values = self._only(list, values, lines, column)
             flat = [(line, item) for line, v in zip(lines, values, strict=True) for item in v or ()]
             items = self._array([i for _, i in flat], [n for n, _ in flat], kind.elementType, f"{name}[]")
             return pa.ListArray.from_arrays(_offsets(values), items)
         if isinstance(kind, MapType):
-            values = self._only(dict, values, lines, kind, name)
+            values = self._only(dict, values, lines, column)
             pairs = [(line, k, item) for line, v in zip(lines, values, strict=True) for k, item in (v or {}).items()]
             where = [line for line, _, _ in pairs]
             keys = self._array([k for _, k, _ in pairs], where, StringType(), f"{name} (key)")
             items = self._array([i for _, _, i in pairs], where, kind.valueType, f"{name}[]")
             return pa.MapArray.from_arrays(_offsets(values), keys, items)
         wanted = bool if isinstance(kind, BooleanType) else Number if isinstance(kind, NumericType) else str
-        return self._texts(self._only(wanted, values, lines, kind, name), lines, kind, name)
+        return self._scalars(self._only(wanted, values, lines, column), lines, column)
 
-    def _only(self, wanted: type, values: list[Any], lines: list[int], kind: DataType, name: str) -> list[Any]:
+    def _only(self, wanted: type, values: list[Any], lines: list[int], column: Column) -> list[Any]:
         """The values with None for those that are of another JSON type than `wanted`, which are counted."""
         if all(value is None or type(value) is wanted for value in values):
             return values
@@ -182,29 +184,29 @@ class Converter:
             fits = value is None or type(value) is wanted
             kept.append(value if fits else None)
             if not fits:
-                self._add_wrong(line, value, kind, name)
+                self._add_wrong(line, value, column)
         return kept
 
-    def _texts(self, values: list[Any], lines: list[int], kind: DataType, name: str) -> pa.Array:
-        """Convert texts, or booleans, by the rules of `values`."""
-        if isinstance(kind, BooleanType):
+    def _scalars(self, values: list[Any], lines: list[int], column: Column) -> pa.Array:
+        """Convert booleans, or texts by the rules of `values`."""
+        if column[1] == "boolean":
             return pa.array(values, pa.bool_())
         try:
             texts = pa.array(values, pa.string())
         except UnicodeEncodeError:  # `"\\ud800"`: half of a character
             for index, value in enumerate(values):
                 if value is not None and not _is_text(value):
-                    self._add_wrong(lines[index], value, kind, name)
+                    self._add_wrong(lines[index], value, column)
                     values[index] = None
             texts = pa.array(values, pa.string())
-        array, bad = convert(texts, kind.simpleString())
+        array, bad = convert(texts, column[1])
         for index in bad:
-            self._add_wrong(lines[index], values[index], kind, name)
+            self._add_wrong(lines[index], values[index], column)
         return array
 
-    def _add_wrong(self, line: int, value: Any, kind: DataType, name: str) -> None:
+    def _add_wrong(self, line: int, value: Any, column: Column) -> None:
         shown = str(value) if type(value) is Number else json.dumps(value)
-        self.wrong.setdefault((name, kind.simpleString()), Wrong()).add(line, shown)
+        self.wrong.setdefault(column, Wrong()).add(line, shown)
 
 
 def _is_text(value: str) -> bool:

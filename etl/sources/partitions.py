@@ -41,22 +41,16 @@ def check_types(key: str, types: Mapping[str, str]) -> None:
             )
 
 
+@dataclass
 class PartitionLister:
-    """Lists the folders of a partitioned table level by level, so that those not wanted are never opened.
+    """Lists the folders of a partitioned table level by level, so that those not wanted are never opened."""
 
-    Args:
-        key: names the source in errors, with its path.
-        fs: where the folders are.
-        types: the declared partition columns with their types, from the outermost folder inwards.
-        keep: whether the folders with these values may hold rows that are read.
-        is_data: whether a file, by its path, holds rows of the table.
-    """
-
-    def __init__(
-        self, key: str, fs: pafs.FileSystem, types: Mapping[str, str], keep: Keep, is_data: Callable[[str], bool]
-    ) -> None:
-        self.key, self.fs, self.types, self.keep, self.is_data = key, fs, types, keep, is_data
-        self.seen: list[pafs.FileInfo] = []  # all that was found on the way, table files or not
+    key: str  # names the source in errors, with its path
+    fs: pafs.FileSystem
+    types: Mapping[str, str]  # of the partition columns, from the outermost folder inwards
+    keep: Keep
+    is_data: Callable[[str], bool]  # whether a file, by its path, holds rows of the table
+    seen: list[pafs.FileInfo] = field(default_factory=list)  # all that was found on the way
 
     def files(self, root: str) -> Iterator[tuple[pafs.FileInfo, tuple[Any, ...]]]:
         """List the data files of the kept partitions below `root`, each with the values of its partition."""
