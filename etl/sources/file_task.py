@@ -21,7 +21,7 @@ from sparkring.etl.sources.files import SourceFile
 from sparkring.etl.sources.json_file import Findings
 from sparkring.etl.sources.values import arrow_type
 
-MOST_KEYS = 100  # undeclared keys that are told of a file: an object may be keyed by users
+MOST_KEYS = 100  # undeclared keys that are counted of one file: an object may be keyed by users
 FOUND = "file int, problem string, key string, records long"  # what `check` gives: a problem, or an undeclared key
 
 

@@ -125,7 +125,7 @@ class _Compiler:
         """The partition columns that a condition names."""
         return frozenset(map(self.column, node.find_all(exp.Column)))
 
-    def column(self, node: exp.Expr) -> str:
+    def column(self, node: exp.Column) -> str:
         """The partition column of that name, which Spark finds whatever its case."""
         for name in self.types:
             if len(node.parts) == 1 and name.lower() == node.name.lower():

@@ -142,7 +142,7 @@ def _check_columns(
             continue
         some, own = replace(listed, files=have), f"__own_{field.name}"
         scan = _scan(spark, kind, some, StructType([field])).withColumnRenamed(field.name, own)
-        found = _with_partitions(spark, scan, some, StructType(declared[1]))
+        found = _with_partitions(spark, scan, some, declared[1])
         differ = found.where(~F.col(own).eqNullSafe(F.col(field.name))).select(
             FILE, F.col(own).cast("string").alias(own)
         )
