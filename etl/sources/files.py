@@ -141,24 +141,26 @@ def _refuse_lake_tables(name: str, config: FilesSource, storage: Storage, paths:
         for mark, (kind, sign) in LAKE_MARKS.items():
             match = re.search(rf"^(.*/){mark}/{sign}", path)
             if match and any(file.startswith(match[1]) for file in files):
+                remedy = _remedy(name, kind, _address(storage, match[1].rstrip("/")), path)
                 raise EtlError(
                     f"{_key(name, config)}: {match[1]} is a table of {kind}; beside its rows it holds files of rows "
-                    f"that were deleted or replaced. {_remedy(name, kind, _address(storage, match[1].rstrip('/')))}"
+                    f"that were deleted or replaced. {remedy}"
                 )
 
 
-def _remedy(name: str, kind: str, address: str) -> str:
-    if kind == "Delta":
-        return f"Declare it as what it is:\n  {name}: {{format: delta, path: {json.dumps(address)}}}"
-    if kind == "Iceberg":
+def _remedy(name: str, kind: str, address: str, sign: str) -> str:
+    """What to declare instead of a table of this kind, which is at `address` and of which `sign` is a file."""
+    if kind == "Hudi":
         return (
-            "Declare it as what it is, by its name in the catalog:\n"
-            f"  {name}: {{format: iceberg, table: <catalog>.<database>.<table>}}"
+            "Export the rows with the engine that keeps it (INSERT OVERWRITE DIRECTORY '...' USING parquet SELECT * "
+            "FROM ...) and declare that folder"
         )
-    return (
-        "Export the rows with the engine that keeps it (INSERT OVERWRITE DIRECTORY '...' USING parquet SELECT * FROM "
-        "...) and declare that folder"
-    )
+    where = f"path: {json.dumps(address, ensure_ascii=False)}"
+    if kind == "Iceberg" and not re.search(r"/(v[0-9]+[^/]*\.metadata\.json|version-hint\.text)$", sign):
+        where = (
+            "table: catalog.namespace.table"  # only its catalog knows which of its metadata files is the current one
+        )
+    return f"Declare it as what it is:\n  {name}: {{format: {kind.lower()}, {where}}}"
 
 
 def _address(storage: Storage, folder: str) -> str:

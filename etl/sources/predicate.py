@@ -104,19 +104,19 @@ class _Compiler:
             return self.test(node.this)
         if isinstance(node, exp.And | exp.Or):
             decides = isinstance(node, exp.Or)  # one true part decides OR, one false part decides AND
-            return _junction([self.test(part) for part in node.flatten()], decides)
+            return Junction(tuple(self.test(part) for part in node.flatten()), decides)
         if isinstance(node, exp.Not):
-            return _negation(self.test(node.this))
+            return Negation(self.test(node.this))
         if type(node) in COMPARISONS:
-            return _comparison(COMPARISONS[type(node)], *self.operands(node.this, node.expression))
+            return Comparison(COMPARISONS[type(node)], *self.operands(node.this, node.expression))
         if isinstance(node, exp.Is | exp.NullSafeEQ | exp.NullSafeNEQ):
-            return _same(not isinstance(node, exp.NullSafeNEQ), *self.operands(node.this, node.expression))
+            return Same(not isinstance(node, exp.NullSafeNEQ), *self.operands(node.this, node.expression))
         if isinstance(node, exp.Between) and not node.args.get("symmetric"):
             value, low, high = self.operands(node.this, node.args["low"], node.args["high"])
-            return _junction([_comparison(operator.ge, value, low), _comparison(operator.le, value, high)], False)
+            return Junction((Comparison(operator.ge, value, low), Comparison(operator.le, value, high)), False)
         if isinstance(node, exp.In) and node.expressions:
             value, *members = self.operands(node.this, *node.expressions)
-            return _junction([_comparison(operator.eq, value, member) for member in members], True)
+            return Junction(tuple(Comparison(operator.eq, value, member) for member in members), True)
         if isinstance(node, exp.Column) and self.types[self.column(node)] == "boolean":
             return self.operands(node)[0]
         raise self.error(f"{node.sql('spark')} is not understood; compare columns with literals")
@@ -145,9 +145,7 @@ class _Compiler:
         if not (kind in COMPARABLE or DECIMAL.fullmatch(kind)):
             raise self.error(f"{names[0]!r} is {kind}, which no condition is understood of")
         return [
-            operator.itemgetter(self.column(node))
-            if isinstance(node, exp.Column)
-            else _constant(self.literal(node, kind, names[0]))
+            Column(self.column(node)) if isinstance(node, exp.Column) else Constant(self.literal(node, kind, names[0]))
             for node in bare
         ]
 
@@ -194,36 +192,66 @@ class _Compiler:
         return value if digits is node else value.copy_negate()
 
 
-def _constant(value: Any) -> Operand:
-    return lambda _: value
+# --- what a condition is made of. Each part, called with a partition's values, gives the truth or the value.
 
 
-def _junction(parts: list[Test], decides: bool) -> Test:
+@dataclass(frozen=True)
+class Column:
+    name: str
+
+    def __call__(self, values: Values) -> Any:
+        return values[self.name]
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: Any
+
+    def __call__(self, values: Values) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Junction:
     """OR (`decides` is True) or AND (False) of any number of parts; one unknown leaves unknown what none decides."""
 
-    def test(values: Values) -> Truth:
-        found = [part(values) for part in parts]
-        return decides if decides in found else None if None in found else not decides
+    parts: tuple[Test, ...]
+    decides: bool
 
-    return test
+    def __call__(self, values: Values) -> Truth:
+        found = [part(values) for part in self.parts]
+        return self.decides if self.decides in found else None if None in found else not self.decides
 
 
-def _negation(part: Test) -> Test:
-    def test(values: Values) -> Truth:
-        found = part(values)
+@dataclass(frozen=True)
+class Negation:
+    part: Test
+
+    def __call__(self, values: Values) -> Truth:
+        found = self.part(values)
         return None if found is None else not found
 
-    return test
+
+@dataclass(frozen=True)
+class Comparison:
+    """One of COMPARISONS, unknown where a side is null."""
+
+    compare: Callable[[Any, Any], bool]
+    left: Operand
+    right: Operand
+
+    def __call__(self, values: Values) -> Truth:
+        one, other = self.left(values), self.right(values)
+        return None if one is None or other is None else self.compare(one, other)
 
 
-def _comparison(compare: Callable[[Any, Any], bool], left: Operand, right: Operand) -> Test:
-    def test(values: Values) -> Truth:
-        one, other = left(values), right(values)
-        return None if one is None or other is None else compare(one, other)
+@dataclass(frozen=True)
+class Same:
+    """Null-safe equality, or its opposite: two nulls are the same."""
 
-    return test
+    wanted: bool
+    left: Operand
+    right: Operand
 
-
-def _same(wanted: bool, left: Operand, right: Operand) -> Test:
-    """Null-safe equality: two nulls are the same."""
-    return lambda values: (left(values) == right(values)) is wanted
+    def __call__(self, values: Values) -> Truth:
+        return (self.left(values) == self.right(values)) is self.wanted

@@ -72,6 +72,27 @@ def test_flights_block_is_valid():
         ({"keep": ["Y"]}, "'Y' and 'y' are one name"),
         ({"sources": {"t": {"path": "t.csv", "columns": {"a": "int"}, "options": {"escape": "x"}}}}, "escape"),
         ({"sources": {"t": {"path": "t", "format": "parquet", "columns": {"a": "int"}, "options": {}}}}, "for csv"),
+        (
+            {"sources": {"t": {"path": "t", "format": "avro"}}},
+            "spark-submit --packages org.apache.spark:spark-avro_2.13",
+        ),
+        (
+            {"sources": {"t": {"path": "t", "format": "xml"}}},
+            "format must be one of ['csv', 'delta', 'iceberg', 'jdbc', 'json', 'orc', ",
+        ),
+        ({"sources": {"t": {"path": "t", "columns": {"a": "int"}, "where": "a = 1"}}}, "declare them in partitions"),
+        (
+            {"sources": {"t": {"path": "t", "columns": {"a": "int"}, "partitions": {"a": "date"}}}},
+            "'a' is date in partitions and int in columns",
+        ),
+        (
+            {"sources": {"t": {"path": "t", "columns": {"a": "int"}, "partitions": {"A": "int"}}}},
+            "columns and partitions: 'a' and 'A' are one name",
+        ),
+        (
+            {"sources": {"t": {"path": "t", "format": "text", "partitions": {"Path": "string"}}}},
+            "columns and partitions: 'path' and 'Path' are one name",
+        ),
     ],
 )
 def test_impossible_blocks_are_refused_by_rule(changes, words):

@@ -50,6 +50,13 @@ def test_the_remedy_for_a_delta_table_is_a_source_that_can_be_declared(lake, pat
     assert DeltaSource.model_validate(declared) == DeltaSource(format="delta", path=str(lake / "delta"))
 
 
+def test_the_remedy_for_an_iceberg_table_is_its_folder_where_its_files_are_numbered_else_its_name(lake):
+    with pytest.raises(EtlError, match=r"\n  t: \{format: iceberg, table: catalog.namespace.table\}$"):
+        files_of(lake / "ice")
+    with pytest.raises(EtlError, match=rf"\n  t: \{{format: iceberg, path: \"{lake}/hadoop\"\}}$"):
+        files_of(lake / "hadoop")
+
+
 @pytest.mark.parametrize(
     ("root", "uri", "folder", "address"),
     [
