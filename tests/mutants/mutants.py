@@ -193,8 +193,8 @@ MUTANTS = (
     # Partitions.
     Mutant(
         PREDICATE,
-        "return decides if decides in found else None if None in found else not decides",
-        "return None if None in found else decides if decides in found else not decides",
+        "return self.decides if self.decides in found else None if None in found else not self.decides",
+        "return None if None in found else self.decides if self.decides in found else not self.decides",
         T_PREDICATE,
     ),
     Mutant(PREDICATE, "return None if found is None else not found", "return not found", T_PREDICATE),
