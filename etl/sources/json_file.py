@@ -84,19 +84,14 @@ def _refuse(line: int, what: str) -> None:
 
 def _batches(opener: Opener, on_fault: Callable[[int, str], None]) -> Iterator[Records]:
     """Read the objects of a file, in batches; `on_fault(line, what)` gets each line that is not one."""
+    decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=Number, parse_float=Number, parse_constant=Number)
     records: Records = []
     size = 0
     for number, line in enumerate(io.BufferedReader(opener()), start=1):
         if not line.strip():
             continue
         try:
-            found = json.loads(
-                line.decode("utf-8-sig" if number == 1 else "utf-8"),
-                object_pairs_hook=_object,
-                parse_int=Number,
-                parse_float=Number,
-                parse_constant=Number,
-            )
+            found = decoder.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             if type(found) is not dict:
                 raise ValueError("is no JSON object; a json file has one object on each line")
         except UnicodeDecodeError:
@@ -137,9 +132,9 @@ class Converter:
 
     def _fields(self, objects: list[Any], lines: list[int], schema: StructType, prefix: str) -> list[pa.Array]:
         """A column for each field of `schema`; `objects` are dicts or None, `lines` where each stands."""
-        names = dict.fromkeys(schema.names)
+        names = set(schema.names)
         for found in objects:
-            if found and found.keys() - names.keys():
+            if found and not found.keys() <= names:
                 self._count_unknown([key for key in found if key not in names], schema.names, prefix)
         return [
             self._array([None if o is None else o.get(f.name) for o in objects], lines, f.dataType, prefix + f.name)
@@ -177,7 +172,7 @@ class Converter:
 
     def _only(self, wanted: type, values: list[Any], lines: list[int], column: Column) -> list[Any]:
         """The values with None for those that are of another JSON type than `wanted`, which are counted."""
-        if all(value is None or type(value) is wanted for value in values):
+        if set(map(type, values)) <= {wanted, type(None)}:
             return values
         kept = []
         for line, value in zip(lines, values, strict=True):

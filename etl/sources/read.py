@@ -103,7 +103,8 @@ def _read_lines(
 
 def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType | None = None) -> DataFrame:
     reader = spark.read.schema(schema) if schema is not None else spark.read.option("wholetext", True)
-    found = reader.format(kind).load(listed.spark_paths())
+    # TRICK: an option of Spark's own, not documented: the paths are of files, and a bracket in one is a bracket.
+    found = reader.option("__globPaths__", "false").format(kind).load(listed.spark_paths())
     # A URI, percent-encoded; unlike input_file_name() it counts as a deterministic column.
     return found.select("*", F.col("_metadata.file_path").alias(FILE))
 

@@ -112,7 +112,7 @@ def test_percent_codes_of_other_writers_are_utf8(spark, tmp_path):
     """pyarrow, deltalake and DuckDB write é as %C3%A9, which Spark reads as Ã©."""
     session = build_session(spark, {})
     table = pa.table({"v": [1, 2], "p": ["é:%", "日本 😀"]})
-    pq.write_to_dataset(table, tmp_path / "t", partition_cols=["p"])
+    pq.write_to_dataset(table, tmp_path / "t", partition_cols=["p"], basename_template="x[1]{{a}}+%41 {i}.parquet")
     found = source(tmp_path / "t", "parquet", {"v": "bigint"}, {"p": "string"}).read(session)
     assert sorted(map(tuple, found.collect())) == [(1, "é:%"), (2, "日本 😀")]
 
