@@ -1,10 +1,14 @@
 """Which folders of a partitioned table are opened, and what their names mean. No Spark."""
 
 import datetime as dt
+import logging
 from decimal import Decimal
+from urllib.parse import unquote_plus
 
+import boto3
 import pyarrow.fs as pafs
 import pytest
+from moto.server import ThreadedMotoServer
 
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
@@ -107,6 +111,30 @@ def test_where_opens_the_folders_of_the_days_it_names_and_no_other(year, monkeyp
     days = {path.split("/day=")[1][:10] for path in opened if "/day=" in path}
     assert days == {f"2024-03-{n:02}" for n in range(1, 29)}
     assert not [path for path in opened if path.endswith("country=a")]
+
+
+def test_on_an_object_store_only_the_folders_that_where_names_are_listed(monkeypatch, caplog):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+        client.create_bucket(Bucket="lake")
+        for number in range(1, 31):
+            key = f"t/day=2024-03-{number:02}/country=D%C3%A9 é/x.csv"
+            client.put_object(Bucket="lake", Key=key, Body=b"a\n1\n")
+        uri = f"s3://lake/t?endpoint_override={host}:{port}&scheme=http"
+        with caplog.at_level(logging.INFO, "werkzeug"):
+            caplog.clear()
+            found = values_of(uri, where="day > '2024-03-28'")
+    finally:
+        server.stop()
+    assert list(found.values()) == [(dt.date(2024, 3, 29), "Dé é"), (dt.date(2024, 3, 30), "Dé é")]
+    listed = [unquote_plus(line) for line in caplog.messages if "list-type=2" in line]
+    assert listed and {line.split("day=")[1][:10] for line in listed if "day=" in line} == {"2024-03-29", "2024-03-30"}
 
 
 def test_a_where_that_keeps_nothing_says_so(year):
