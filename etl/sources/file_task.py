@@ -123,7 +123,7 @@ class FileTask:
                 if format.nulls_are_missing:
                     values = values.drop_null()
                 for value in values.filter(_differ(values, folder[name])):
-                    wrong.add(0, str(value))
+                    wrong.add(0, str(value) if value.is_valid else "null")
         return [
             f"has the partition column {name!r} itself, and there it is {wrong}"
             for name, wrong in found.items()

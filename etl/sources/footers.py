@@ -16,6 +16,8 @@ from sparkring.conf.storage import Storage
 from sparkring.etl.sources.files import FileList, SourceFile
 
 FOOTER_THREADS = 16
+NAMES = {"parquet": "Parquet", "orc": "ORC"}
+ORC_TYPE = b"spark.sql.catalyst.type"  # what Spark notes of a column whose ORC type is not the whole of its own
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[Struct
         with storage.fs.open_input_file(file.full) as stream:
             found: pa.Schema = pq.read_schema(stream) if kind == "parquet" else orc.ORCFile(stream).schema
     except (pa.ArrowInvalid, OSError) as error:
-        return Footer([f"{file.path}: not a readable {kind} file: {first_line(error)}"], [])
+        return Footer([f"{file.path}: not a readable {NAMES[kind]} file: {first_line(error)}"], [])
     columns, partitions = declared
     own = [f for f in partitions if f.name in found.names and f.name not in columns.names]
     problems = []
@@ -51,16 +53,29 @@ def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[Struct
         if field.name not in found.names:
             problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
             continue
-        have, want = _spark_type(found.field(field.name), kind), field.dataType.simpleString()
+        stored, want = found.field(field.name), field.dataType.simpleString()
+        have = _spark_type(_typed(stored) if kind == "orc" else stored)
         if have != want:
             problems.append(f"{file.path}: column {field.name!r} is {have}, declared {want}")
     return Footer(problems, [f.name for f in partitions if f.name in found.names])
 
 
-def _spark_type(field: pa.Field, kind: str) -> str:
-    arrow = field.type
-    if pa.types.is_dictionary(arrow):
-        arrow = arrow.value_type
+def _typed(field: pa.Field) -> pa.Field:
+    """A column of an ORC file with Spark's type: instants have none of their own there, nor have wall-clock times."""
+    kind: pa.DataType = field.type
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct([_typed(inner) for inner in kind]))
+    if pa.types.is_list(kind):
+        return field.with_type(pa.list_(_typed(kind.value_field)))
+    if pa.types.is_map(kind):
+        return field.with_type(pa.map_(_typed(kind.key_field), _typed(kind.item_field)))
+    if (field.metadata or {}).get(ORC_TYPE) == b"timestamp_ntz":  # kept as a bigint
+        return field.with_type(pa.timestamp("us"))
+    return field.with_type(pa.timestamp("us", "UTC")) if pa.types.is_timestamp(kind) else field
+
+
+def _spark_type(field: pa.Field) -> str:
+    arrow = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     try:
         return str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
     except Exception:  # PySparkTypeError or its subclasses: a type Spark does not have

@@ -179,7 +179,7 @@ class _Compiler:
             raise self.error(f"{text!r} is no {written}; write it whole, as 2024-01-31") from error
 
     def number(self, node: exp.Expr, kind: str) -> Decimal:
-        """The exact value of a number. Refuses one so long that Spark would round it, or the column, to compare."""
+        """The exact value of a number. Refuses one so long or large that Spark does not compare it exactly."""
         digits = node.this if isinstance(node, exp.Neg) else node
         if not isinstance(digits, exp.Literal) or digits.is_string or not set(digits.name) <= set("0123456789."):
             raise self.error(f"{node.sql('spark')} is not a plain number, and is compared with one")
@@ -188,8 +188,10 @@ class _Compiler:
         precision, scale = map(int, declared.groups()) if declared else (DIGITS[kind], 0)
         if max(len(whole), precision - scale) + max(len(fraction), scale) > MOST_DIGITS:
             raise self.error(f"{digits.name} has more digits than Spark can compare with {kind}")
-        value = Decimal(digits.name)
-        return value if digits is node else value.copy_negate()
+        value = Decimal(digits.name) if digits is node else Decimal(digits.name).copy_negate()
+        if kind in DIGITS and not -(2**63) <= value < 2**63:  # Spark 4.3 says `null <= 9223372036854775808` is true
+            raise self.error(f"{node.sql('spark')} is beyond bigint, and compared with {kind}")
+        return value
 
 
 # --- what a condition is made of. Each part, called with a partition's values, gives the truth or the value.

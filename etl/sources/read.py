@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import string
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from urllib.parse import unquote
+from urllib.parse import quote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,7 +29,9 @@ log = logging.getLogger(__name__)
 TASK_BYTES = 128 << 20  # of csv or json read by one task, where its files are smaller
 SHOWN = 20  # problems in a message
 HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host, which Spark may write in more ways than one
-FILE = "__file"  # the address of a row's file while its partition values are looked up
+FILE, JOINED, PATH = "__file", "__joined", "__path"  # a row's file: as Spark names it, as listed, below the root
+JAVA_PLAIN = frozenset(string.ascii_letters + string.digits + "_-!.~'()*:@&=+$,;/")  # in the path of a java.net.URI
+BLANK = ("Zs", "Zl", "Zp", "Cc")  # Unicode's categories of blanks and control characters
 
 
 def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileList) -> DataFrame:
@@ -40,7 +44,9 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
         return _read_text(spark, key, listed, partitions)
     _check_columns(spark, key, config.format, listed, (schema, partitions))
     inside = StructType([f for f in schema if f.name not in partitions.names])
-    found = _with_partitions(spark, _scan(spark, config.format, listed, inside), listed, partitions)
+    found = _scan(spark, config.format, listed, inside)
+    if partitions.names:
+        found = _with_files(spark, found, listed, partitions)
     return found.select(*dict.fromkeys([*schema.names, *partitions.names]))
 
 
@@ -98,24 +104,21 @@ def _read_lines(
     return files.mapInArrow(task.read, StructType(list(fields.values())))
 
 
-# --- Parquet, ORC and text: read by Spark, with the address of each row's file
+# --- Parquet, ORC and text: read by Spark, joined with what is known of each row's file
 
 
 def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType | None = None) -> DataFrame:
     reader = spark.read.schema(schema) if schema is not None else spark.read.option("wholetext", True)
     # TRICK: an option of Spark's own, not documented: the paths are of files, and a bracket in one is a bracket.
     found = reader.option("__globPaths__", "false").format(kind).load(listed.spark_paths())
-    # A URI, percent-encoded; unlike input_file_name() it counts as a deterministic column.
+    # Unlike input_file_name() it counts as a deterministic column.
     return found.select("*", F.col("_metadata.file_path").alias(FILE))
 
 
 def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: StructType) -> DataFrame:
     """One row per file: `path` below the source's root, `text`, and its partition's values."""
-    root = HOST.sub("", listed.spark_paths()[0]).removesuffix(listed.files[0].path)
-    found = _with_partitions(spark, _scan(spark, "text", listed).withColumnRenamed("value", "text"), listed, partitions)
-    address = F.url_decode(F.replace(F.col(FILE), F.lit("+"), F.lit("%2B")))
-    path = F.substr(F.regexp_replace(address, HOST.pattern, ""), F.lit(len(root) + 1))
-    rows = found.select(path.alias("path"), "text", *partitions.names)
+    found = _with_files(spark, _scan(spark, "text", listed).withColumnRenamed("value", "text"), listed, partitions)
+    rows = found.select(F.col(PATH).alias("path"), "text", *partitions.names)
     broken = rows.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
     _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
     return rows
@@ -136,45 +139,43 @@ def _check_columns(
     footers = check_footers(listed, kind, *declared)
     _raise(key, [problem for footer in footers for problem in footer.problems])
     for field in declared[1]:
-        have = tuple(
-            file for file, footer in zip(listed.files, footers, strict=True) if field.name in footer.partition_columns
-        )
-        if not have:
+        have = zip(listed.files, footers, strict=True)
+        some = replace(listed, files=tuple(file for file, footer in have if field.name in footer.partition_columns))
+        if not some.files:
             continue
-        some, own = replace(listed, files=have), f"__own_{field.name}"
-        scan = _scan(spark, kind, some, StructType([field])).withColumnRenamed(field.name, own)
-        found = _with_partitions(spark, scan, some, declared[1])
-        differ = found.where(~F.col(own).eqNullSafe(F.col(field.name))).select(
-            FILE, F.col(own).cast("string").alias(own)
-        )
-        _raise(
-            key,
-            [
-                f"{_decoded(row[FILE])}: has the partition column {field.name!r} itself, and there it is {row[own]!r}"
-                for row in differ.limit(SHOWN).collect()
-            ],
-        )
+        own = F.col(f"__own_{field.name}")
+        scan = _scan(spark, kind, some, StructType([field])).withColumnRenamed(field.name, f"__own_{field.name}")
+        found = _with_files(spark, scan, some, declared[1])
+        differ = found.where(~own.eqNullSafe(F.col(field.name))).select(PATH, own.cast("string").alias("value"))
+        wrong = [(row[PATH], row["value"] or "null") for row in differ.limit(SHOWN).collect()]
+        _raise(key, [f"{p}: has the partition column {field.name!r} itself, and there it is {v!r}" for p, v in wrong])
 
 
-def _with_partitions(spark: SparkSession, scan: DataFrame, listed: FileList, partitions: StructType) -> DataFrame:
-    """Add the partition columns, by each row's file: Spark itself decodes names of folders wrongly beyond ASCII."""
-    if not partitions.names:
-        return scan
-    values = {HOST.sub("", path): f.partition for path, f in zip(listed.spark_paths(), listed.files, strict=True)}
-    address = f"{FILE}_of"
-    rows = [(uri, *values[_decoded(uri)]) for uri in scan.inputFiles()]
-    table = spark.createDataFrame(rows, StructType([StructField(address, StringType()), *partitions]))
-    found = scan.join(F.broadcast(table), F.col(FILE) == F.col(address), "left")
-    unknown = F.raise_error(F.concat(F.lit("a file that was not listed: "), F.col(FILE)))
-    return found.select(
-        *scan.columns,
-        *(F.when(F.col(address).isNotNull(), F.col(name)).otherwise(unknown).alias(name) for name in partitions.names),
-    )
+def _with_files(spark: SparkSession, scan: DataFrame, listed: FileList, partitions: StructType) -> DataFrame:
+    """Add the path of each row's file, and its partition columns, which Spark itself decodes wrongly beyond ASCII.
+
+    A row of a file that is not found among the listed ones stops the job: the names of files are joined as text.
+    """
+    rows = [
+        (_as_java(HOST.sub("", address)), file.path, *file.partition)
+        for address, file in zip(listed.spark_paths(), listed.files, strict=True)
+    ]
+    files = StructType([StructField(JOINED, StringType()), StructField(PATH, StringType()), *partitions])
+    table = F.broadcast(spark.createDataFrame(rows, files))
+    begin = F.expr(f"locate('/', {FILE}, locate('://', {FILE}) + 3)")  # behind scheme and host
+    found = scan.join(table, F.substr(FILE, begin) == F.col(JOINED), "left")
+    unknown = F.raise_error(F.concat(F.lit("a row of a file that was not listed: "), F.col(FILE)))
+    known = [
+        F.when(F.col(JOINED).isNotNull(), F.col(name)).otherwise(unknown).alias(name)
+        for name in (PATH, *partitions.names)
+    ]
+    return found.select(*(name for name in scan.columns if name != FILE), *known)
 
 
-def _decoded(uri: str) -> str:
-    """The path of a file that Spark names by a percent-encoded URI, without scheme and host."""
-    return unquote(HOST.sub("", uri))
+def _as_java(path: str) -> str:
+    """The path as Java writes it in a URI: beyond ASCII only blanks and control characters are percent-encoded."""
+    plain = {c for c in set(path) if c in JAVA_PLAIN or (c > "\x7f" and unicodedata.category(c) not in BLANK)}
+    return "".join(c if c in plain else quote(c) for c in path)
 
 
 def _raise(key: str, problems: list[str]) -> None:

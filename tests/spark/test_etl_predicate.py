@@ -104,7 +104,7 @@ class Conditions:
             return self.draw.choice([f"'{value}'", f"TIMESTAMP_NTZ '{value.isoformat()}'", day])
         if kind == "boolean":
             return str(value)
-        return self.draw.choice([str(value), str(value), "1.5", ".5", "-0", "+1", "007", "9223372036854775808"])
+        return self.draw.choice([str(value), str(value), "1.5", ".5", "-0", "+1", "007", "9223372036854775807"])
 
     def operator(self):
         return self.draw.choice(["=", "==", "<>", "!=", "<", "<=", ">", ">=", "<=>"])

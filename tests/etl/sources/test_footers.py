@@ -8,7 +8,7 @@ from pyspark.sql.types import DateType, LongType, StringType, StructField, Struc
 
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.sources.files import list_files
-from sparkring.etl.sources.footers import check_footers
+from sparkring.etl.sources.footers import NAMES, check_footers
 
 DECLARED = StructType([StructField("a", LongType()), StructField("b", StringType())])
 DAY = StructType([StructField("day", DateType())])
@@ -29,4 +29,4 @@ def test_each_file_is_compared_with_the_declaration(tmp_path, kind):
         f"1.{kind}: has a column 'B', which Spark, as it ignores case, takes for the declared 'b'; rename it",
     ]
     assert own.problems == [f"2.{kind}: column 'day' is bigint, declared date"] and own.partition_columns == ["day"]
-    assert len(broken.problems) == 1 and broken.problems[0].startswith(f"3.{kind}: not a readable {kind} file: ")
+    assert len(broken.problems) == 1 and broken.problems[0].startswith(f"3.{kind}: not a readable {NAMES[kind]} file: ")

@@ -81,6 +81,7 @@ def test_a_partition_known_in_part_may_match_unless_a_part_of_the_and_says_no():
         ("n = day", "n and day have different types"),
         ("n = 1e3", "1e3 is not a plain number"),
         ("n = 3L", "is not a plain number"),
+        ("n <= 9223372036854775808", "9223372036854775808 is beyond bigint"),
         ("price = 1.2345678901234567890123456789012", "more digits than Spark can compare"),
         ("x = 0.5", "'x' is double, which no condition"),
         ("country LIKE 'a%'", "country LIKE 'a%' is not understood"),
