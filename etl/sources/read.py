@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 TASK_BYTES = 128 << 20  # of csv or json read by one task, where its files are smaller
 SHOWN = 20  # problems in a message
 HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host, which Spark may write in more ways than one
+GLOB = re.compile(r"[]\[{}*?\\]")  # what makes Spark take a path for a pattern
 FILE, JOINED, PATH = "__file", "__joined", "__path"  # a row's file: as Spark names it, as listed, below the root
 JAVA_PLAIN = frozenset(string.ascii_letters + string.digits + "_-!.~'()*:@&=+$,;/")  # in the path of a java.net.URI
 BLANK = ("Zs", "Zl", "Zp", "Cc")  # Unicode's categories of blanks and control characters
@@ -109,8 +110,9 @@ def _read_lines(
 
 def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType | None = None) -> DataFrame:
     reader = spark.read.schema(schema) if schema is not None else spark.read.option("wholetext", True)
-    # TRICK: an option of Spark's own, not documented: the paths are of files, and a bracket in one is a bracket.
-    found = reader.option("__globPaths__", "false").format(kind).load(listed.spark_paths())
+    # Paths are of files: a bracket in one is a bracket. (Spark's own switch for that, `__globPaths__`, reads every
+    # file once more for each path that looks like a pattern.)
+    found = reader.format(kind).load([GLOB.sub(r"\\\g<0>", path) for path in listed.spark_paths()])
     # Unlike input_file_name() it counts as a deterministic column.
     return found.select("*", F.col("_metadata.file_path").alias(FILE))
 
