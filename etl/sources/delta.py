@@ -21,6 +21,7 @@ from sparkring.etl.sources.lake_files import (
     LakeFile,
     LakeFiles,
     LakeSchema,
+    check_types,
     map_fields,
     plain_field,
     quoted,
@@ -47,6 +48,7 @@ class DeltaSnapshot(SourceSnapshot):
     files: LakeFiles
 
     def read(self, spark: SparkSession) -> DataFrame:
+        check_types(self.key, self.config.columns, self.files.schema.columns)
         self.check_unchanged()
         if not uses_connector(spark.conf.get("spark.sql.extensions", "") or "", lambda name: _loadable(spark, name)):
             return self.files.read(spark)
@@ -67,7 +69,7 @@ class DeltaSnapshot(SourceSnapshot):
             raise EtlError(
                 f"{self.key}.path = {self.config.path!r}: {len(gone)} of the {len(self.files.files)} data files of "
                 f"version {self.version} are gone, such as {gone[0]}: VACUUM has deleted them. Of the newest {TRIED} "
-                f"versions these have all their files: {whole or 'none'}"
+                f"versions these have all files: {whole or 'none'}"
             )
 
     def lineage(self) -> dict[str, Any]:

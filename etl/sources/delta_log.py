@@ -10,7 +10,8 @@ import datetime as dt
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -185,7 +186,9 @@ class DeltaVersion:
 
     def files(self) -> list[DeltaFile]:
         """List the data files, in the order of their paths."""
-        actions = pa.table(self.table.get_add_actions(flatten=False))
+        with _named_errors(self.key, self.version):
+            actions = pa.table(self.table.get_add_actions(flatten=False))
+            vectors = pa.table(self.table.deletion_vectors().read_all())
         uris, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
         if outside := [uri for uri in uris if ABSOLUTE.match(uri)]:
             raise EtlError(
@@ -193,7 +196,7 @@ class DeltaVersion:
                 "loses them when that one is vacuumed; declare that table, or a deep clone"
             )
         values = actions["partition"].to_pylist() if self.partition_columns else [{}] * len(uris)
-        deleted, none = self._deleted(), np.empty(0, np.int64)
+        deleted, none = self._deleted(vectors), np.empty(0, np.int64)
         files = [
             DeltaFile(unquote(uri), size, value, deleted.pop(unquote(uri), none))
             for uri, size, value in zip(uris, sizes, values, strict=True)
@@ -202,9 +205,8 @@ class DeltaVersion:
             raise EtlError(f"{self.key}: the log has deletion vectors of other files than its own: {min(deleted)}")
         return sorted(files, key=lambda file: file.path)
 
-    def _deleted(self) -> dict[str, np.ndarray]:
+    def _deleted(self, vectors: pa.Table) -> dict[str, np.ndarray]:
         """Positions of deleted rows (rows,) by path of the file."""
-        vectors = pa.table(self.table.deletion_vectors().read_all())
         root = self.table.table_uri.rstrip("/") + "/"
         paths = [unquote(uri.removeprefix(root)) for uri in vectors["filepath"].to_pylist()]
         masks = [kept.values.to_numpy(zero_copy_only=False) for kept in vectors["selection_vector"]]
@@ -243,14 +245,19 @@ def _load(key: str, deltalake: ModuleType, storage: Storage, version: int) -> De
             "rename the folder so that its name has no percent-encoding"
         )
     uri, options = object_store(storage)
-    try:
+    with _named_errors(key, version):
         return DeltaVersion(key, version, deltalake.DeltaTable(uri, version=version, storage_options=options))
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # pyo3's, of a Rust panic
-            raise
+
+
+@contextmanager
+def _named_errors(key: str, version: int) -> Iterator[None]:
+    """Raise what deltalake raises, of many types, as EtlError."""
+    try:
+        yield
+    except Exception as error:
         raise EtlError(
-            f"{key}: deltalake {deltalake.__version__} cannot read version {version} of {uri}: {first_line(error)}; if "
-            f"that is a feature of the table, {WITHOUT_FEATURE}"
+            f"{key}: deltalake cannot read the log of version {version}: {first_line(error)}; if that is a feature of "
+            f"the table, {WITHOUT_FEATURE}"
         ) from error
 
 

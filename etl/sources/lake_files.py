@@ -7,7 +7,7 @@ are joined with what the log knows of their file, and a row of a file that the l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -158,28 +158,29 @@ class LakeFiles:
         return {info.path: info.size for info in infos if info.type == pafs.FileType.File}
 
 
-def select_columns(key: str, declared: Mapping[str, str], schema: LakeSchema) -> LakeSchema:
-    """Select the columns that `key` declares, all of them where it declares none.
+def select_columns(key: str, names: Iterable[str], schema: LakeSchema) -> LakeSchema:
+    """Select columns by name, all of them where there are no names. EtlError names those the table does not have."""
+    wanted = list(names) or schema.columns.names
+    if missing := [name for name in wanted if name not in schema.columns.names]:
+        raise EtlError(f"{key}.columns: the table has no column {missing}; it has {schema.columns.names}")
+    stored = dict(zip(schema.columns.names, schema.stored, strict=True))
+    return LakeSchema(
+        StructType([schema.columns[name] for name in wanted]),
+        StructType([stored[name] for name in wanted]),
+        tuple(name for name in schema.partitions if name in wanted),
+    )
 
-    Raises EtlError naming each that the table does not have, or not with that type.
-    """
-    if not declared:
-        return schema
-    problems, pairs = [], []
-    table = {column.name: (column, stored) for column, stored in zip(schema.columns, schema.stored, strict=True)}
-    for wanted in declared_schema(key, declared):
-        if wanted.name not in table:
-            problems.append(f"the table has no column {wanted.name!r}; it has {schema.columns.names}")
-            continue
-        column, stored = table[wanted.name]
-        if map_fields(wanted.dataType, plain_field) != column.dataType:
-            have, want = column.dataType.simpleString(), wanted.dataType.simpleString()
-            problems.append(f"column {wanted.name!r} is {have}, declared {want}")
-        pairs.append((column, stored))
+
+def check_types(key: str, declared: Mapping[str, str], columns: StructType) -> None:
+    """Raise EtlError naming every column whose declared type is not the table's. Needs a Spark session: its parser."""
+    wanted = map_fields(declared_schema(key, declared), plain_field)
+    problems = [
+        f"column {want.name!r} is {columns[want.name].dataType.simpleString()}, declared {want.dataType.simpleString()}"
+        for want in wanted
+        if want.dataType != columns[want.name].dataType
+    ]
     if problems:
-        raise EtlError(f"{key}.columns:\n" + "\n".join(f"  - {problem}" for problem in problems))
-    columns, stored_columns = (StructType(list(fields)) for fields in zip(*pairs, strict=True))
-    return LakeSchema(columns, stored_columns, tuple(name for name in schema.partitions if name in declared))
+        raise EtlError(f"{key}.columns: types are not the table's:\n" + "\n".join(f"  - {p}" for p in problems))
 
 
 def plain_field(field: StructField, kind: DataType) -> StructField:
