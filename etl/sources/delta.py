@@ -108,7 +108,8 @@ def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
 
 
 def _loadable(spark: SparkSession, name: str) -> bool:
-    return bool(spark._jvm.org.apache.spark.util.Utils.classIsLoadable(name))
+    jvm: Any = spark.sparkContext._jvm
+    return bool(jvm.org.apache.spark.util.Utils.classIsLoadable(name))
 
 
 def _pinned(key: str, config: DeltaSource, storage: Storage) -> tuple[DeltaVersion, LakeFiles]:

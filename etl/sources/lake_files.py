@@ -188,15 +188,19 @@ def plain_field(field: StructField, kind: DataType) -> StructField:
     return StructField(field.name, kind)
 
 
-def map_fields(kind: DataType, change: Callable[[StructField, DataType], StructField]) -> DataType:
-    """Replace every field of every struct, at any depth, by `change(field, its changed type)`; all may be null."""
-    if isinstance(kind, StructType):
-        return StructType([change(f, map_fields(f.dataType, change)) for f in kind])
-    if isinstance(kind, ArrayType):
-        return ArrayType(map_fields(kind.elementType, change))
-    if isinstance(kind, MapType):
-        return MapType(map_fields(kind.keyType, change), map_fields(kind.valueType, change))
-    return kind
+def map_fields(schema: StructType, change: Callable[[StructField, DataType], StructField]) -> StructType:
+    """Replace every field, at any depth, by `change(field, its changed type)`; whatever is within may be null."""
+
+    def changed(kind: DataType) -> DataType:
+        if isinstance(kind, StructType):
+            return map_fields(kind, change)
+        if isinstance(kind, ArrayType):
+            return ArrayType(changed(kind.elementType))
+        if isinstance(kind, MapType):
+            return MapType(changed(kind.keyType), changed(kind.valueType))
+        return kind
+
+    return StructType([change(field, changed(field.dataType)) for field in schema])
 
 
 def quoted(name: str) -> str:

@@ -122,7 +122,7 @@ def test_a_column_that_a_file_does_not_have_is_null_and_case_is_sparks(session, 
 
 def test_declared_types_that_are_not_the_tables_are_all_named(session):
     columns = StructType.fromDDL("a bigint, s struct<x: int, y: array<string>>, d decimal(10,2)")
-    check_types("k", {"s": "STRUCT<x INT, y ARRAY<STRING NOT NULL>>", "a": "long", "d": "numeric(10, 2)"}, columns)
+    check_types("k", {"s": "STRUCT<x INT NOT NULL, y ARRAY<STRING>>", "a": "long", "d": "numeric(10, 2)"}, columns)
     with pytest.raises(EtlError) as caught:
         check_types("k", {"a": "int", "s": "struct<x: int>", "d": "decimal(10,2)"}, columns)
     assert str(caught.value) == (

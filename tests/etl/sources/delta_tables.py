@@ -6,7 +6,7 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,35 @@ def last(root: Path, name: str) -> dict[str, Any]:
             if name in action:
                 return action[name]
     raise KeyError(name)
+
+
+def change_schema(root: Path, change: Callable[[list[dict[str, Any]]], None], **metadata: Any) -> int:
+    """Commit a schema: the fields of the newest after `change(fields)`, and other changes of the metadata."""
+    found = last(root, "metaData")
+    schema = json.loads(found["schemaString"])
+    change(schema["fields"])
+    return commit(root, [{"metaData": {**found, "schemaString": json.dumps(schema), **metadata}}])
+
+
+def add_mapped_column(root: Path, name: str, kind: Any) -> int:
+    """As ALTER TABLE ADD COLUMN of a table with column mapping: a column that no file has yet."""
+    found = last(root, "metaData")
+    number = int(found["configuration"]["delta.columnMapping.maxColumnId"]) + 1
+    mapping = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"col-{uuid.uuid4()}"}
+    field = {"name": name, "type": kind, "nullable": True, "metadata": mapping}
+    configuration = {**found["configuration"], "delta.columnMapping.maxColumnId": str(number)}
+    return change_schema(root, lambda fields: fields.append(field), configuration=configuration)
+
+
+def rename_column(root: Path, old: str, new: str) -> int:
+    """As ALTER TABLE RENAME COLUMN of a table with column mapping: files and physical names stay."""
+
+    def change(fields: list[dict[str, Any]]) -> None:
+        for field in fields:
+            field["name"] = new if field["name"] == old else field["name"]
+
+    partitions = [new if name == old else name for name in last(root, "metaData")["partitionColumns"]]
+    return change_schema(root, change, partitionColumns=partitions)
 
 
 def adds(root: Path) -> list[dict[str, Any]]:
