@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sparkring.conf.sources import DeltaSource, FilesSource, SourceConfig
-from sparkring.etl.sources.delta import pin_delta
+from sparkring.etl.sources.delta.source import pin_delta
 from sparkring.etl.sources.file_source import pin_files
 from sparkring.etl.sources.snapshot import SourceSnapshot
 

@@ -36,8 +36,8 @@ PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_
 JSON_FILE, T_JSON_FILE = "etl/sources/json_file.py", "tests/etl/sources/test_json_file.py"
 FILE_TASK, T_FILES = "etl/sources/file_task.py", "tests/spark/test_etl_files.py"
 CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
-DELTA, DELTA_LOG, LAKE_FILES = (f"etl/sources/{name}.py" for name in ("delta", "delta_log", "lake_files"))
-T_DELTA, T_DELTA_LOG = "tests/etl/sources/test_delta.py", "tests/etl/sources/test_delta_log.py"
+DELTA, DELTA_LOG, LAKE_FILES = (f"etl/sources/{name}.py" for name in ("delta/source", "delta/log", "lake_files"))
+T_DELTA, T_DELTA_LOG = (f"tests/etl/sources/delta/test_{name}.py" for name in ("source", "log"))
 T_LAKE_ROWS = "tests/spark/test_etl_lake_files.py"
 
 RING = "tests/ranks/test_ring.py"

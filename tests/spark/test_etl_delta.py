@@ -19,7 +19,7 @@ from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import pin, pin_sources
-from tests.etl.sources.delta_tables import add_mapped_column, adds, change_schema, commit, delete_rows, rename_column
+from tests.etl.sources.delta.tables import add_mapped_column, adds, change_schema, commit, delete_rows, rename_column
 
 pytestmark = pytest.mark.spark
 HISTORIES = int(os.environ.get("SPARKRING_DELTA_HISTORIES", "8"))  # 100 were run once

@@ -17,10 +17,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkring.conf.sources import DeltaSource, Source
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.delta import CONNECTOR, lake_schema, uses_connector
+from sparkring.etl.sources.delta.source import CONNECTOR, lake_schema, uses_connector
 from sparkring.etl.sources.lake_files import FIELD_ID
 from sparkring.etl.sources.pin import pin
-from tests.etl.sources.delta_tables import adds, commit, delete_rows
+from tests.etl.sources.delta.tables import adds, commit, delete_rows
 
 ROWS = pa.table({"day": ["a", "a", "b"], "x": [1, 2, 3], "y": [0.5, None, 1.5]})
 

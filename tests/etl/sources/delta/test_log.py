@@ -15,7 +15,7 @@ import pytest
 from sparkring.conf.sources import DeltaSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.delta_log import (
+from sparkring.etl.sources.delta.log import (
     INSTALL,
     READER_FEATURES,
     DeltaLog,
@@ -25,7 +25,7 @@ from sparkring.etl.sources.delta_log import (
     version_at,
     whole_checkpoints,
 )
-from tests.etl.sources.delta_tables import adds, commit, commit_path, delete_rows, last, rewrite
+from tests.etl.sources.delta.tables import adds, commit, commit_path, delete_rows, last, rewrite
 
 KEY = "etl.sources.t"
 NO_RETENTION = {"delta.logRetentionDuration": "interval 0 days"}
@@ -113,7 +113,7 @@ def test_the_storage_options_of_a_uri_are_those_of_deltalake():
 
 
 def test_the_command_that_installs_deltalake_has_the_version_the_tests_ran_with():
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     pinned = INSTALL.removeprefix("pip install ")
     assert extras["delta"] == [pinned] and pinned in extras["dev"] and pinned.endswith(f"=={deltalake.__version__}")

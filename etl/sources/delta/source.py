@@ -15,7 +15,7 @@ from sparkring.conf.manifest import digest
 from sparkring.conf.sources import DeltaSource
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.delta_log import DeltaVersion, list_log, open_version
+from sparkring.etl.sources.delta.log import DeltaVersion, list_log, open_version
 from sparkring.etl.sources.lake_files import (
     FIELD_ID,
     LakeFile,
