@@ -7,6 +7,7 @@ are joined with what the log knows of their file, and a row of a file that the l
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,8 +31,10 @@ LIST_THREADS = 16
 FIELD_ID = "parquet.field.id"  # in a field's metadata: the id that names the column in a file, whatever its name there
 # Columns beside the table's own while rows are joined with the log; `file` is a file's position in the list.
 PATH, LOG, FILE, ROW = "__lake_path", "__lake_log", "__lake_file", "__lake_row"
+# TRICK: escaped, since without globbing (`__globPaths__`) Spark takes each path with one of these for all paths given
+# (tests: folders called `a[x]`).
+GLOB = re.compile(r"[\\{}\[\]*?]")
 READ_OPTIONS = {
-    "__globPaths__": "false",  # paths are of files: a bracket in one is a bracket
     "mergeSchema": "false",
     # Files without Spark's mark are of writers that have only ever used today's calendar.
     "datetimeRebaseMode": "CORRECTED",
@@ -120,7 +123,7 @@ class LakeFiles:
         pairs = list(zip(self.schema.columns, self.schema.stored, strict=True))
         in_files = [(column, stored) for column, stored in pairs if column.name not in self.schema.partitions]
         reader = spark.read.options(**READ_OPTIONS).schema(StructType([stored for _, stored in in_files]))
-        found = reader.parquet(*[self._spark_path(file) for file in self.files])
+        found = reader.parquet(*[GLOB.sub(r"\\\g<0>", self._spark_path(file)) for file in self.files])
         place = found.metadataColumn("_metadata")
         return found.select(
             *[F.col(quoted(stored.name)).cast(column.dataType).alias(column.name) for column, stored in in_files],
@@ -149,6 +152,7 @@ class LakeFiles:
         return _frame(spark, schema, [files, np.concatenate([file.deleted for file in self.files])])
 
     def _spark_path(self, file: LakeFile) -> str:
+        """The file's path as `_metadata.file_path` has it once decoded."""
         if self.storage.is_local:
             return f"file://{self.storage.path(file.path)}"
         return f"{self.storage.uri.partition('?')[0].rstrip('/')}/{file.path}"

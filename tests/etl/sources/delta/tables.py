@@ -93,6 +93,8 @@ def delete_rows(root: Path, deleted: dict[str, list[int]], on_disk: bool = False
     """Commit deletion vectors: of the files with these paths in the log, the rows at these positions."""
     features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     protocol = last(root, "protocol")
+    if protocol["minReaderVersion"] == 2:  # which stands for this feature
+        features = {name: [*known, "columnMapping"] for name, known in features.items()}
     for name in features:
         features[name] = sorted({*features[name], *(protocol.get(name) or [])})
     changes: list[dict[str, Any]] = [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}}]
