@@ -88,10 +88,11 @@ class DeltaSnapshot(SourceSnapshot):
         with ThreadPoolExecutor(FOOTER_THREADS) as pool:
             found = list(pool.map(lost, self.files.files)) if self.physical_names else []
         if any(found):
+            example = self.files.files[found.index(True)].path
             raise EtlError(
                 f"{self.key}.path = {self.config.path!r}: {sum(found)} data files of version {self.version} have none "
-                f"of the table's columns, such as {self.files.files[found.index(True)].path}: they were written without "
-                f"{COLUMN_MAPPING} (deltalake 1.6 does so in tables without partitions); write their rows again"
+                f"of the table's columns, such as {example}: they were written without {COLUMN_MAPPING} (deltalake 1.6 "
+                "does so in tables without partitions); write their rows again"
             )
 
     def lineage(self) -> dict[str, Any]:
