@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import datetime as dt
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from sparkring.conf.schema import Strict, check_case
 
@@ -105,6 +106,20 @@ class FilesSource(SourceConfig):
         return self
 
 
+def instant(text: str) -> dt.datetime:
+    """Parse an ISO 8601 instant; in UTC where it names no offset. Raises ValueError."""
+    found = dt.datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
+
+
+def _as_text(value: Any) -> Any:
+    """YAML makes a date of 2026-11-21."""
+    return value.isoformat() if isinstance(value, dt.date) else value
+
+
+Instant = Annotated[str, BeforeValidator(_as_text), AfterValidator(lambda text: text if instant(text) else "")]
+
+
 class DeltaSource(SourceConfig):
     """A Delta table, at one version. Neither option: the latest, resolved when the job starts, and recorded."""
 
@@ -112,9 +127,18 @@ class DeltaSource(SourceConfig):
     format: Literal["delta"]
     path: str = Field(description="the table's folder, on any storage")
     versionAsOf: Annotated[int, Field(ge=0)] | None = None
-    timestampAsOf: str | None = Field(None, description="an instant, in UTC where it names no offset")
+    timestampAsOf: Instant | None = Field(
+        None, description="the last version committed then or before: an instant, in UTC where it names no offset"
+    )
     where: str | None = Field(None, description="SQL condition on partition columns: other partitions are not read")
-    columns: dict[str, str] = Field({}, description="name -> Spark type; {}: all of the table's")
+    columns: dict[str, str] = Field({}, description="name -> Spark type, as in the table; {}: all of the table's")
+
+    @model_validator(mode="after")
+    def _one_version(self) -> DeltaSource:
+        if self.versionAsOf is not None and self.timestampAsOf is not None:
+            raise ValueError("versionAsOf and timestampAsOf both name a version; leave one of them out")
+        check_case("columns", self.columns)
+        return self
 
 
 class IcebergSource(SourceConfig):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparkring.conf.sources import FilesSource, SourceConfig
+from sparkring.conf.sources import DeltaSource, FilesSource, SourceConfig
+from sparkring.etl.sources.delta.source import pin_delta
 from sparkring.etl.sources.file_source import pin_files
 from sparkring.etl.sources.snapshot import SourceSnapshot
 
@@ -18,4 +19,6 @@ def pin(name: str, config: SourceConfig) -> SourceSnapshot:
     """Pin one source. Raises EtlError if there is no such table."""
     if isinstance(config, FilesSource):
         return pin_files(name, config)
+    if isinstance(config, DeltaSource):
+        return pin_delta(name, config)
     raise NotImplementedError(type(config).__name__)

@@ -36,6 +36,9 @@ PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_
 JSON_FILE, T_JSON_FILE = "etl/sources/json_file.py", "tests/etl/sources/test_json_file.py"
 FILE_TASK, T_FILES = "etl/sources/file_task.py", "tests/spark/test_etl_files.py"
 CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
+DELTA, DELTA_LOG, LAKE_FILES = (f"etl/sources/{name}.py" for name in ("delta/source", "delta/log", "lake_files"))
+T_DELTA, T_DELTA_LOG = (f"tests/etl/sources/delta/test_{name}.py" for name in ("source", "log"))
+T_LAKE_ROWS = "tests/spark/test_etl_lake_files.py"
 
 RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
@@ -247,4 +250,14 @@ MUTANTS = (
         "F.when(column > F.lit(text)",
         T_CHECKS,
     ),
+    Mutant(DELTA, "if gone := self.files.gone():", "if gone := self.files.gone()[1:]:", T_DELTA),
+    Mutant(DELTA, "found.properties.get(COLUMN_MAPPING, ", "{}.get(COLUMN_MAPPING, ", "tests/spark/test_etl_delta.py"),
+    Mutant(DELTA_LOG, "at_ms, key=time_ms)", "at_ms - 1, key=time_ms)", T_DELTA_LOG),
+    Mutant(DELTA_LOG, "DeltaFile(unquote(uri), size", "DeltaFile(uri, size", T_DELTA_LOG),
+    Mutant(DELTA_LOG, "max(self.commits[version], latest + 1)", "self.commits[version]", T_DELTA_LOG),
+    Mutant(DELTA_LOG, "if oldest - 1 <= v <= latest]", "if v <= latest]", T_DELTA_LOG),
+    Mutant(LAKE_FILES, "_digest(f.deleted)]", "len(f.deleted)]", T_DELTA),
+    Mutant(LAKE_FILES, '[FILE, ROW], "left_anti"', '[ROW], "left_anti"', T_LAKE_ROWS),
+    Mutant(LAKE_FILES, 'F.replace(uri, F.lit("+"), F.lit("%2B"))', "uri", T_LAKE_ROWS),
+    Mutant(LAKE_FILES, "if want.dataType != ", "if want.name != want.name and ", T_LAKE_ROWS),
 )
