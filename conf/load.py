@@ -293,7 +293,8 @@ def _known_keys(location: tuple[Any, ...]) -> set[str]:
     for part in location:
         found: list[dict[str, Any]] = []
         for node in (v for outer in nodes for v in variants(outer)):
-            properties, values = node.get("properties", {}), node.get("additionalProperties")
+            properties = node.get("properties", {})
+            values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
             if part in properties:
                 found.append(properties[part])
             elif part in (properties.get("kind", {}).get("const"), node.get("title")):  # the tag of a union

@@ -151,8 +151,8 @@ class IcebergSource(SourceConfig):
     format: Literal["iceberg"]
     table: str | None = Field(
         None,
-        description="catalog.namespace.table; pyiceberg finds the catalog, and its credentials, by ~/.pyiceberg.yaml or "
-        "PYICEBERG_CATALOG__* variables",
+        description="catalog.namespace.table; pyiceberg finds the catalog, and its credentials, by ~/.pyiceberg.yaml "
+        "or PYICEBERG_CATALOG__* variables",
     )
     path: str | None = Field(
         None,

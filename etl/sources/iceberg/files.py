@@ -70,11 +70,13 @@ def _checked(key: str, file: DataFile) -> IcebergFile:
 
     if file.file_format != FileFormat.PARQUET:
         raise EtlError(
-            f"{key}: {file.file_path} is a file of {file.file_format}, and only Parquet is read; set "
+            f"{key}: {file.file_path} is a file of {file.file_format.value}, and only Parquet is read; set "
             "write.format.default = parquet in the table and rewrite it (CALL system.rewrite_data_files)"
         )
     if file.key_metadata is not None:
-        raise EtlError(f"{key}: {file.file_path} is encrypted, which is not read; copy the rows into a table that is not")
+        raise EtlError(
+            f"{key}: {file.file_path} is encrypted, which is not read; copy the rows into a table that is not"
+        )
     return IcebergFile(file.file_path, file.file_size_in_bytes, file.record_count)
 
 
@@ -106,12 +108,20 @@ def _refuse_equality_deletes(key: str, version: TableVersion) -> None:
 # --- what is in files: of data files the footers, of files of deletes all of them
 
 
-def field_ids(key: str, version: TableVersion, files: Iterable[IcebergFile]) -> list[frozenset[int]]:
-    """Read from each file's footer the ids of its columns, those within structs too.
+def footers(key: str, version: TableVersion, files: Iterable[IcebergFile]) -> list[pa.Schema]:
+    """Read each file's schema. Raises EtlError naming files that are gone, or are not what the table says."""
+    return _of_each(key, version, files, lambda opened: pq.read_schema(opened))
 
-    Raises EtlError naming files that are gone, are not what the table says, or were written without field ids.
-    """
-    return _of_each(key, version, files, _field_ids)
+
+def field_ids(fields: Iterable[pa.Field]) -> Iterator[int]:
+    """Yield the ids of a file's columns, those within structs, lists and maps too."""
+    for field in fields:
+        if field.metadata and ID in field.metadata:
+            yield int(field.metadata[ID])
+        if pa.types.is_map(field.type):
+            yield from field_ids([field.type.key_field, field.type.item_field])
+        elif pa.types.is_nested(field.type):
+            yield from field_ids(field.type.field(n) for n in range(field.type.num_fields))
 
 
 def deleted_rows(key: str, version: TableVersion, files: Iterable[IcebergFile]) -> dict[str, np.ndarray]:
@@ -133,17 +143,15 @@ def gone(version: TableVersion, files: Iterable[IcebergFile]) -> list[str]:
         return [problem for problem in problems if problem]
 
 
-def _of_each(
-    key: str, version: TableVersion, files: Iterable[IcebergFile], read: Callable[[str, Any], Any]
-) -> list[Any]:
-    """Call `read(path, opened file)` for each file. Its ValueErrors, and files that cannot be read, are one EtlError."""
+def _of_each(key: str, version: TableVersion, files: Iterable[IcebergFile], read: Callable[[Any], Any]) -> list[Any]:
+    """Call `read(opened file)` for each file. Its ValueErrors, and files that cannot be read, are one EtlError."""
 
     def one(file: IcebergFile) -> tuple[str, Any]:
         if problem := _size_problem(version, file):
             return problem, None
         try:
             with version.io.new_input(file.path).open() as opened:
-                return "", read(file.path, opened)
+                return "", read(opened)
         except (OSError, ValueError) as error:  # Arrow's are both
             return f"{file.path}: {first_line(error)}", None
 
@@ -165,28 +173,7 @@ def _size_problem(version: TableVersion, file: IcebergFile) -> str:
     return "" if found == file.bytes else f"{file.path}: has {found} bytes, and the table says {file.bytes}"
 
 
-def _field_ids(path: str, opened: Any) -> frozenset[int]:
-    found = frozenset(_ids(pq.read_schema(opened)))
-    if not found:
-        raise ValueError(
-            "was written without field ids (added by add_files or a migration), so what its columns are is not certain; "
-            "rewrite the table's files once (CALL system.rewrite_data_files)"
-        )
-    return found
-
-
-def _ids(fields: Iterable[pa.Field]) -> Iterator[int]:
-    for field in fields:
-        if field.metadata and ID in field.metadata:
-            yield int(field.metadata[ID])
-        kind = field.type
-        if pa.types.is_map(kind):
-            yield from _ids([kind.key_field, kind.item_field])
-        elif pa.types.is_nested(kind):
-            yield from _ids(kind.field(n) for n in range(kind.num_fields))
-
-
-def _positions(path: str, opened: Any) -> dict[str, np.ndarray]:
+def _positions(opened: Any) -> dict[str, np.ndarray]:
     """Rows of a file of position deletes: data file -> positions."""
     table = pq.read_table(opened, columns=["file_path", "pos"])
     grouped = table.group_by("file_path").aggregate([("pos", "list")])

@@ -1,10 +1,11 @@
-"""Iceberg's columns as Spark's. Each carries its field id: by it a file is read, whatever the column was called then."""
+"""Iceberg's columns as Spark's. Each carries its field id: files are read by it, whatever a column was called."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -30,6 +31,7 @@ from sparkring.etl.sources.lake_files import FIELD_ID
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+    from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.types import IcebergType
 
 # By Iceberg's name of the type. There are no shorter integers; `time` and `uuid` are no types of Spark.
@@ -76,6 +78,37 @@ def stored(columns: StructType) -> StructType:
     return StructType([_field(f"__field_{field_id(f)}", field_id(f), f.dataType) for f in columns])
 
 
+def stored_by_names(columns: StructType, mapping: Sequence[MappedField], there: Iterable[pa.Field]) -> StructType:
+    """The same columns by the names they have in a file without field ids, as the table's name mapping says.
+
+    A column of which no name is there is null. Raises ValueError for one with two names in the file.
+    """
+    by_id, in_file, fields = {m.field_id: m for m in mapping}, {field.name: field for field in there}, []
+    for column in columns:
+        mapped = by_id.get(field_id(column))
+        found = [name for name in (mapped.names if mapped else ()) if name in in_file]
+        if len(found) > 1:
+            raise ValueError(f"has columns {found}, which are all {column.name!r} by the table's name mapping")
+        if mapped is None or not found:
+            fields.append(StructField(f"__field_{field_id(column)}", column.dataType))
+            continue
+        kind = _type_by_names(column.dataType, mapped.fields, in_file[found[0]].type)
+        fields.append(StructField(found[0], kind))
+    return StructType(fields)
+
+
+def _type_by_names(kind: DataType, mapping: Sequence[MappedField], there: pa.DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return stored_by_names(kind, mapping, [there.field(n) for n in range(there.num_fields)])
+    within = {name: mapped.fields for mapped in mapping for name in mapped.names}
+    if isinstance(kind, ArrayType):
+        return ArrayType(_type_by_names(kind.elementType, within.get("element", []), there.value_type))
+    if isinstance(kind, MapType):
+        key = _type_by_names(kind.keyType, within.get("key", []), there.key_type)
+        return MapType(key, _type_by_names(kind.valueType, within.get("value", []), there.item_type))
+    return kind
+
+
 def field_id(field: StructField) -> int:
     return int(field.metadata[FIELD_ID])
 
@@ -85,8 +118,9 @@ def _field(name: str, number: int, kind: DataType) -> StructField:
 
 
 def _type(key: str, column: str, kind: IcebergType) -> DataType:
-    from pyiceberg.types import ListType, StructType as IcebergStruct
+    from pyiceberg.types import ListType
     from pyiceberg.types import MapType as IcebergMap
+    from pyiceberg.types import StructType as IcebergStruct
 
     if isinstance(kind, IcebergStruct):
         return StructType([_field(f.name, f.field_id, _type(key, column, f.field_type)) for f in kind.fields])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -16,14 +17,16 @@ from sparkring.conf.manifest import digest
 from sparkring.conf.sources import IcebergSource
 from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.iceberg.files import IcebergFile, deleted_rows, field_ids, gone, plan, split_host
-from sparkring.etl.sources.iceberg.schema import comparable, field_id, spark_fields, stored
+from sparkring.etl.sources.iceberg.files import IcebergFile, deleted_rows, field_ids, footers, gone, plan, split_host
+from sparkring.etl.sources.iceberg.schema import comparable, field_id, spark_fields, stored, stored_by_names
 from sparkring.etl.sources.iceberg.table import TableVersion, instant, open_version
 from sparkring.etl.sources.iceberg.where import file_filter
 from sparkring.etl.sources.lake_files import LakeFile, LakeFiles, LakeSchema, quoted
 from sparkring.etl.sources.predicate import parse
 from sparkring.etl.sources.read import declared_schema
 from sparkring.etl.sources.snapshot import SourceSnapshot
+
+CONNECTOR = "org.apache.iceberg.spark.source.IcebergSource"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class IcebergSnapshot(SourceSnapshot):
 
     def read(self, spark: SparkSession) -> DataFrame:
         self._check_types()
-        rows = self._rows(spark)
+        rows = self._read_by_connector(spark) if self._connector_reads(spark) else self._read_files(spark)
         if self.config.where is not None:
             rows = rows.where(self.config.where)
         return rows.select(*map(quoted, asked_names(self.config, self.version)))
@@ -48,39 +51,61 @@ class IcebergSnapshot(SourceSnapshot):
             have = self.columns[want.name].dataType.simpleString()
             if have != want.dataType.simpleString():
                 raise EtlError(
-                    f"{self.key}.columns.{want.name} = {self.config.columns[want.name]!r}: the table's column is {have}; "
-                    "declare that, and convert it in a view"
+                    f"{self.key}.columns.{want.name} = {self.config.columns[want.name]!r}: the table's column is "
+                    f"{have}; declare that, and convert it in a view"
                 )
 
-    def _rows(self, spark: SparkSession) -> DataFrame:
-        """All rows of the files but the deleted ones. A column that is the same in a whole file may not be in it."""
+    def _connector_reads(self, spark: SparkSession) -> bool:
+        catalog = (self.config.table or "").partition(".")[0]
+        there = bool(catalog) and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None
+        return uses_connector(self.version, there, spark._jvm.org.apache.spark.util.Utils.classIsLoadable)
+
+    def _read_by_connector(self, spark: SparkSession) -> DataFrame:
+        name = ".".join(map(quoted, str(self.config.table).split(".")))
+        return spark.read.option("snapshot-id", self.version.metadata.current_snapshot_id).table(name)
+
+    def _read_files(self, spark: SparkSession) -> DataFrame:
+        """All rows of the files but the deleted ones: a union of the files that are read in one way."""
         if not self.files:
             return spark.createDataFrame([], self.columns)
         deleted = deleted_rows(self.key, self.version, self.files)
-        groups: dict[tuple[str, tuple[str, ...]], list[LakeFile]] = {}
-        for file, ids in zip(self.files, field_ids(self.key, self.version, self.files), strict=True):
+        groups: dict[tuple[str, StructType, tuple[str, ...]], list[LakeFile]] = {}
+        for file, footer in zip(self.files, footers(self.key, self.version, self.files), strict=True):
             host, path = split_host(file.path)
-            filled = dict(self._only_in_metadata(file, ids))
+            in_file, filled = self._way(file, footer)
             rows = deleted.get(file.path, np.empty(0, np.int64))
-            groups.setdefault((host, tuple(filled)), []).append(
-                LakeFile(path, file.bytes, tuple(filled.values()), rows)
-            )
-        parts = [self._lake_files(host, filled, files) for (host, filled), files in groups.items()]
+            found = LakeFile(path, file.bytes, tuple(filled.values()), rows)
+            groups.setdefault((host, in_file, tuple(filled)), []).append(found)
+        parts = [
+            lake_files(host, files, LakeSchema(self.columns, in_file, filled))
+            for (host, in_file, filled), files in groups.items()
+        ]
         return reduce(DataFrame.union, [part.read(spark) for part in parts])
 
-    def _only_in_metadata(self, file: IcebergFile, ids: frozenset[int]) -> Iterator[tuple[str, Any]]:
-        """Yield columns that the file has not, since its partition says their value: files of migrated tables."""
-        names = {field_id(column): column.name for column in self.columns}
-        for number, value in file.identity:
-            if value is not None and number not in ids and number in names:
-                yield names[number], value
+    def _way(self, file: IcebergFile, footer: pa.Schema) -> tuple[StructType, dict[str, Any]]:
+        """How the columns are found in a file, and those that are not in it, with the value all its rows have.
 
-    def _lake_files(self, host: str, filled: tuple[str, ...], files: list[LakeFile]) -> LakeFiles:
-        """Files that are read in one way, below the last folder that has all of them."""
-        common = os.path.commonprefix([file.path for file in files])
-        root = common[: common.rindex("/")]
-        below = tuple(replace(file, path=file.path[len(root) + 1 :]) for file in files)
-        return LakeFiles(open_storage(host + root), LakeSchema(self.columns, stored(self.columns), filled), below)
+        A column by which files are partitioned as it is may be missing in those of a migrated table.
+        """
+        ids = frozenset(field_ids(footer))
+        by_id = {field_id(column): column.name for column in self.columns}
+        if ids:
+            return stored(self.columns), {
+                by_id[n]: v for n, v in file.identity if n in by_id and n not in ids and v is not None
+            }
+        mapping = self.version.metadata.name_mapping()
+        if mapping is None:
+            raise EtlError(
+                f"{self.key}: {file.path} was written without field ids, and the table has no name mapping "
+                "(schema.name-mapping.default): what its columns are is not certain. Rewrite it with the engine that "
+                "keeps the table (CALL system.rewrite_data_files)"
+            )
+        try:
+            named = stored_by_names(self.columns, mapping.root, footer)
+        except ValueError as error:
+            raise EtlError(f"{self.key}: {file.path} was written without field ids, and {error}") from error
+        lacking = {c.name for c, s in zip(self.columns, named, strict=True) if s.name not in footer.names}
+        return named, {by_id[n]: v for n, v in file.identity if by_id.get(n) in lacking and v is not None}
 
     def check_unchanged(self) -> None:
         """Raise EtlError if files are gone: Spark may be set to read on without them. None is ever written again."""
@@ -123,8 +148,33 @@ def fingerprint(version: TableVersion, columns: StructType, files: Sequence[Iceb
 
     def states(found: Sequence[IcebergFile]) -> list[Any]:
         return sorted(
-            [split_host(f.path)[1].removeprefix(root), f.bytes, [[n, repr(v)] for n, v in f.identity], states(f.deletes)]
+            [
+                split_host(f.path)[1].removeprefix(root),
+                f.bytes,
+                [[n, repr(v)] for n, v in f.identity],
+                states(f.deletes),
+            ]
             for f in found
         )
 
     return digest(["iceberg", columns.jsonValue(), states(files)])
+
+
+def uses_connector(version: TableVersion, has_catalog: bool, loadable: Callable[[str], bool]) -> bool:
+    """Whether Spark reads the table itself: its connector is there, Spark has a catalog of that name, and a snapshot
+    read by its id has the schema that is wanted, which one of a branch may not."""
+    snapshot = version.snapshot
+    return (
+        has_catalog
+        and snapshot is not None
+        and snapshot.schema_id == version.metadata.current_schema_id
+        and loadable(CONNECTOR)
+    )
+
+
+def lake_files(host: str, files: Sequence[LakeFile], schema: LakeSchema) -> LakeFiles:
+    """Files by their paths on one host, as files below the last folder that has all of them."""
+    common = os.path.commonprefix([file.path for file in files])  # noqa: RUF071 (cut at a slash below)
+    root = common[: common.rindex("/")]
+    below = tuple(replace(file, path=file.path[len(root) + 1 :]) for file in files)
+    return LakeFiles(open_storage(host + root), schema, below)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.fs as pafs
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 INSTALL = "pip install 'pyiceberg>=0.12,<0.13'"
+METADATA = ".metadata.json"
 NUMBERED = re.compile(r"v([0-9]+)(?:\.gz)?\.metadata\.json")
 SHOWN = 10  # names in a message
 LATEST_FORMAT = 2
@@ -55,9 +56,9 @@ def open_version(key: str, config: IcebergSource) -> TableVersion:
     metadata = table.metadata
     if metadata.format_version > LATEST_FORMAT:
         raise EtlError(
-            f"{key}: the table has Iceberg's format-version {metadata.format_version}, and only versions 1 and 2 can be "
-            "read here (deletion vectors, default values and types of version 3 are not understood); copy it into a table "
-            "of version 2 with the engine that keeps it (CREATE TABLE ... TBLPROPERTIES ('format-version'='2') AS SELECT)"
+            f"{key}: the table has Iceberg's format-version {metadata.format_version}, and only versions 1 and 2 are "
+            "read (not the deletion vectors, default values and types of version 3); copy it into a table of version 2 "
+            "with the engine that keeps it (CREATE TABLE ... TBLPROPERTIES ('format-version'='2') AS SELECT ...)"
         )
     snapshot, schema_id = resolve(key, config, metadata)
     at = {"current_snapshot_id": snapshot and snapshot.snapshot_id, "current_schema_id": schema_id}
@@ -102,18 +103,18 @@ def metadata_file(where: str, path: str) -> str:
     In such a folder (of a Hadoop catalog) a version is written by a rename that only one writer can win, so the highest
     number is the table. Where a catalog names the current file, a folder also holds those of commits that failed.
     """
-    if path.endswith(".metadata.json"):
+    if path.endswith(METADATA):
         return path
     storage = open_storage(path)
     infos = storage.fs.get_file_info(pafs.FileSelector(storage.path("metadata"), allow_not_found=True))
-    names = sorted(i.base_name for i in infos if i.type == pafs.FileType.File and i.base_name.endswith(".metadata.json"))
+    names = sorted(i.base_name for i in infos if i.base_name.endswith(METADATA) and i.type == pafs.FileType.File)
     if not names:
         raise EtlError(f"{where}: no Iceberg table: there is no metadata/*.metadata.json below it")
     found = {int(match[1]): name for name in names if (match := NUMBERED.fullmatch(name))}
     if len(found) < len(names):
         raise EtlError(
-            f"{where}: is a table of a catalog, and which of its {len(names)} metadata files is current only the catalog "
-            f"knows; declare `table: catalog.namespace.table`, or one of these files ({', '.join(names[-3:])})"
+            f"{where}: is a table of a catalog, and which of its {len(names)} metadata files is current only the "
+            f"catalog knows; declare `table: catalog.namespace.table`, or one of these files ({', '.join(names[-3:])})"
         )
     return f"{path.rstrip('/')}/metadata/{found[max(found)]}"
 
