@@ -16,8 +16,20 @@ from pyiceberg.expressions import GreaterThanOrEqual, IsNull, LessThan, NotNull
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import parse_transform
-from pyiceberg.types import DateType, DecimalType, DoubleType, FloatType, IntegerType, ListType, LongType, NestedField
-from pyiceberg.types import StringType, StructType, TimestampType, TimestamptzType
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
 
 from sparkring.etl.session import build_session
 from tests.etl.sources.iceberg.tables import catalog_at, delete_by_position, paths, pinned
@@ -48,8 +60,26 @@ class History:
     def step(self) -> str:
         """Do one thing; returns its name."""
         often = [self.append, self.delete, self.overwrite, self.delete_position]
-        name = self.random.choice([*often, *often, self.compact, self.rename, self.rename, self.drop, self.add_column,
-            self.add_again, self.widen, self.move, self.nest, self.partition, self.tag, self.branch, self.branch_append, self.expire])
+        name = self.random.choice(
+            [
+                *often,
+                *often,
+                self.compact,
+                self.rename,
+                self.rename,
+                self.drop,
+                self.add_column,
+                self.add_again,
+                self.widen,
+                self.move,
+                self.nest,
+                self.partition,
+                self.tag,
+                self.branch,
+                self.branch_append,
+                self.expire,
+            ]
+        )
         name()
         self.table.refresh()
         return name.__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from sparkring.etl.sources.read import HOST
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.manifest import DataFile
-    from pyiceberg.table import FileScanTask
 
 THREADS = 16
 ID = b"PARQUET:field_id"  # in the metadata of Arrow's fields
@@ -51,18 +51,42 @@ def plan(key: str, version: TableVersion, row_filter: BooleanExpression | None) 
     The filter is about columns as the version's schema names them; None: all files.
     """
     from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.table import DataScan
+    from pyiceberg.manifest import INITIAL_SEQUENCE_NUMBER, DataFileContent
+    from pyiceberg.table import ManifestGroupPlanner
+    from pyiceberg.table.delete_file_index import DeleteFileIndex
 
-    _refuse_equality_deletes(key, version)
-    tasks = DataScan(version.metadata, version.io, row_filter=row_filter or AlwaysTrue()).plan_files()
-    return tuple(sorted((_file(key, version, task) for task in tasks), key=lambda file: file.path))
+    if version.snapshot is None:
+        return ()
+    # Not `DataScan.plan_files`: of pyiceberg 0.12 it fails where a condition meets a partition of nulls.
+    planner = ManifestGroupPlanner(version.metadata, version.io, row_filter or AlwaysTrue())
+    entries = list(chain.from_iterable(planner.plan_manifest_entries(version.snapshot.manifests(version.io))))
+    deletes = DeleteFileIndex()
+    for entry in entries:
+        if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
+            raise EtlError(
+                f"{key}: the table has equality deletes ({entry.data_file.file_path}), which are not read; rewrite "
+                "its files once without them (CALL system.rewrite_data_files with 'delete-file-threshold', '1'), or "
+                "have its writer delete by position"
+            )
+        if entry.data_file.content == DataFileContent.POSITION_DELETES:
+            deletes.add_delete_file(entry, entry.data_file.partition)
+    found = [
+        _file(
+            key,
+            version,
+            e.data_file,
+            deletes.for_data_file(e.sequence_number or INITIAL_SEQUENCE_NUMBER, e.data_file, e.data_file.partition),
+        )
+        for e in entries
+        if e.data_file.content == DataFileContent.DATA
+    ]
+    return tuple(sorted(found, key=lambda file: file.path))
 
 
-def _file(key: str, version: TableVersion, task: FileScanTask) -> IcebergFile:
-    file = _checked(key, task.file)
-    deletes = sorted((_checked(key, delete) for delete in task.delete_files), key=lambda d: d.path)
-    identity = tuple(sorted(_identity(version, task.file)))
-    return IcebergFile(file.path, file.bytes, file.rows, identity, tuple(deletes))
+def _file(key: str, version: TableVersion, data: DataFile, deletes: Iterable[DataFile]) -> IcebergFile:
+    file = _checked(key, data)
+    deleted = sorted((_checked(key, delete) for delete in deletes), key=lambda d: d.path)
+    return IcebergFile(file.path, file.bytes, file.rows, tuple(sorted(_identity(version, data))), tuple(deleted))
 
 
 def _checked(key: str, file: DataFile) -> IcebergFile:
@@ -88,21 +112,6 @@ def _identity(version: TableVersion, file: DataFile) -> Iterator[tuple[int, Any]
     for position, field in enumerate(spec.fields):
         if isinstance(field.transform, IdentityTransform):
             yield field.source_id, file.partition[position]
-
-
-def _refuse_equality_deletes(key: str, version: TableVersion) -> None:
-    from pyiceberg.manifest import DataFileContent, ManifestContent
-
-    manifests = version.snapshot.manifests(version.io) if version.snapshot is not None else []
-    for manifest in manifests:
-        if manifest.content == ManifestContent.DELETES:
-            for entry in manifest.fetch_manifest_entry(version.io):
-                if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
-                    raise EtlError(
-                        f"{key}: the table has equality deletes ({entry.data_file.file_path}), which are not read; "
-                        "rewrite its files once without them (CALL system.rewrite_data_files with "
-                        "'delete-file-threshold', '1'), or have its writer delete by position"
-                    )
 
 
 # --- what is in files: of data files the footers, of files of deletes all of them

@@ -18,7 +18,9 @@ from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.table import INSTALL, instant, metadata_file
 from tests.etl.sources.iceberg.tables import catalog_at, pinned
 
-SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "day", DateType()), NestedField(3, "note", StringType()))
+SCHEMA = Schema(
+    NestedField(1, "id", LongType()), NestedField(2, "day", DateType()), NestedField(3, "note", StringType())
+)
 
 
 def rows(*ids, **more):
@@ -96,7 +98,10 @@ def test_what_is_not_there_is_refused_with_what_is(history):
         ({"table": "prod.db.none"}, r"\.table = 'prod.db.none': catalog 'prod' has no such table"),
         ({"table": "prod.no.t"}, r"\.table = 'prod.no.t': catalog 'prod' has no such table"),
         ({"table": "dev.db.t"}, r"\.table = 'dev.db.t': cannot be opened: .*PYICEBERG_CATALOG__DEV__URI"),
-        ({"columns": {"ID": "bigint"}}, r"\.columns: the table has no column 'ID'; it has \['id', 'day', 'remark', 'n'\]"),
+        (
+            {"columns": {"ID": "bigint"}},
+            r"\.columns: the table has no column 'ID'; it has \['id', 'day', 'remark', 'n'\]",
+        ),
         ({"where": "week = 3"}, r"\.where = 'week = 3': week is not a"),
     ]:
         with pytest.raises(EtlError, match=r"etl\.sources\.t" + words):
@@ -132,13 +137,17 @@ def test_version_3_is_refused(tmp_path):
         table = catalog.create_table("db.t", SCHEMA)
         file = Path(table.metadata_location.removeprefix("file://"))
         file.write_text(json.dumps(json.loads(file.read_text()) | {"format-version": 3, "next-row-id": 0}))
-        with pytest.raises(EtlError, match=r"sources\.t: the table has Iceberg's format-version 3, .*'format-version'='2'"):
+        with pytest.raises(
+            EtlError, match=r"sources\.t: the table has Iceberg's format-version 3, .*'format-version'='2'"
+        ):
             pinned()
 
 
 def test_without_pyiceberg_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
-    with pytest.raises(EtlError, match=r"sources\.t\.format = 'iceberg': needs the package pyiceberg .*" + re.escape(INSTALL)):
+    with pytest.raises(
+        EtlError, match=r"sources\.t\.format = 'iceberg': needs the package pyiceberg .*" + re.escape(INSTALL)
+    ):
         pinned()
 
 
@@ -177,7 +186,9 @@ def test_a_folder_of_a_catalogs_table_is_refused_since_only_the_catalog_knows_wh
     table, _, _ = history
     with pytest.raises(EtlError, match=r"sources\.t\.path = .*/db/t': is a table of a catalog, .*declare `table: "):
         pinned(path=table.location())
-    with pytest.raises(EtlError, match=r"sources\.t\.path = .*: no Iceberg table: there is no metadata/\*\.metadata\.json"):
+    with pytest.raises(
+        EtlError, match=r"sources\.t\.path = .*: no Iceberg table: there is no metadata/\*\.metadata\.json"
+    ):
         pinned(path=str(tmp_path))
     with pytest.raises(EtlError, match=r"sources\.t\.path = .*: cannot be opened: "):
         pinned(path=f"{tmp_path}/v1.metadata.json")
