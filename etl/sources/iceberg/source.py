@@ -58,7 +58,8 @@ class IcebergSnapshot(SourceSnapshot):
     def _connector_reads(self, spark: SparkSession) -> bool:
         catalog = (self.config.table or "").partition(".")[0]
         there = bool(catalog) and spark.conf.get(f"spark.sql.catalog.{catalog}", None) is not None
-        return uses_connector(self.version, there, spark._jvm.org.apache.spark.util.Utils.classIsLoadable)
+        jvm: Any = spark._jvm
+        return uses_connector(self.version, there, jvm.org.apache.spark.util.Utils.classIsLoadable)
 
     def _read_by_connector(self, spark: SparkSession) -> DataFrame:
         name = ".".join(map(quoted, str(self.config.table).split(".")))
@@ -134,7 +135,7 @@ def pin_iceberg(name: str, config: IcebergSource) -> IcebergSnapshot:
     where = None if config.where is None else parse(f"{key}.where", config.where, comparable(version.schema))
     names = [*asked_names(config, version), *sorted(where.columns if where else ())]
     columns = spark_fields(key, version.schema, dict.fromkeys(names))
-    files = plan(key, version, where and file_filter(where.test, version.schema))
+    files = plan(key, version, None if where is None else file_filter(where.test, version.schema))
     return IcebergSnapshot(name, config, fingerprint(version, columns, files), version, files, columns)
 
 
