@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform
 
@@ -100,6 +100,7 @@ CONDITIONS = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(CONDITIONS)
+@example("d = 123456789012345678901234567890123456.78")
 def test_a_file_with_a_row_that_matches_is_planned(tables, text):
     for version, files in tables:
         condition = parse("where", text, comparable(version.schema))
