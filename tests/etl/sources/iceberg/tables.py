@@ -3,6 +3,7 @@ here and committed by it."""
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestCo
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
 from pyiceberg.utils.config import Config
 
 from sparkring.conf.sources import IcebergSource
@@ -46,6 +49,30 @@ def source(**options: Any) -> IcebergSource:
 
 def pinned(**options: Any) -> IcebergSnapshot:
     return pin_iceberg("t", source(**options))
+
+
+def partitioned(catalog: Catalog, days: int = 365) -> Table:
+    """A table with one row and one file per day."""
+    schema = pa.schema(
+        [("day", pa.date32()), ("at", pa.timestamp("us", "UTC")), ("who", pa.string()), ("n", pa.int64())]
+    )
+    table = catalog.create_table("db.t", schema)
+    with table.update_spec() as update:
+        update.add_field("day", IdentityTransform(), "day")
+    first = dt.date(2024, 1, 1)
+    dates = [first + dt.timedelta(days=n) for n in range(days)]
+    table.append(
+        pa.table(
+            {
+                "day": dates,
+                "at": [dt.datetime(d.year, d.month, d.day, 12, tzinfo=dt.UTC) for d in dates],
+                "who": [f"u{n % 5}" for n in range(days)],
+                "n": list(range(days)),
+            },
+            schema=schema,
+        )
+    )
+    return table
 
 
 def paths(table: Table) -> list[str]:
@@ -99,12 +126,23 @@ def _commit(table: Table, data_path: str, rows: pa.Table, content: DataFileConte
         producer.commit()
 
 
+def append_file(table: Table, rows: pa.Table, partition: Record) -> None:
+    """Commit a data file as it is, as of this partition of the current spec."""
+    path = f"{table.location()}/data/{uuid.uuid4()}.parquet"
+    with table.io.new_output(path).create() as stream:
+        pq.write_table(rows, stream)
+    _append(table, _file(DataFileContent.DATA, path, len(table.io.new_input(path)), rows.num_rows, partition))
+
+
 def append_orc(table: Table) -> None:
     """Commit an ORC file that is nowhere, in the partition of a file that is there."""
     like = next(iter(table.scan().plan_files())).file
     path = f"{table.location()}/data/a.orc"
-    file = _file(DataFileContent.DATA, path, 1, 1, like.partition, file_format=FileFormat.ORC)
-    file.spec_id = like.spec_id
+    _append(table, _file(DataFileContent.DATA, path, 1, 1, like.partition, file_format=FileFormat.ORC))
+
+
+def _append(table: Table, file: DataFile) -> None:
+    file.spec_id = table.spec().spec_id
     with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
         append.append_data_file(file)
 
