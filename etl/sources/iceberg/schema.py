@@ -86,7 +86,7 @@ def stored_by_names(columns: StructType, mapping: Sequence[MappedField], there: 
     by_id, in_file, fields = {m.field_id: m for m in mapping}, {field.name: field for field in there}, []
     for column in columns:
         mapped = by_id.get(field_id(column))
-        found = [name for name in (mapped.names if mapped else ()) if name in in_file]
+        found = [name for name in ([] if mapped is None else mapped.names) if name in in_file]
         if len(found) > 1:
             raise ValueError(f"has columns {found}, which are all {column.name!r} by the table's name mapping")
         if mapped is None or not found:
