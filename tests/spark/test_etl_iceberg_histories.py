@@ -32,7 +32,7 @@ from pyiceberg.types import (
 )
 
 from sparkring.etl.session import build_session
-from tests.etl.sources.iceberg.tables import catalog_at, delete_by_position, paths, pinned
+from tests.etl.sources.iceberg.tables import catalog_at, delete_by_position, pinned
 from tests.spark.test_etl_iceberg import multiset
 
 pytestmark = pytest.mark.spark
@@ -40,7 +40,7 @@ HISTORIES = int(os.environ.get("SPARKRING_HISTORIES", "8"))
 STEPS = 10
 ITEM = StructType(NestedField(100, "p", IntegerType()), NestedField(101, "q", StringType()))
 TYPES = [IntegerType(), LongType(), FloatType(), DoubleType(), DecimalType(9, 2), DateType(), TimestampType()]
-TYPES += [TimestamptzType(), StringType(), ITEM, ListType(102, IntegerType()), ListType(103, ITEM)]
+TYPES += [TimestamptzType(), StringType(), ITEM, ListType(102, IntegerType(), False), ListType(103, ITEM, False)]
 WIDER = {"int": LongType(), "float": DoubleType(), "decimal(9, 2)": DecimalType(20, 2)}
 TRANSFORMS = ["identity", "bucket[3]", "truncate[2]"]
 
@@ -86,15 +86,15 @@ class History:
 
     def columns(self, *, nested: bool = False):
         wanted = (StructType, ListType)
-        return [f for f in self.table.schema().fields if f.name != "id" and isinstance(f.field_type, wanted) <= nested]
+        return [f for f in self.table.schema().fields if f.name != "id" and isinstance(f.field_type, wanted) == nested]
 
     def value(self, kind):
         r = self.random
         if r.random() < 0.15:
             return None
-        if isinstance(kind, pa.ListType):
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             return [self.value(kind.value_type) for _ in range(r.randrange(3))]
-        if isinstance(kind, pa.StructType):
+        if pa.types.is_struct(kind):
             return {f.name: self.value(f.type) for f in kind}
         if pa.types.is_integer(kind):
             return r.randrange(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
@@ -135,11 +135,12 @@ class History:
         self.table.overwrite(self.table.scan().to_arrow())
 
     def delete_position(self):
-        if files := paths(self.table):
-            path = self.random.choice(files)
-            task = next(t for t in self.table.scan().plan_files() if t.file.file_path == path)
-            count = task.file.record_count
-            delete_by_position(self.table, path, sorted({self.random.randrange(count) for _ in range(2)}))
+        files = [task.file for task in self.table.scan().plan_files()]
+        files = [file for file in files if file.spec_id == self.table.spec().spec_id]
+        if files:
+            file = min(files, key=lambda file: (self.random.random(), file.file_path))
+            gone = {self.random.randrange(file.record_count) for _ in range(2)}
+            delete_by_position(self.table, file.file_path, sorted(gone))
 
     def fresh(self) -> str:
         self.names += 1

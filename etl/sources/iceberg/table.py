@@ -51,7 +51,7 @@ class TableVersion:
 
 
 def open_version(key: str, config: IcebergSource) -> TableVersion:
-    """Open the table that `key` declares, at the snapshot it asks for. Raises EtlError if there is none."""
+    """Open the table that `key` declares, at the snapshot it asks for. Raises EtlError if one is missing."""
     table = _open(key, config)
     metadata = table.metadata
     if metadata.format_version > LATEST_FORMAT:

@@ -57,12 +57,14 @@ def file_filter(test: Test, schema: Schema, negated: bool = False) -> BooleanExp
 
 
 def _compared(test: Comparison | Same, name: str, value: Any, schema: Schema, negated: bool) -> BooleanExpression:
-    """Args:
-    test: compares a column with a constant, or the constant with the column.
-    name: of the column.
-    value: of the constant.
-    schema: of the table.
-    negated: the filter is of the opposite.
+    """Make the filter of a column that is compared with a constant.
+
+    Args:
+        test: compares a column with a constant, or the constant with the column.
+        name: of the column.
+        value: of the constant.
+        schema: of the table.
+        negated: the filter is of the opposite.
     """
     from pyiceberg import expressions as ice
 
