@@ -21,9 +21,16 @@ from sparkring.etl.sources.iceberg.files import IcebergFile, deleted_rows, field
 from sparkring.etl.sources.iceberg.schema import comparable, field_id, spark_fields, stored, stored_by_names
 from sparkring.etl.sources.iceberg.table import TableVersion, instant, open_version
 from sparkring.etl.sources.iceberg.where import file_filter
-from sparkring.etl.sources.lake_files import LakeFile, LakeFiles, LakeSchema, quoted
+from sparkring.etl.sources.lake_files import (
+    LakeFile,
+    LakeFiles,
+    LakeSchema,
+    check_types,
+    map_fields,
+    plain_field,
+    quoted,
+)
 from sparkring.etl.sources.predicate import parse
-from sparkring.etl.sources.read import declared_schema
 from sparkring.etl.sources.snapshot import SourceSnapshot
 
 CONNECTOR = "org.apache.iceberg.spark.source.IcebergSource"
@@ -39,21 +46,11 @@ class IcebergSnapshot(SourceSnapshot):
     columns: StructType
 
     def read(self, spark: SparkSession) -> DataFrame:
-        self._check_types()
+        check_types(self.key, self.config.columns, map_fields(self.columns, plain_field))
         rows = self._read_by_connector(spark) if self._connector_reads(spark) else self._read_files(spark)
         if self.config.where is not None:
             rows = rows.where(self.config.where)
         return rows.select(*map(quoted, asked_names(self.config, self.version)))
-
-    def _check_types(self) -> None:
-        """Raise EtlError if a column is declared with another type than it has."""
-        for want in declared_schema(self.key, self.config.columns):
-            have = self.columns[want.name].dataType.simpleString()
-            if have != want.dataType.simpleString():
-                raise EtlError(
-                    f"{self.key}.columns.{want.name} = {self.config.columns[want.name]!r}: the table's column is "
-                    f"{have}; declare that, and convert it in a view"
-                )
 
     def _connector_reads(self, spark: SparkSession) -> bool:
         catalog = (self.config.table or "").partition(".")[0]

@@ -71,7 +71,7 @@ def literals(column):
     values = [v for v in VALUES[column][1] if v is not None]
     quote = {"s": "'{}'", "day": "DATE '{}'", "at": "TIMESTAMP '{}'", "wall": "TIMESTAMP_NTZ '{}'"}.get(column, "{}")
     made = [quote.format(v) for v in values if not (isinstance(v, int) and abs(v) >= 2**63)]
-    return st.sampled_from([*made, *(["0.5", "-3", "123456789012345678901234"] if column in "ild" else []), "NULL"])
+    return st.sampled_from([*made, *(["0.5", "-3", "4611686018427387904"] if column in "ild" else []), "NULL"])
 
 
 def leaf(column):
