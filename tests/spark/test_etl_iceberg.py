@@ -135,9 +135,7 @@ def test_values_of_every_type_come_through(session, catalog):
     assert types["at"] == "timestamp" and types["wall"] == "timestamp_ntz" and types["e"] == "decimal(38,10)"
     declared = {"wall": "timestamp_ntz", "e": "decimal(38, 10)"}
     assert pinned(columns=declared).read(session).columns == ["wall", "e"]
-    with pytest.raises(
-    with pytest.raises(EtlError, match=r"(?s)sources\.t\.columns: .*column 'e' is decimal\(38,10\), declared decimal\(9,2\)"):
-    ):
+    with pytest.raises(EtlError, match=r"(?s)t\.columns: .*column 'e' is decimal\(38,10\), declared decimal\(9,2\)"):
         pinned(columns={"e": "decimal(9,2)"}).read(session)
 
 
