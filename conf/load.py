@@ -205,7 +205,7 @@ def _key_lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]
 def parse_override(text: str) -> tuple[str, Any]:
     """`key.path=value` with the value read as YAML: `optim.lr=1e-3`, `launch.world=4`, `train.steps=null`."""
     key, separator, value = text.partition("=")
-    if not separator or not re.fullmatch(r"[A-Za-z_][\w]*(\.[\w]+)*", key):
+    if not separator or not re.fullmatch(r"[A-Za-z_][\w]*(\.[\w-]+)*", key):
         raise ValueError("an override is key.path=value, such as optim.lr=1e-3")
     try:
         return key, parse_yaml(value)[0]
@@ -293,7 +293,8 @@ def _known_keys(location: tuple[Any, ...]) -> set[str]:
     for part in location:
         found: list[dict[str, Any]] = []
         for node in (v for outer in nodes for v in variants(outer)):
-            properties, values = node.get("properties", {}), node.get("additionalProperties")
+            properties = node.get("properties", {})
+            values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
             if part in properties:
                 found.append(properties[part])
             elif part in (properties.get("kind", {}).get("const"), node.get("title")):  # the tag of a union

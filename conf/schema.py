@@ -17,7 +17,12 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, hide_input_in_errors=True
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        serialize_by_alias=True,  # a key such as `snapshot-id` is stored and shown as it is written
     )
 
 

@@ -29,6 +29,7 @@ CLUSTER_DECIDES = (
     "spark.sql.artifact.",
     "spark.sql.autoBroadcastJoinThreshold",
     "spark.sql.broadcastTimeout",
+    "spark.sql.catalog.",  # where a table is; what is in it, its source pins
     "spark.sql.catalogImplementation",
     "spark.sql.cbo.",
     "spark.sql.codegen.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparkring.conf.sources import DeltaSource, FilesSource, SourceConfig
+from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource, SourceConfig
 from sparkring.etl.sources.delta.source import pin_delta
 from sparkring.etl.sources.file_source import pin_files
+from sparkring.etl.sources.iceberg.source import pin_iceberg
 from sparkring.etl.sources.snapshot import SourceSnapshot
 
 
@@ -21,4 +22,6 @@ def pin(name: str, config: SourceConfig) -> SourceSnapshot:
         return pin_files(name, config)
     if isinstance(config, DeltaSource):
         return pin_delta(name, config)
+    if isinstance(config, IcebergSource):
+        return pin_iceberg(name, config)
     raise NotImplementedError(type(config).__name__)

@@ -39,6 +39,8 @@ CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_fi
 DELTA, DELTA_LOG, LAKE_FILES = (f"etl/sources/{name}.py" for name in ("delta/source", "delta/log", "lake_files"))
 T_DELTA, T_DELTA_LOG = (f"tests/etl/sources/delta/test_{name}.py" for name in ("source", "log"))
 T_LAKE_ROWS = "tests/spark/test_etl_lake_files.py"
+ICE_TABLE, ICE_WHERE, ICE_SCHEMA = (f"etl/sources/iceberg/{name}.py" for name in ("table", "where", "schema"))
+T_ICE_TABLE, T_ICE_WHERE = (f"tests/etl/sources/iceberg/test_{name}.py" for name in ("table", "where"))
 
 RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
@@ -260,4 +262,18 @@ MUTANTS = (
     Mutant(LAKE_FILES, '[FILE, ROW], "left_anti"', '[ROW], "left_anti"', T_LAKE_ROWS),
     Mutant(LAKE_FILES, 'F.replace(uri, F.lit("+"), F.lit("%2B"))', "uri", T_LAKE_ROWS),
     Mutant(LAKE_FILES, "if want.dataType != ", "if want.name != want.name and ", T_LAKE_ROWS),
+    Mutant(
+        ICE_TABLE, "return snapshot, snapshot.schema_id", "return snapshot, metadata.current_schema_id", T_ICE_TABLE
+    ),
+    Mutant(ICE_TABLE, "entry.timestamp_ms <= (", "entry.timestamp_ms < (", T_ICE_TABLE),
+    Mutant(ICE_TABLE, "found[max(found)]", "max(found.values())", T_ICE_TABLE),
+    Mutant(ICE_WHERE, "OPPOSITE[compare] if negated else compare", "compare", T_ICE_WHERE),
+    Mutant(ICE_WHERE, "test.decides != negated", "test.decides", T_ICE_WHERE),
+    Mutant(ICE_WHERE, "Fraction(value) * 10**scale", "Fraction(value.scaleb(scale))", T_ICE_WHERE),
+    Mutant(
+        ICE_SCHEMA,
+        '_field(f"__field_{field_id(f)}", field_id',
+        "_field(f.name, field_id",
+        "tests/spark/test_etl_iceberg.py",
+    ),
 )
