@@ -41,11 +41,7 @@ DRIVERS = {
     "h2": ("org.h2.Driver", "com.h2database:h2:2.3.232"),
 }
 LOCK_LIMIT_S = 60
-# Waiting without a limit could be for ever: TRUNCATE waits for us, and who asks for a lock after it waits for TRUNCATE.
-IMPORT = (
-    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'; "
-    "SET LOCAL lock_timeout = '{limit}s'"
-)
+IMPORT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
 READ_COMMITTED = 2  # java.sql.Connection
 NUMERIC, DECIMAL, TIMES = 2, 3, {92: "time", 2013: "time with time zone"}  # java.sql.Types
 MOST_DIGITS = 38  # of a decimal of Spark
@@ -88,7 +84,7 @@ class Database:
     """Where a database is and who reads it. `names` has the variable of each secret, which is shown in its place."""
 
     driver: str
-    options: Mapping[str, str] = field(repr=False)  # Spark's `url`, `driver`, `user`, `password`
+    options: Mapping[str, str] = field(repr=False)  # Spark's `url`, `driver`; all else is a property of connections
     names: Mapping[str, str] = field(repr=False)  # secret -> variable
 
     @property
@@ -117,7 +113,7 @@ def pin_query(name: str, config: JdbcSource, session: Callable[[], SparkSession]
         check_types(key, connection, config)
         options = {**database.options, "fetchsize": str(config.fetchsize), "preferTimestampNTZ": "true"}
         if is_snapshot:
-            options["sessionInitStatement"] = IMPORT.format(snapshot=export_snapshot(connection), limit=LOCK_LIMIT_S)
+            options["sessionInitStatement"] = IMPORT.format(snapshot=export_snapshot(connection))
         rows = select_declared(key, read_rows(spark, key, config, options), config.columns)
         landing = land(rows, datasets_uri)
     return JdbcSnapshot(name, config, landing.fingerprint, landing)
@@ -146,6 +142,9 @@ def find_database(key: str, config: JdbcSource, environment: Mapping[str, str]) 
             f"{key}.consistency = 'snapshot': {kind} gives no snapshot that several connections read; write "
             "`consistency: none`, and read when nothing is written: rows that change meanwhile may come twice or never"
         )
+    if config.consistency == "snapshot":
+        # For every connection: TRUNCATE waits for the one that holds the snapshot, and the others wait for TRUNCATE.
+        found["options"] = f"-c lock_timeout={LOCK_LIMIT_S * 1000}"
     return Database(driver, found | {"driver": driver}, names)
 
 
@@ -184,9 +183,8 @@ def connected(spark: SparkSession, key: str, database: Database) -> Iterator[Any
             f"`spark.jars.packages: {package}`, or `spark.jars: /path/to/its.jar`"
         ) from None
     properties = jvm.java.util.Properties()
-    for option in ("user", "password"):
-        if option in database.options:
-            properties.setProperty(option, database.options[option])
+    for option in database.options.keys() & {"user", "password", "options"}:
+        properties.setProperty(option, database.options[option])
     connection = jvm.java.sql.DriverManager.getConnection(database.options["url"], properties)
     try:
         yield connection
@@ -199,8 +197,7 @@ def begin(connection: Any) -> None:
     """Open the transaction whose snapshot all partitions will read. It stays open, idle, until they have."""
     connection.setAutoCommit(False)
     connection.setTransactionIsolation(READ_COMMITTED)  # a snapshot of its own for each statement
-    execute(connection, f"SET LOCAL lock_timeout = '{LOCK_LIMIT_S}s'")
-    execute(connection, "SET LOCAL idle_in_transaction_session_timeout = 0")
+    connection.createStatement().execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 
 def export_snapshot(connection: Any) -> str:
@@ -209,10 +206,6 @@ def export_snapshot(connection: Any) -> str:
     rows = connection.createStatement().executeQuery("SELECT pg_export_snapshot()")
     rows.next()
     return str(rows.getString(1))
-
-
-def execute(connection: Any, statement: str) -> None:
-    connection.createStatement().execute(statement)
 
 
 def check_types(key: str, connection: Any, config: JdbcSource) -> None:

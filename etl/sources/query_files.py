@@ -182,7 +182,7 @@ def _read_table(
     files = []
     for folder in _items(folders):
         values = tuple(None if v is None else str(v) for v in _items(folder.values().toSeq(partition_schema)))
-        files += [ReadFile(_below(location, path), *state, values) for path, *state in _statuses(folder.files())]
+        files += [ReadFile(_below(location, path), size, at, values) for path, size, at in _statuses(folder.files())]
     columns = tuple(_items(table.partitionColumnNames()))
     schema = table.schema().json()
     return ReadTable(_name(table), location, columns, (*parsing, schema), tuple(sorted(files, key=lambda f: f.path)))

@@ -16,6 +16,7 @@ from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.plan import (
     cost_plan,
+    known_manifest,
     layout_problems_of,
     meta_model,
     plan_and_measured,
@@ -77,6 +78,17 @@ def test_settings_without_effect_are_said_below_the_table() -> None:
 def test_a_model_of_unknown_size_has_no_plan() -> None:
     with pytest.raises(ManifestError, match="run `sparkring etl` first"):
         show_plan(load_config("text").config)
+
+
+def test_a_dataset_that_only_spark_finds_is_asked_for_by_its_folder() -> None:
+    """`plan` starts nothing, and a database's rows are known only once they are landed."""
+    users = {"format": "jdbc", "url_env": "U", "dbtable": "users"}
+    small = {"sources": {"users": users}, "rows": "users", "features": {"x": {"kind": "numeric"}}}
+    config = RunConfig.model_validate({"name": "b", "etl": small})
+    with pytest.raises(ManifestError, match=r"name the folder .* etl=null dataset=FOLDER"):
+        known_manifest(config)
+    sized = config.model_copy(update={"model": config.model.model_copy(update={"args": {"vocab": 9}})})
+    assert known_manifest(sized) is None
 
 
 @pytest.mark.parametrize(
