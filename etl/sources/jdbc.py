@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import floor
 from typing import Any
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -107,7 +108,7 @@ def pin_query(name: str, config: JdbcSource, session: Callable[[], SparkSession]
     is_snapshot = config.consistency == "snapshot"
     if not is_snapshot:
         log.warning("%s: consistency: none: rows written while it is read may come twice, in part or never", key)
-    with told(key, database), connected(spark, key, database) as connection:
+    with database_errors(key, database), connected(spark, key, database) as connection:
         if is_snapshot:
             begin(connection)
         check_types(key, connection, config)
@@ -125,15 +126,15 @@ def find_database(key: str, config: JdbcSource, environment: Mapping[str, str]) 
     for option in ("url", "user", "password"):
         variable = getattr(config, f"{option}_env")
         if variable is not None and not environment.get(variable):
-            raise EtlError(f"{key}.{option}_env = {variable!r}: this variable is not set; it holds the {option}")
+            raise EtlError(f"{key}: the variable {variable!r} is not set, which by {option}_env holds the {option}")
         if variable is not None:
             found[option] = environment[variable]
     url, names = found["url"], {found[option]: getattr(config, f"{option}_env") for option in found}
     kind = match[1] if (match := re.match(r"jdbc:(\w+):", url)) else ""
     if not kind:
         raise EtlError(f"{key}.url_env = {config.url_env!r}: holds no URL of the form jdbc:postgresql://host/database")
-    if authority := re.search(r"//([^/?;]+)", url):
-        names |= {authority[1]: config.url_env, authority[1].rpartition("@")[2]: config.url_env}
+    parts = re.findall(r"//([^/?;]+)", url) + re.findall(r"[?&;](?:user|password)=([^&;]+)", url)
+    names |= dict.fromkeys([*parts, *map(unquote, parts)], config.url_env)
     driver = config.driver or DRIVERS.get(kind, ("", ""))[0]
     if not driver:
         raise EtlError(f"{key}.driver: name the Java class of the driver; known without it: {sorted(DRIVERS)}")
@@ -149,7 +150,7 @@ def find_database(key: str, config: JdbcSource, environment: Mapping[str, str]) 
 
 
 @contextmanager
-def told(key: str, database: Database) -> Iterator[None]:
+def database_errors(key: str, database: Database) -> Iterator[None]:
     """Turn what Spark and the driver raise into one error with the source's key and without a secret."""
     try:
         yield
@@ -159,7 +160,7 @@ def told(key: str, database: Database) -> Iterator[None]:
 
 
 def _reason(error: Py4JJavaError | PySparkException) -> str:
-    """The first line of what the driver said: the innermost cause."""
+    """The first line of the innermost cause: what the database answered."""
     cause = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
     if cause is None:
         return first_line(error)
@@ -201,7 +202,7 @@ def begin(connection: Any) -> None:
 
 
 def export_snapshot(connection: Any) -> str:
-    """Export a snapshot of now. The tables are locked already, by the query that told their types: TRUNCATE and ALTER
+    """Export a snapshot of now. The tables are locked already, by the query for their types: TRUNCATE and ALTER
     TABLE are not undone for an older snapshot, which would see an empty table."""
     rows = connection.createStatement().executeQuery("SELECT pg_export_snapshot()")
     rows.next()
@@ -257,7 +258,7 @@ def read_rows(spark: SparkSession, key: str, config: JdbcSource, options: Mappin
 def column_bounds(
     spark: SparkSession, dbtable: str, column: StructField, options: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """The least and the greatest value, as Spark takes them for bounds; None if there is none."""
+    """The least and the greatest value, as Spark takes them for bounds; None without values."""
     dialect = spark.sparkContext._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options["url"])  # type: ignore[union-attr]
     name = dialect.quoteIdentifier(column.name)
     query = f"SELECT min({name}) AS low, max({name}) AS high FROM {dbtable}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from sparkring.conf.config import EtlConfig
 from sparkring.conf.sources import CatalogSource
+from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.catalog import CatalogSnapshot
@@ -149,6 +152,25 @@ def test_a_change_after_the_pin_is_noticed_before_and_after_reading(catalog: Cat
         found.read(build_session(catalog.session, {}))
     assert str(late.value) == str(early.value) and said in str(late.value)
     assert f"etl.sources.t.table = '{catalog.name}.{table}'" in str(late.value)
+
+
+def drop_while_it_is_read(tables: dict[str, Any]) -> Any:
+    """`etl.rows` of the test below."""
+    tables["t"].sparkSession.sql(f"DROP TABLE {os.environ['TABLE_TO_DROP']}")
+    return tables["t"]
+
+
+def test_a_table_dropped_while_it_is_read_is_named(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.days("events", range(1, 3))
+    monkeypatch.setenv("TABLE_TO_DROP", f"{catalog.name}.events")
+    block = {"sources": {"t": {"table": f"{catalog.name}.events"}}, "rows": f"{__name__}:drop_while_it_is_read"}
+    config = EtlConfig.model_validate(block | {"features": {"id": {"kind": "numeric"}}})
+    request = BuildRequest(config, {"t": catalog.pin("events")}, "d", str(tmp_path / "datasets"))
+    with pytest.raises(EtlError, match=rf"etl\.sources\.t\.table = '{catalog.name}\.events': no such table"):
+        build_dataset(catalog.session, request)
+    assert not list(tmp_path.glob("datasets/*/data-*"))
 
 
 def test_a_file_written_over_is_noticed(catalog: Catalog) -> None:

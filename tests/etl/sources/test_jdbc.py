@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from sparkring.conf.secrets import redact
 from sparkring.conf.sources import JdbcSource
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
@@ -406,8 +407,9 @@ def refusal(url: str | None, **keys: Any) -> str:
 
 
 def test_what_the_environment_lacks_is_named() -> None:
-    assert refusal(None) == "etl.sources.t.url_env = 'LAKE_URL': this variable is not set; it holds the url"
-    assert "user_env = 'NO_ONE': this variable is not set" in refusal("jdbc:postgresql://h/d", user_env="NO_ONE")
+    assert refusal(None) == "etl.sources.t: the variable 'LAKE_URL' is not set, which by url_env holds the url"
+    said = refusal("jdbc:postgresql://h/d", password_env="NOWHERE")
+    assert "'NOWHERE' is not set, which by password_env holds the password" in said and redact(said) == said
     assert "holds no URL of the form" in refusal("postgresql://h/d")
 
 
@@ -427,6 +429,9 @@ def test_secrets_are_hidden_by_the_names_of_their_variables() -> None:
         "$LAKE_URL: user '$LAKE_USER', $LAKE_PASSWORD: connection to $LAKE_URL refused; a lake_reader_2 is there"
     )
     assert not [s for s in (url, USER, PASSWORD) if s in repr(database)]
+    url = "jdbc:postgresql://h1,h2:1/shop?user=me&password=a%2Fb&ssl=true"
+    database = find_database("k", source(dbtable="t", user_env=None, password_env=None), {"LAKE_URL": url})
+    assert database.hide("me: a/b, a%2Fb at h1,h2:1") == "$LAKE_URL: $LAKE_URL, $LAKE_URL at $LAKE_URL"
 
 
 def test_a_bound_is_a_whole_number_near_the_value() -> None:
