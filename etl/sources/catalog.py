@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import digest
 from sparkring.conf.sources import CatalogSource
-from sparkring.etl.errors import EtlError
+from sparkring.etl.errors import EtlError, innermost
 from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.files import LAKE_MARKS
 from sparkring.etl.sources.query_files import (
@@ -94,7 +95,7 @@ def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataF
     named = f"{key}.table = {config.table!r}"
     try:
         table = spark.table(config.table)
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise EtlError(f"{named}: {_why_no_table(spark, config.table, error)}") from error
     filtered = table if config.where is None else _filtered(f"{key}.where = {config.where!r}", table, config.where)
     selected = select_declared(key, filtered, config.columns)
@@ -163,23 +164,25 @@ def _lake_above(spark: SparkSession, location: str) -> tuple[str, str] | None:
     host = found[0] if (found := HOST.match(location)) else ""
     path = PurePosixPath(location.removeprefix(host))
     for folder in (path, *path.parents):
-        uri = f"{host}{folder}"
+        uri = f"{host}{folder}".rstrip("/")
         for mark, (kind, sign) in LAKE_MARKS.items():
             if any(re.match(sign, name) for name in folder_names(spark, f"{uri}/{mark}")):
                 return kind, uri
     return None
 
 
-def _why_no_table(spark: SparkSession, table: str, error: PySparkException) -> str:
+def _why_no_table(spark: SparkSession, table: str, error: PySparkException | Py4JJavaError) -> str:
     """What is wrong with a table that Spark does not open: its format, or its name."""
-    provider = (error.getMessageParameters() or {}).get("provider")
-    if provider is not None:
-        return _not_files(OtherTable("", provider), table)
-    if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
-        return first_line(error)
     database, dot, name = table.rpartition(".")
+    within = f"{dot and ' IN '}{database}"
+    if provider := re.search(r"DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (\S+?)\. ", str(error)):
+        (known,) = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{name}'").collect()
+        location = re.search(r"^Location: (.*)$", known.information, re.MULTILINE)
+        return _not_files(OtherTable("", provider[1], table, location[1] if location else ""), table)
+    if not isinstance(error, PySparkException) or error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        return innermost(error)
     try:
-        names = [row.tableName for row in spark.sql(f"SHOW TABLES{dot and ' IN '}{database}").collect()]
+        names = [row.tableName for row in spark.sql(f"SHOW TABLES{within}").collect()]
     except PySparkException as no_database:
         return f"no such table: {first_line(no_database)}"
     near = difflib.get_close_matches(name, names, SHOWN) or sorted(names)

@@ -21,9 +21,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, NumericType, StructField, TimestampNTZType, TimestampType
 
-from sparkring.conf.errors import first_line
 from sparkring.conf.sources import JdbcSource
-from sparkring.etl.errors import EtlError
+from sparkring.etl.errors import EtlError, innermost
 from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.landing import Landing, land
 from sparkring.etl.sources.snapshot import SourceSnapshot
@@ -156,17 +155,7 @@ def database_errors(key: str, database: Database) -> Iterator[None]:
         yield
     except (Py4JJavaError, PySparkException) as error:
         # Without `from`: the original has the secrets that were taken out.
-        raise EtlError(f"{key}: its database cannot be read: {database.hide(_reason(error))}") from None
-
-
-def _reason(error: Py4JJavaError | PySparkException) -> str:
-    """The first line of the innermost cause: what the database answered."""
-    cause = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
-    if cause is None:
-        return first_line(error)
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return first_line(cause.getMessage() or cause.toString())
+        raise EtlError(f"{key}: its database cannot be read: {database.hide(innermost(error))}") from None
 
 
 @contextmanager

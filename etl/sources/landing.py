@@ -28,7 +28,6 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, Struc
 
 from sparkring.conf.manifest import digest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.sources.declared import quoted
 from sparkring.etl.sources.files import spark_paths
 from sparkring.etl.write import worker_uri
 
@@ -104,18 +103,20 @@ def sweep(root: Storage, limit: datetime) -> None:
 
 def _write(rows: DataFrame, folder: Storage) -> Iterator[LandedFile]:
     """Choose the files by counts and sizes of the rows alone, and their rows by a hash: not by partitions or hosts."""
-    size = sum((_bytes(F.col(quoted(f.name)), f.dataType) for f in rows.schema), F.lit(0))
+    names = rows.columns
+    rows = rows.toDF(*[f"c{n}" for n in range(len(names))])  # mapInArrow takes no name with a dot or backquote
+    size = sum((_bytes(F.col(f.name), f.dataType) for f in rows.schema), F.lit(0))
     total = rows.agg(F.count(F.lit(1)).alias("rows"), F.sum(size).alias("bytes")).collect()[0]
     if not total["rows"]:
         return
     row_bytes = max(total["bytes"] / total["rows"], 1)
     row_group = max(1, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
-    columns = [F.col(quoted(name)) for name in rows.columns]
     # Equal to Spark's order, but not the same bytes: 0.0 and -0.0.
     floats = [f.name for f in rows.schema if re.search("float|double", f.dataType.simpleString())]
-    signs = [F.col(quoted(name)).cast("string") for name in floats]
-    arranged = rows.repartition(ceil(total["bytes"] / FILE_BYTES), *columns).sortWithinPartitions(*columns, *signs)
-    write = partial(_write_file, worker_uri(folder), row_group)
+    signs = [F.col(name).cast("string") for name in floats]
+    count = ceil(total["bytes"] / FILE_BYTES)
+    arranged = rows.repartition(count, *rows.columns).sortWithinPartitions(*rows.columns, *signs)
+    write = partial(_write_file, worker_uri(folder), names, row_group)
     records = arranged.mapInArrow(write, "path string, rows bigint, bytes bigint, sha256 string").collect()
     landed = sorted((LandedFile(**record.asDict()) for record in records), key=lambda file: file.path)
     assert sum(file.rows for file in landed) == total["rows"], (landed, total)
@@ -124,18 +125,19 @@ def _write(rows: DataFrame, folder: Storage) -> Iterator[LandedFile]:
 
 def _bytes(value: Column, kind: DataType) -> Column:
     """About how many bytes a value has."""
-    if isinstance(kind, (StringType, BinaryType)):
-        return F.coalesce(F.octet_length(value).cast("long"), F.lit(0)) + FIXED_BYTES
-    if isinstance(kind, ArrayType):
-        return F.octet_length(value.cast("string")).cast("long")
-    return F.lit(FIXED_BYTES)
+    if not isinstance(kind, (StringType, BinaryType, ArrayType)):
+        return F.lit(FIXED_BYTES)
+    text = value.cast("string") if isinstance(kind, ArrayType) else value
+    return F.coalesce(F.octet_length(text).cast("long"), F.lit(0)) + FIXED_BYTES
 
 
-def _write_file(root_uri: str, row_group: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _write_file(
+    root_uri: str, names: list[str], row_group: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Write the sorted rows of one partition to a file; one record of it, or none for no rows."""
     from pyspark import TaskContext
 
-    tables = _row_groups(batches, row_group)
+    tables = (table.rename_columns(names) for table in _row_groups(batches, row_group))
     first = next(tables, None)
     if first is None:
         return

@@ -98,11 +98,12 @@ def is_fixed(query: DataFrame) -> bool:
 
 
 def condition_columns(filtered: DataFrame) -> list[str] | None:
-    """The columns in the condition of `table.where(...)`; None where it has a subquery."""
+    """The columns in the condition of `table.where(...)`, as the table has them; None where it has a subquery."""
     node = _plans(filtered).analyzed()
     if node.subqueries().size():
         return None
-    return sorted({reference.name() for reference in _items(node.condition().references().toSeq())})
+    used = {reference.name().lower() for reference in _items(node.condition().references().toSeq())}
+    return [name for name in filtered.columns if name.lower() in used]
 
 
 def folder_names(spark: SparkSession, uri: str) -> list[str]:

@@ -18,7 +18,11 @@ from pathlib import Path
 import pytest
 
 USER, PASSWORD = "lake_reader", "t0p-secret/word"
-JARS = ("/usr/share/java/postgresql.jar", str(Path.home() / ".m2/repository/org/postgresql/postgresql/*/*.jar"))
+JARS = (
+    os.environ.get("POSTGRESQL_JAR", ""),
+    "/usr/share/java/postgresql.jar",
+    str(Path.home() / ".m2/repository/org/postgresql/postgresql/*/*.jar"),
+)
 
 
 def driver_jar() -> str | None:

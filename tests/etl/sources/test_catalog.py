@@ -297,4 +297,5 @@ def test_a_table_whose_connector_is_missing_is_refused_with_the_line_to_write(ca
     parts = [table.productElement(i) for i in range(table.productArity())]
     parts[provider] = jvm.scala.Option.apply("delta")
     store.alterTable(table.copy(*parts))
-    assert "is no table of files (delta); write {format: delta, path: " in catalog.refusal("lake")
+    line = f"{{format: delta, path: file:{catalog.folder}/lake}}"
+    assert f"{catalog.name}.lake is no table of files (delta); write {line}" in catalog.refusal("lake")
