@@ -36,23 +36,22 @@ said = {}
 with spark_module.spark_session(config.name, config.spark, config.launch) as spark:
     spark.sql("SET hive.exec.dynamic.partition.mode=nonstrict")
     spark.sql("CREATE DATABASE lake")
-    values = ", ".join(f"({n}, {n % 7 + 0.5}D, DATE '2024-01-0{n % 5 + 1}')" for n in range(600))
+    rows = "SELECT int(id), id % 7 + 0.5D, date_add(DATE '2024-01-01', int(id % 3)) FROM range(0, 600, 1, 1)"
     for form in ("ORC", "PARQUET", "TEXTFILE"):
         spark.sql(f"CREATE TABLE lake.{form} (id INT, x DOUBLE) PARTITIONED BY (day DATE) STORED AS {form}")
-        spark.sql(f"INSERT INTO lake.{form} VALUES {values}")
+        spark.sql(f"INSERT INTO lake.{form} {rows}")
     spark.sql("CREATE VIEW lake.seen AS SELECT o.id, o.x, o.day FROM lake.orc o JOIN lake.parquet p USING (id)")
     spark.sql("CREATE VIEW lake.again AS SELECT * FROM lake.seen WHERE x >= 0")
     session = build_session(spark, {})
     for table in ("orc", "parquet", "textfile", "again"):
-        source = CatalogSource(table=f"lake.{table}", where="day IN ('2024-01-02', '2024-01-04')")
+        source = CatalogSource(table=f"lake.{table}", where="day IN ('2024-01-02', '2024-01-03')")
         found = pin("t", source, PinContext(lambda: session, ""))
         read = found.read(build_session(spark, {}))
         days = sorted({file.partition for file in found.files})
-        said[table] = [read.count(), read.where("day = '2024-01-04'").count(), days, found.lineage()["read"]]
-        repinned = pin("t", source, PinContext(lambda: session, "")).fingerprint
-        assert repinned == found.fingerprint
+        counted = {str(row.day): row["count"] for row in read.groupBy("day").count().collect()}
+        said[table] = [counted, days, found.lineage()["read"]]
         base = table if table != "again" else "parquet"
-        spark.sql(f"INSERT INTO lake.{base} VALUES (999, 1D, DATE '2024-01-04')")
+        spark.sql(f"INSERT INTO lake.{base} VALUES (999, 1D, DATE '2024-01-03')")
         try:
             found.check_unchanged()
         except EtlError as error:
@@ -72,7 +71,7 @@ print("SAID", json.dumps([said, codes, opened]))
 
 
 def recipe(folder: Path, has_database: bool) -> dict[str, Any]:
-    events = {"table": "lake.again", "where": "day < '2024-01-05'", "columns": {"id": "int", "x": "double"}}
+    events = {"table": "lake.again", "where": "day < '2024-01-03'", "columns": {"id": "int", "x": "double"}}
     users = {"format": "jdbc", "url_env": "LAKE_URL", "user_env": "LAKE_USER", "password_env": "LAKE_PASSWORD"}
     users |= {"dbtable": "account", "partitionColumn": "id", "numPartitions": 3}
     settings = {
@@ -115,10 +114,10 @@ def test_a_job_reads_a_hive_metastore_and_a_database_in_one_application(tmp_path
     assert done.returncode == 0, done.stderr
     said, codes, opened = json.loads(done.stdout.partition("SAID ")[2])
     for table in ("orc", "parquet", "textfile", "again"):
-        rows, of_a_day, days, read, changed = said[table]
+        counted, days, read, changed = said[table]
         more = 1 if table == "again" else 0  # the row that the turn of `parquet` has added, joined with that of `orc`
-        assert (rows, of_a_day) == (240 + more, 120 + more)
-        assert "changed after it was pinned (1 files added, removed or written, such as day=2024-01-04/" in changed
+        assert counted == {"2024-01-02": 200, "2024-01-03": 200 + more}
+        assert "changed after it was pinned (1 files added, removed or written, such as day=2024-01-03/" in changed
         names = ["orc", "parquet"] if table == "again" else [table]
         assert read == [f"spark_catalog.lake.{name}" for name in names]
         assert table == "again" or len(days) == 2
@@ -127,10 +126,10 @@ def test_a_job_reads_a_hive_metastore_and_a_database_in_one_application(tmp_path
     found = json.loads(manifest.read_text())
     assert found["lineage"]["sources"]["events"]["read"] == ["spark_catalog.lake.orc", "spark_catalog.lake.parquet"]
     shards = [pq.read_table(manifest.parent / file["path"]) for file in found["files"]]
-    assert sum(table.num_rows for table in shards) == found["accounting"]["rows_out"] == 480
+    assert sum(table.num_rows for table in shards) == found["accounting"]["rows_out"] == 400
     if server is None:
         pytest.skip(f"the database was left out: {missing()}")
-    assert sum(sum(table["balance"].to_pylist()) for table in shards) == 480_000
+    assert sum(sum(table["balance"].to_pylist()) for table in shards) == 400_000
     assert found["lineage"]["sources"]["users"]["rows"] == 600
     assert len(list(tmp_path.glob("data/datasets/landed/*/_landed.json"))) == 2
     secrets = [PASSWORD, USER, server.url]
