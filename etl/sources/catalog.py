@@ -92,14 +92,17 @@ def pin_table(name: str, config: CatalogSource, session: Callable[[], SparkSessi
 def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataFrame, QueryReads]:
     """Find the table's selected columns and what is read for them now; EtlError for what cannot be read exactly."""
     forget_listings(spark)
-    named = f"{key}.table = {config.table!r}"
+    named, where = f"{key}.table = {config.table!r}", f"{key}.where = {config.where!r}"
     try:
         table = spark.table(config.table)
     except (PySparkException, Py4JJavaError) as error:
         raise EtlError(f"{named}: {_why_no_table(spark, config.table, error)}") from error
-    filtered = table if config.where is None else _filtered(f"{key}.where = {config.where!r}", table, config.where)
-    selected = select_declared(key, filtered, config.columns)
-    found = query_reads(selected)
+    try:
+        filtered = table if config.where is None else table.where(config.where)
+        selected = select_declared(key, filtered, config.columns)
+        found = query_reads(selected)
+    except (PySparkException, Py4JJavaError) as error:
+        raise EtlError(f"{where if config.where else named}: {innermost(error)}") from error
     if problem := _problem(spark, config.table, found):
         raise EtlError(f"{named}: {problem}")
     if not is_fixed(selected):
@@ -108,17 +111,10 @@ def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataF
             "or user); write the value there"
         )
     if config.where is not None:
-        _check_condition(f"{key}.where = {config.where!r}", filtered, found)
+        _check_condition(where, filtered, found)
     if not any(isinstance(table, ReadTable) and table.files for table in found.tables):
         raise EtlError(f"{named}: has no files" + (f" where {config.where}" if config.where else ""))
     return selected, found
-
-
-def _filtered(where: str, table: DataFrame, condition: str) -> DataFrame:
-    try:
-        return table.where(condition)
-    except PySparkException as error:
-        raise EtlError(f"{where}: {first_line(error)}") from error
 
 
 def _check_condition(where: str, filtered: DataFrame, found: QueryReads) -> None:
