@@ -50,6 +50,7 @@ class SourceConfig(Strict):
     """What every kind of source has."""
 
     POINTERS: ClassVar[frozenset[str]]  # keys that say where the table is and which snapshot: not part of its content
+    NEEDS_SPARK: ClassVar[bool] = False  # to pin it
     columns: dict[str, str]
 
 
@@ -211,22 +212,72 @@ class IcebergSource(SourceConfig):
         return (instant - EPOCH) // dt.timedelta(milliseconds=1)
 
 
-class JdbcSource(SourceConfig):
-    """A table of a database."""
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 
-    POINTERS: ClassVar[frozenset[str]] = frozenset({"url_env"})
+
+class JdbcSource(SourceConfig):
+    """A table of a database, landed as Parquet when the job starts. Options have the names that Spark gives them.
+
+    Where it is and who reads it come from environment variables alone, so that no file, log or store can hold them.
+    """
+
+    NEEDS_SPARK: ClassVar[bool] = True
+    POINTERS: ClassVar[frozenset[str]] = frozenset(
+        {"url_env", "user_env", "password_env", "driver", "dbtable", "query", "consistency", "fetchsize"}
+        | {"partitionColumn", "lowerBound", "upperBound", "numPartitions"}
+    )
     format: Literal["jdbc"]
-    url_env: str
-    dbtable: str
+    url_env: EnvironmentName = Field(description="the variable that holds the URL: jdbc:postgresql://host/database")
+    user_env: EnvironmentName | None = None
+    password_env: EnvironmentName | None = None
+    driver: str | None = Field(None, description="its Java class; None: by the URL")
+    dbtable: str | None = Field(None, description="a table, or a query in parentheses with an alias")
+    query: str | None = Field(None, description="a SELECT, in place of dbtable; not read in partitions")
+    partitionColumn: str | None = Field(None, description="a number, date or timestamp: rows are read by ranges of it")
+    lowerBound: int | str | None = Field(None, description="where ranges begin; rows beyond are read too; None: min")
+    upperBound: int | str | None = Field(None, description="where ranges end; rows beyond are read too; None: max")
+    numPartitions: Annotated[int, Field(ge=1)] = Field(1, description="ranges, each read by a connection of its own")
+    fetchsize: Annotated[int, Field(ge=1)] = Field(10_000, description="rows per round trip")
+    consistency: Literal["snapshot", "none"] = Field(
+        "snapshot",
+        description="snapshot: all partitions read one exported snapshot (PostgreSQL); none: each reads what is there "
+        "when it comes to it",
+    )
     columns: dict[str, str] = Field({}, description="name -> Spark type; {}: all of the table's")
+
+    @model_validator(mode="after")
+    def _together(self) -> JdbcSource:
+        check_case("columns", self.columns)
+        if (self.dbtable is None) == (self.query is None):
+            raise ValueError("give dbtable or query, one of them")
+        if (self.partitionColumn is None) != (self.numPartitions == 1):
+            raise ValueError(
+                f"partitionColumn = {self.partitionColumn!r} and numPartitions = {self.numPartitions} go together: "
+                "a column whose ranges are read, and how many (at least 2)"
+            )
+        if self.partitionColumn is not None and self.query is not None:
+            raise ValueError("query is read by one connection; for partitions write dbtable: (SELECT ...) AS rows")
+        bounds = [self.lowerBound, self.upperBound]
+        if bounds != [None, None] and (None in bounds or self.partitionColumn is None):
+            raise ValueError("lowerBound and upperBound go together, and with partitionColumn; without them: min, max")
+        return self
 
 
 class CatalogSource(SourceConfig):
-    """A table or view of a catalog that Spark knows."""
+    """A table of files, or a view of such tables, in a catalog that Spark knows: Hive's, Glue, Unity by spark.conf."""
 
+    NEEDS_SPARK: ClassVar[bool] = True
     POINTERS: ClassVar[frozenset[str]] = frozenset({"table"})
-    table: str = Field(description="as Spark names it: `database.table` or `catalog.database.table`")
+    table: Annotated[str, Field(min_length=1)] = Field(
+        description="as Spark names it: `database.table` or `catalog.database.table`"
+    )
+    where: str | None = Field(None, description="SQL condition on partition columns: other partitions are not read")
     columns: dict[str, str] = Field({}, description="name -> Spark type; {}: all of the table's")
+
+    @model_validator(mode="after")
+    def _case(self) -> CatalogSource:
+        check_case("columns", self.columns)
+        return self
 
 
 KINDS: dict[str, type[SourceConfig]] = {

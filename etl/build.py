@@ -18,7 +18,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow.fs as pafs
+from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -123,8 +125,11 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
         for source in request.sources.values():  # the fingerprint, taken before they were read, must still be theirs
             source.check_unchanged()
         storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
-    except BaseException:
+    except BaseException as error:
         storage.delete(build.folder)
+        if isinstance(error, (PySparkException, Py4JJavaError)):
+            for source in request.sources.values():  # a file that has gone is why Spark could not go on
+                source.check_unchanged()
         raise
     _sweep(storage, manifest)
     rows, files = manifest.accounting.rows_out, len(manifest.files)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyspark
@@ -15,7 +17,8 @@ from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifes
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.fingerprint import dataset_fingerprint
-from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.session import build_session
+from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
@@ -37,9 +40,21 @@ class Dataset:
 Sources = dict[str, SourceSnapshot]
 
 
-def pin(config: RunConfig) -> Sources:
-    """Pin the sources, which reads each of their files once; {} where the dataset is given. Needs no Spark."""
-    return pin_sources(config.etl.sources) if config.etl is not None else {}
+def pin(config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+    """Pin the sources, which reads each of their files once; {} where the dataset is given.
+
+    `session` opens Spark, and is called for sources that only Spark can pin.
+    """
+    if config.etl is None:
+        return {}
+    settings = config.spark.settings()
+    own_session = functools.cache(lambda: build_session(session(), settings))
+    return pin_sources(config.etl.sources, PinContext(own_session, config.storage.datasets))
+
+
+def pins_without_spark(config: RunConfig) -> bool:
+    """Whether `pin` leaves Spark alone."""
+    return config.etl is None or not any(source.NEEDS_SPARK for source in config.etl.sources.values())
 
 
 def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:

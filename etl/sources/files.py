@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -58,11 +59,15 @@ class FileList:
         return sorted({"/".join(file.path.split("/")[:levels]) for file in self.files})
 
     def spark_paths(self) -> list[str]:
-        """Full paths as Spark reads them: `file:///...` locally, else with the scheme and host of the recipe."""
-        if self.storage.is_local:
-            return [f"file://{file.full}" for file in self.files]
-        root = self.storage.uri.partition("?")[0].rstrip("/")
-        return [root + file.full[len(self.storage.root.rstrip("/")) :] for file in self.files]
+        return spark_paths(self.storage, [file.full for file in self.files])
+
+
+def spark_paths(storage: Storage, paths: Iterable[str]) -> list[str]:
+    """Full paths as Spark reads them: `file:///...` locally, else with the scheme and host of the recipe."""
+    if storage.is_local:
+        return [f"file://{path}" for path in paths]
+    root = storage.uri.partition("?")[0].rstrip("/")
+    return [root + path[len(storage.root.rstrip("/")) :] for path in paths]
 
 
 def list_files(name: str, config: FilesSource, keep: Keep = lambda values: True) -> FileList:

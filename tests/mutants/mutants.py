@@ -54,6 +54,8 @@ T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/models/test_lo
 T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_gradients.py"
 T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
+T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/test_catalog.py"
+JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/query_files.py"
 
 MUTANTS = (
     # Gradients: what is summed, weighted, clipped and stepped.
@@ -276,4 +278,10 @@ MUTANTS = (
         "_field(f.name, field_id",
         "tests/spark/test_etl_iceberg.py",
     ),
+    # Sources that only Spark can pin.
+    Mutant(JDBC, "; SET TRANSACTION SNAPSHOT '{snapshot}'", "", f"{T_JDBC} -k eight"),
+    Mutant(JDBC, 'f"-c lock_timeout={LOCK_LIMIT_S * 1000}"', '""', f"{T_JDBC} -k to_be_truncated"),
+    Mutant(JDBC, '"preferTimestampNTZ": "true"', '"preferTimestampNTZ": "false"', f"{T_JDBC} -k zone"),
+    Mutant("etl/sources/landing.py", "(*columns, *signs)", "(*columns)", "tests/etl/sources/test_landing.py"),
+    Mutant(QUERY_FILES, "(plan.children(), plan.subqueries())", "(plan.children(),)", f"{T_CATALOG} -k all_tables"),
 )

@@ -122,8 +122,11 @@ def test_one_job_hashes_every_source_file_once(tmp_path: Path, monkeypatch: pyte
         )
         return SimpleNamespace(manifest=MANIFEST, uri=str(tmp_path / "datasets"), rebuilt=True, seconds={})
 
+    def never() -> Any:
+        raise AssertionError("files are pinned without Spark")
+
     monkeypatch.setattr(etl_step, "build_dataset", build)
-    sources = etl_step.pin(resolved.config)
+    sources = etl_step.pin(resolved.config, never)
     wanted = etl_step.wanted_fingerprint(resolved.config, sources)
     assert etl_step.find(resolved.config, wanted) is None
     tracker: Any = SimpleNamespace(part=lambda key: nullcontext())
