@@ -117,8 +117,8 @@ class History:
         chosen = self.random.choice(steps)
         try:
             chosen()
-        except DeltaError as error:  # of mapped columns
-            assert self.mapped and "not supported" in str(error), error
+        except DeltaError as error:  # what deltalake does not write where columns are mapped, or renamed
+            assert self.mapped and ("not supported" in str(error) or "not found in schema" in str(error)), error
         return chosen.__name__
 
     def append(self) -> None:
@@ -190,7 +190,7 @@ def test_every_version_of_a_random_history_has_the_rows_that_deltalake_reads(ses
         snapshot = pin("t", source(history.root, versionAsOf=version))
         try:
             wanted = multiset(oracle(history.root, version))
-        except (OSError, DeltaError) as error:  # vacuumed
+        except Exception as error:  # vacuumed: of several types, one by Arrow's C interface
             assert "vacuum" in steps, error
             with pytest.raises(EtlError, match=f"files of version {version} are gone"):
                 snapshot.read(session)
