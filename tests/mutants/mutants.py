@@ -255,7 +255,7 @@ MUTANTS = (
         T_CHECKS,
     ),
     Mutant(DELTA, "if gone := self.files.gone():", "if gone := self.files.gone()[1:]:", T_DELTA),
-    Mutant(DELTA, "found.properties.get(COLUMN_MAPPING, ", "{}.get(COLUMN_MAPPING, ", "tests/spark/test_etl_delta.py"),
+    Mutant(DELTA_LOG, "protocol.min_reader_version == 2 or", "True or", T_DELTA_LOG),
     Mutant(DELTA_LOG, "at_ms, key=time_ms)", "at_ms - 1, key=time_ms)", T_DELTA_LOG),
     Mutant(DELTA_LOG, "DeltaFile(unquote(uri), size", "DeltaFile(uri, size", T_DELTA_LOG),
     Mutant(DELTA_LOG, "max(self.commits[version], latest + 1)", "self.commits[version]", T_DELTA_LOG),

@@ -38,6 +38,7 @@ LOG = "_delta_log"
 COMMIT = re.compile(r"(\d{20})\.json")
 CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
 ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")  # a path in the log is a URI, relative to the table or not
+COLUMN_MAPPING = "delta.columnMapping.mode"
 IN_COMMIT = "delta.enableInCommitTimestamps"
 IN_COMMIT_VERSION = "delta.inCommitTimestampEnablementVersion"
 IN_COMMIT_SINCE = "delta.inCommitTimestampEnablementTimestamp"
@@ -165,6 +166,16 @@ class DeltaVersion:
     @property
     def properties(self) -> dict[str, str]:
         return dict(self.table.metadata().configuration)
+
+    @property
+    def column_mapping(self) -> str:
+        """How columns are named in files: none, name or id. Without the feature in the protocol the property is idle.
+
+        deltalake 1.6 writes such tables: with a `timestamp_ntz` column the feature is left out.
+        """
+        protocol = self.table.protocol()
+        mapped = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
+        return self.properties.get(COLUMN_MAPPING, "none") if mapped else "none"
 
     @property
     def partition_columns(self) -> tuple[str, ...]:

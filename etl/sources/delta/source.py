@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 
@@ -35,9 +33,7 @@ from sparkring.etl.sources.snapshot import SourceSnapshot
 log = logging.getLogger(__name__)
 
 CONNECTOR = "io.delta.sql.DeltaSparkSessionExtension"
-COLUMN_MAPPING = "delta.columnMapping.mode"
 PHYSICAL_NAME, COLUMN_ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
-FOOTER_THREADS = 16
 TRIED = 20  # versions looked at, newest first, for those that are whole when one is not
 
 
@@ -49,12 +45,10 @@ class DeltaSnapshot(SourceSnapshot):
     version: int
     table_id: str
     files: LakeFiles
-    physical_names: frozenset[str]  # of all the table's columns in files; empty unless columns are mapped by name
 
     def read(self, spark: SparkSession) -> DataFrame:
         check_types(self.key, self.config.columns, self.files.schema.columns)
         self.check_unchanged()
-        self._check_mapped()
         if not uses_connector(spark.conf.get("spark.sql.extensions", "") or "", lambda name: _loadable(spark, name)):
             return self.files.read(spark)
         uri = self.files.storage.uri.partition("?")[0]
@@ -75,24 +69,6 @@ class DeltaSnapshot(SourceSnapshot):
                 f"{self.key}.path = {self.config.path!r}: {len(gone)} of the {len(self.files.files)} data files of "
                 f"version {self.version} are gone, such as {gone[0]}: VACUUM has deleted them. Of the newest {TRIED} "
                 f"versions these have all files: {whole or 'none'}"
-            )
-
-    def _check_mapped(self) -> None:
-        """Raise EtlError for files with none of the table's columns: all that they hold would be read as null."""
-        storage = self.files.storage
-
-        def lost(file: LakeFile) -> bool:
-            names = pq.read_schema(storage.path(file.path), filesystem=storage.fs).names
-            return self.physical_names.isdisjoint(names)
-
-        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-            found = list(pool.map(lost, self.files.files)) if self.physical_names else []
-        if any(found):
-            example = self.files.files[found.index(True)].path
-            raise EtlError(
-                f"{self.key}.path = {self.config.path!r}: {sum(found)} data files of version {self.version} have none "
-                f"of the table's columns, such as {example}: they were written without {COLUMN_MAPPING} (deltalake 1.6 "
-                "does so in tables without partitions); write their rows again"
             )
 
     def lineage(self) -> dict[str, Any]:
@@ -120,11 +96,9 @@ class DeltaSnapshot(SourceSnapshot):
 def pin_delta(name: str, config: DeltaSource) -> DeltaSnapshot:
     """Pin one table, from its log alone. Raises EtlError if it has no such version, or one that is not read here."""
     found, files = _pinned(f"etl.sources.{name}", config, open_storage(config.path))
-    mapped = found.properties.get(COLUMN_MAPPING) == "name"
-    names = [field.metadata[PHYSICAL_NAME] for field in StructType.fromJson(found.schema)] if mapped else []
     log.info("etl.sources.%s: version %d of %s", name, found.version, config.path)
     fingerprint = digest(["delta", found.table_id, files.content()])
-    return DeltaSnapshot(name, config, fingerprint, found.version, found.table_id, files, frozenset(names))
+    return DeltaSnapshot(name, config, fingerprint, found.version, found.table_id, files)
 
 
 def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
@@ -141,8 +115,7 @@ def _pinned(key: str, config: DeltaSource, storage: Storage) -> tuple[DeltaVersi
     """The version that the recipe asks for, and the files and columns of it that the recipe asks for."""
     found = open_version(key, config, storage)
     table = StructType.fromJson(found.schema)
-    mapping = found.properties.get(COLUMN_MAPPING, "none")
-    schema = select_columns(key, config.columns, lake_schema(table, mapping, found.partition_columns))
+    schema = select_columns(key, config.columns, lake_schema(table, found.column_mapping, found.partition_columns))
     listed = found.files()
     if config.where is not None:
         kinds = {f.name: f.dataType.simpleString() for f in table if f.name in found.partition_columns}

@@ -253,6 +253,20 @@ def test_v2_checkpoints_are_read(table, sidecar):
     assert found.table.protocol().reader_features == ["v2Checkpoint"]
 
 
+def test_columns_are_mapped_where_the_protocol_has_the_feature_and_not_by_the_property_alone(tmp_path):
+    """deltalake leaves the feature out where it adds that of timestamp_ntz, and writes the table's own names."""
+    moment = pa.array([dt.datetime(2024, 1, 1)], pa.timestamp("us"))
+    for name, columns in {"mapped": {"a": [1]}, "idle": {"a": [1], "b": moment}}.items():
+        mapping = {"delta.columnMapping.mode": "name"}
+        deltalake.write_deltalake(str(tmp_path / name), pa.table(columns), configuration=mapping)
+    assert opened(tmp_path / "mapped").column_mapping == "name"
+    idle = opened(tmp_path / "idle")
+    assert idle.column_mapping == "none" and idle.properties["delta.columnMapping.mode"] == "name"
+    assert pq.read_schema(tmp_path / "idle" / idle.files()[0].path).names == ["a", "b"]
+    delete_rows(tmp_path / "mapped", {adds(tmp_path / "mapped")[0]["path"]: [0]})
+    assert opened(tmp_path / "mapped").column_mapping == "name"
+
+
 # --- Refused
 
 
