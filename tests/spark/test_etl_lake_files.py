@@ -36,12 +36,20 @@ def lake(root: Path, columns: str, partitions: tuple[str, ...], *files: LakeFile
     return LakeFiles(open_storage(str(root)), LakeSchema(schema, schema, partitions), files)
 
 
-def test_rows_get_the_values_of_their_own_file_whatever_characters_are_in_its_path(session, tmp_path):
-    root = tmp_path / "t é[1]%41"
-    files = [written(root, f"{n}/0.parquet", pa.table({"a": [i, -i]}), n, deleted=[1]) for i, n in enumerate(ODD)]
-    found = lake(root, "a bigint, n string", ("n",), *files)
-    assert found.gone() == []
-    assert sorted(map(tuple, found.read(session).collect())) == list(enumerate(ODD))
+@pytest.mark.parametrize(("root", "but"), [("t é[1]%41", ":"), ("t é:1%41", "[{*\\")])
+def test_rows_get_the_values_of_their_own_file_whatever_characters_are_in_its_path(session, tmp_path, root, but):
+    names = [name for name in ODD if not set(name) & set(but)]
+    rows = [pa.table({"a": [i, -i]}) for i in range(len(names))]
+    files = [written(tmp_path / root, f"{n}/0.parquet", r, n, deleted=[1]) for n, r in zip(names, rows, strict=True)]
+    found = lake(tmp_path / root, "a bigint, n string", ("n",), *files)
+    assert found.gone() == [] and len(names) > 6
+    assert sorted(map(tuple, found.read(session).collect())) == list(enumerate(names))
+
+
+def test_a_path_that_spark_cannot_open_is_refused(session, tmp_path):
+    file = written(tmp_path, "a:b/c[1].parquet", pa.table({"a": [1]}))
+    with pytest.raises(EtlError, match=r"a:b/c\[1\]\.parquet: Spark opens no path with a colon and one of"):
+        lake(tmp_path, "a bigint", (), file).read(session)
 
 
 def test_a_row_of_a_file_that_the_log_does_not_have_stops_the_job(session, tmp_path):
