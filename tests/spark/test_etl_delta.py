@@ -23,7 +23,7 @@ from sparkring.etl.sources.pin import pin, pin_sources
 from tests.etl.sources.delta.tables import add_mapped_column, adds, change_schema, commit, delete_rows, rename_column
 
 pytestmark = pytest.mark.spark
-HISTORIES = int(os.environ.get("SPARKRING_DELTA_HISTORIES", "8"))  # 100 were run once
+HISTORIES = int(os.environ.get("SPARKRING_DELTA_HISTORIES", "6"))
 OPERATIONS = 7
 
 
