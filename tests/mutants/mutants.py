@@ -260,7 +260,7 @@ MUTANTS = (
     Mutant(DELTA_LOG, "DeltaFile(unquote(uri), size", "DeltaFile(uri, size", T_DELTA_LOG),
     Mutant(DELTA_LOG, "max(self.commits[version], latest + 1)", "self.commits[version]", T_DELTA_LOG),
     Mutant(DELTA_LOG, "if oldest - 1 <= v <= latest]", "if v <= latest]", T_DELTA_LOG),
-    Mutant(LAKE_FILES, "_digest(f.deleted)]", "len(f.deleted)]", T_DELTA),
+    Mutant(LAKE_FILES, "_digest(f.deleted)]", "len(f.deleted)]", "tests/etl/sources/test_lake_files.py"),
     Mutant(LAKE_FILES, '[FILE, ROW], "left_anti"', '[ROW], "left_anti"', T_LAKE_ROWS),
     Mutant(LAKE_FILES, 'F.replace(uri, F.lit("+"), F.lit("%2B"))', "uri", T_LAKE_ROWS),
     Mutant(LAKE_FILES, "if want.dataType != ", "if want.name != want.name and ", T_LAKE_ROWS),

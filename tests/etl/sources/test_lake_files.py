@@ -76,7 +76,7 @@ def test_content_is_all_that_decides_the_rows_and_not_the_place(files, tmp_path)
         replace(files, files=(first, replace(second, path="2.parquet"))),
         replace(files, files=(first, replace(second, bytes=6))),
         replace(files, files=(first, replace(second, partition=(None,)))),
-        replace(files, files=(first, replace(second, deleted=np.array([1])))),
+        replace(files, files=(first, replace(second, deleted=np.array([1, 3])))),
         replace(files, schema=replace(SCHEMA, partitions=())),
         replace(files, schema=replace(SCHEMA, stored=COLUMNS)),
     ]
