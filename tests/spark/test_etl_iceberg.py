@@ -214,9 +214,17 @@ def test_files_without_field_ids_are_read_by_the_tables_name_mapping(session, ca
         update.rename_column("a", "z").rename_column("s.p", "pp").rename_column("l.element.q", "qq")
         update.delete_column("s.q")
     with table.update_schema() as update:
-        update.add_column("b2", LongType()).rename_column("b", "a")
-    assert read(session) == scanned(table)
-    assert Counter(row[0] for row in read(session).elements()) == Counter({1: 3, 2: 3})
+        update.add_column("c", LongType()).rename_column("b", "d")
+    found = list(read(session).elements())
+    # pyiceberg 0.12 reads and writes a null list of structs as an empty one; Spark has the null that is in two files.
+    assert Counter((*row[:3], row[3] or (), *row[4:]) for row in found) == scanned(table)
+    assert sum(row[3] is None for row in found) == 2 and Counter(row[0] for row in found) == Counter({1: 3, 2: 3})
+    with table.update_schema() as update:  # what was `a` in these files now is, by the mapping, another column's name
+        update.rename_column("d", "a")
+    with pytest.raises(
+        EtlError, match=r"part-0\.parquet was written without field ids, and has columns \['b', 'a'\], which"
+    ):
+        pinned().read(session)
     with table.transaction() as transaction:
         transaction.remove_properties("schema.name-mapping.default")
     with pytest.raises(
