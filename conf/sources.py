@@ -267,7 +267,7 @@ class CatalogSource(SourceConfig):
     """A table of files, or a view of such tables, in a catalog that Spark knows: Hive's, Glue, Unity by spark.conf."""
 
     NEEDS_SPARK: ClassVar[bool] = True
-    POINTERS: ClassVar[frozenset[str]] = frozenset({"table"})
+    POINTERS: ClassVar[frozenset[str]] = frozenset({"table", "where"})
     table: Annotated[str, Field(min_length=1)] = Field(
         description="as Spark names it: `database.table` or `catalog.database.table`"
     )

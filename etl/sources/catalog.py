@@ -86,7 +86,7 @@ class CatalogSnapshot(SourceSnapshot):
 def pin_table(name: str, config: CatalogSource, session: Callable[[], SparkSession]) -> CatalogSnapshot:
     """Pin a table or view. Raises EtlError if it is missing, has no files, or is not made of files alone."""
     table, found = look_up(session(), f"etl.sources.{name}", config)
-    return CatalogSnapshot(name, config, _fingerprint(table, found), session, found)
+    return CatalogSnapshot(name, config, _fingerprint(table, found, config.where), session, found)
 
 
 def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataFrame, QueryReads]:
@@ -197,10 +197,12 @@ def _difference(before: QueryReads, after: QueryReads) -> str:
     return f"{len(paths)} files added, removed or written, such as {paths[0]}"
 
 
-def _fingerprint(table: DataFrame, found: QueryReads) -> str:
-    """sha256 over types, views and every file's name, size, time and partition. A view's tables count by name."""
+def _fingerprint(table: DataFrame, found: QueryReads, where: str | None) -> str:
+    """sha256 over types, and every file's name, size, time and partition; of a view also its text and tables' names."""
     tables = [asdict(table) | {"location": ""} for table in found.tables]
-    if not found.views:
+    views: list[Any] = [[view.text, view.settings] for view in found.views]
+    if views:
+        views.append(where)  # of a table it says which files, and nothing else
+    else:
         tables = [one | {"name": ""} for one in tables]
-    views = [[view.text, view.settings] for view in found.views]
     return digest([table.schema.simpleString(), views, sorted(tables, key=lambda one: str(one["name"]))])
