@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import victim
-from checks import Weights, compare_rows, compare_weights, leftovers
+from checks import Weights, alive, compare_rows, compare_weights, leftovers
 from cluster import Cluster
 
 
@@ -70,6 +70,11 @@ class Run:
     @property
     def attempt(self) -> int:
         return max(self.ranks, default=0)
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether no rank of the newest attempt is alive: agents of the next one may listen, and no rank names them."""
+        return not any(map(alive, self.ranks.get(self.attempt, [])))
 
     def await_event(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 240.0) -> dict[str, Any]:
         """The first event said from now on that is `wanted`; TimeoutError and RuntimeError with the log's end."""
@@ -227,8 +232,10 @@ def strike(run: Run, name: str, chance: random.Random, undisturbed: Weights) -> 
     saved = run.await_event(lambda e: e.get("name") == "checkpoint" and e["data"]["step"] > step)
     compare_weights(run, undisturbed)
     compare_rows(run, at_least=saved["data"]["step"] * victim.ROWS)
-    deadline = time.time() + 10
-    while (left := leftovers(run)) and time.time() < deadline:
+    began_waiting = since_formed = time.time()
+    while (left := leftovers(run)) and time.time() - since_formed < 10 and time.time() - began_waiting < 120:
+        if run.is_forming:
+            since_formed = time.time()
         time.sleep(0.1)
         run.read()
     assert not left, f"{name}: left behind: {left}"

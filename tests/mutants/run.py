@@ -28,7 +28,7 @@ def copy_tree(target: Path) -> None:
     names = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, target / name)
+        shutil.copy(ROOT / name, target / name, follow_symlinks=False)
 
 
 def mutated(text: str, mutant: Mutant) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.mutants.mutants import MUTANTS, Mutant
-from tests.mutants.run import ROOT, mutated
+from tests.mutants.run import ROOT, copy_tree, mutated
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.file}: {m.old[:40]}")
@@ -17,3 +22,12 @@ def test_a_mutant_stands_in_its_file_once_and_its_tests_exist(mutant: Mutant) ->
 
 def test_there_are_enough_of_them() -> None:
     assert len(MUTANTS) >= 60
+
+
+def test_tests_in_a_copy_of_the_tree_import_the_copy(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    asked = "import sparkring.conf.load, tests.mutants.run as r; print(sparkring.conf.load.__file__, r.ROOT)"
+    names = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=names, capture_output=True, text=True)
+    module, root = done.stdout.split()
+    assert Path(module).resolve() == tmp_path / "conf/load.py" and root == str(tmp_path), done.stderr
