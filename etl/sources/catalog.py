@@ -30,8 +30,8 @@ from sparkring.etl.sources.query_files import (
     is_fixed,
     query_reads,
 )
-from sparkring.etl.sources.read import HOST
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.spark_path import HOST
 
 SHOWN = 5  # names in a message
 EXPORT = "export its rows as Parquet with the engine that keeps it, and declare that folder"

@@ -7,7 +7,6 @@ are joined with what the log knows of their file, and a row of a file that the l
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,13 +24,13 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapTyp
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import BY_FIELD_ID
-from sparkring.etl.sources.read import HOST, declared_schema
+from sparkring.etl.sources.read import declared_schema
+from sparkring.etl.sources.spark_path import HOST, as_glob
 
 LIST_THREADS = 16
 FIELD_ID = "parquet.field.id"  # in a field's metadata: the id that names the column in a file, whatever its name there
 # Columns beside the table's own while rows are joined with the log; `file` is a file's position in the list.
 PATH, LOG, FILE, ROW = "__lake_path", "__lake_log", "__lake_file", "__lake_row"
-GLOB = re.compile(r"[\\{}\[\]*?]")
 READ_OPTIONS = {
     "mergeSchema": "false",
     # Files without Spark's mark are of writers that have only ever used today's calendar.
@@ -121,7 +120,7 @@ class LakeFiles:
         pairs = list(zip(self.schema.columns, self.schema.stored, strict=True))
         in_files = [(column, stored) for column, stored in pairs if column.name not in self.schema.partitions]
         reader = spark.read.options(**READ_OPTIONS).schema(StructType([stored for _, stored in in_files]))
-        found = reader.parquet(*[_as_glob(self._spark_path(file)) for file in self.files])
+        found = reader.parquet(*[as_glob(self._spark_path(file)) for file in self.files])
         place = found.metadataColumn("_metadata")
         return found.select(
             *[F.col(quoted(stored.name)).cast(column.dataType).alias(column.name) for column, stored in in_files],
@@ -208,19 +207,6 @@ def map_fields(schema: StructType, change: Callable[[StructField, DataType], Str
 def quoted(name: str) -> str:
     """The column of that name, whatever characters are in it."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def _as_glob(path: str) -> str:
-    """The glob that matches this path alone. EtlError where there is none: Hadoop's globs know no colon."""
-    if not GLOB.search(path):
-        return path
-    if ":" in HOST.sub("", path):
-        raise EtlError(
-            f"{path}: Spark opens no path with a colon and one of {{}}[]*?\\ in it; rename the folder of the table"
-        )
-    # TRICK: not by the option `__globPaths__`: without globbing Spark reads, for each path with one of these, all paths
-    # once more (tests: folders called `a[x]`).
-    return GLOB.sub(r"\\\g<0>", path)
 
 
 def _plain_path(uri: Column) -> Column:

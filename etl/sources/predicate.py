@@ -145,7 +145,9 @@ class _Compiler:
         if not (kind in COMPARABLE or DECIMAL.fullmatch(kind)):
             raise self.error(f"{names[0]!r} is {kind}, which no condition is understood of")
         return [
-            Column(self.column(node)) if isinstance(node, exp.Column) else Constant(self.literal(node, kind, names[0]))
+            ColumnRef(self.column(node))
+            if isinstance(node, exp.Column)
+            else Constant(self.literal(node, kind, names[0]))
             for node in bare
         ]
 
@@ -198,7 +200,7 @@ class _Compiler:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnRef:
     name: str
 
     def __call__(self, values: Values) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import string
 import unicodedata
 from collections import Counter
@@ -22,14 +21,13 @@ from sparkring.etl.sources import json_file
 from sparkring.etl.sources.file_task import FOUND, CsvFormat, FileTask, JsonFormat, LineFormat
 from sparkring.etl.sources.files import FileList
 from sparkring.etl.sources.footers import check_footers
+from sparkring.etl.sources.spark_path import HOST, as_glob
 from sparkring.etl.sources.values import arrow_type
 from sparkring.etl.write import worker_uri
 
 log = logging.getLogger(__name__)
 TASK_BYTES = 128 << 20  # of csv or json read by one task, where its files are smaller
 SHOWN = 20  # problems in a message
-HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host, which Spark may write in more ways than one
-GLOB = re.compile(r"[]\[{}*?\\]")  # what makes Spark take a path for a pattern
 FILE, JOINED, PATH = "__file", "__joined", "__path"  # a row's file: as Spark names it, as listed, below the root
 JAVA_PLAIN = frozenset(string.ascii_letters + string.digits + "_-!.~'()*:@&=+$,;/")  # in the path of a java.net.URI
 BLANK = ("Zs", "Zl", "Zp", "Cc")  # Unicode's categories of blanks and control characters
@@ -110,9 +108,7 @@ def _read_lines(
 
 def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType | None = None) -> DataFrame:
     reader = spark.read.schema(schema) if schema is not None else spark.read.option("wholetext", True)
-    # Paths are of files: a bracket in one is a bracket. (Spark's own switch for that, `__globPaths__`, reads every
-    # file once more for each path that looks like a pattern.)
-    found = reader.format(kind).load([GLOB.sub(r"\\\g<0>", path) for path in listed.spark_paths()])
+    found = reader.format(kind).load([as_glob(path) for path in listed.spark_paths()])
     # Unlike input_file_name() it counts as a deterministic column.
     return found.select("*", F.col("_metadata.file_path").alias(FILE))
 

@@ -282,6 +282,6 @@ MUTANTS = (
     Mutant(JDBC, "; SET TRANSACTION SNAPSHOT '{snapshot}'", "", f"{T_JDBC} -k eight"),
     Mutant(JDBC, 'f"-c lock_timeout={LOCK_LIMIT_S * 1000}"', '""', f"{T_JDBC} -k to_be_truncated"),
     Mutant(JDBC, '"preferTimestampNTZ": "true"', '"preferTimestampNTZ": "false"', f"{T_JDBC} -k zone"),
-    Mutant("etl/sources/landing.py", "(*columns, *signs)", "(*columns)", "tests/etl/sources/test_landing.py"),
+    Mutant("etl/sources/landing.py", "(*rows.columns, *signs)", "(*rows.columns)", "tests/etl/sources/test_landing.py"),
     Mutant(QUERY_FILES, "(plan.children(), plan.subqueries())", "(plan.children(),)", f"{T_CATALOG} -k all_tables"),
 )

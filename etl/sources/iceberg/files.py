@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sparkring.conf.errors import first_line
 from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.table import SHOWN, TableVersion
-from sparkring.etl.sources.read import HOST
+from sparkring.etl.sources.spark_path import HOST
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

@@ -12,7 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from sparkring.etl.sources.predicate import Column, Comparison, Constant, Junction, Negation, Same, Test
+from sparkring.etl.sources.predicate import ColumnRef, Comparison, Constant, Junction, Negation, Same, Test
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -47,11 +47,11 @@ def file_filter(test: Test, schema: Schema, negated: bool = False) -> BooleanExp
     if isinstance(test, Junction):
         parts = [file_filter(part, schema, negated) for part in test.parts]
         return parts[0] if len(parts) == 1 else (Or if test.decides != negated else And)(*parts)
-    if isinstance(test, Column):
+    if isinstance(test, ColumnRef):
         return EqualTo(test.name, not negated)
-    if isinstance(test, Comparison | Same) and isinstance(test.left, Constant) and isinstance(test.right, Column):
+    if isinstance(test, Comparison | Same) and isinstance(test.left, Constant) and isinstance(test.right, ColumnRef):
         return _compared(test, test.right.name, test.left.value, schema, negated)
-    if isinstance(test, Comparison | Same) and isinstance(test.left, Column) and isinstance(test.right, Constant):
+    if isinstance(test, Comparison | Same) and isinstance(test.left, ColumnRef) and isinstance(test.right, Constant):
         return _compared(test, test.left.name, test.right.value, schema, negated)
     return AlwaysTrue()  # two columns
 
