@@ -187,7 +187,7 @@ class IcebergSource(SourceConfig):
         if isinstance(value, dt.date):  # YAML makes one of a text without quotes
             return value.isoformat()
         if isinstance(value, str) and not value.isdecimal():
-            dt.datetime.fromisoformat(value)  # its ValueError names the text
+            instant(value)  # its ValueError names the text
         return value
 
     @model_validator(mode="after")
@@ -207,9 +207,7 @@ class IcebergSource(SourceConfig):
         value = self.as_of_timestamp
         if value is None or isinstance(value, int) or value.isdecimal():
             return None if value is None else int(value)
-        instant = dt.datetime.fromisoformat(value)
-        instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=dt.UTC)
-        return (instant - EPOCH) // dt.timedelta(milliseconds=1)
+        return (instant(value) - EPOCH) // dt.timedelta(milliseconds=1)
 
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
