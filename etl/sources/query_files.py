@@ -91,10 +91,12 @@ def _views(query: DataFrame) -> list[ViewText]:
 
 
 def is_fixed(query: DataFrame) -> bool:
-    """Whether the same tables give the same rows tomorrow: no `rand()`, no `current_date()`."""
-    spark, plan = query.sparkSession, _plans(query).analyzed()
-    current = _jvm(spark).org.apache.spark.sql.catalyst.trees.TreePattern.CURRENT_LIKE()
-    return all(node.deterministic() for node in _nodes(plan)) and not plan.containsPattern(current)
+    """Whether the same tables give the same rows tomorrow: no `rand()`, no `current_date()`, no day 'yesterday'."""
+    catalyst, plan = _jvm(query.sparkSession).org.apache.spark.sql.catalyst, _plans(query).analyzed()
+    if plan.containsPattern(catalyst.trees.TreePattern.CURRENT_LIKE()):
+        return False
+    day_by_name = catalyst.optimizer.SpecialDatetimeValues  # replaces 'today' and the like, compared with a date
+    return all(node.deterministic() and day_by_name.apply(node).fastEquals(node) for node in _nodes(plan))
 
 
 def condition_columns(filtered: DataFrame) -> list[str] | None:

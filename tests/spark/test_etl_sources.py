@@ -156,6 +156,8 @@ def test_views_build_on_each_other_and_errors_have_the_key(spark):
         build_rows(session, tables, {"u": "selec a from t"}, "u")
     with pytest.raises(EtlError, match="random"):
         build_rows(session, tables, {"u": "select a, rand() r from t"}, "u")
+    with pytest.raises(EtlError, match="or the current time or user"):
+        build_rows(session, tables, {"v": "select a from t where current_date() > date'2020-01-01'"}, "v")
     with pytest.raises(EtlError, match=r"etl\.rows = 'nowhere:f': cannot be imported"):
         build_rows(session, tables, {}, "nowhere:f")
 

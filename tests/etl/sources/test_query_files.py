@@ -59,7 +59,9 @@ def test_what_is_no_table_of_files_is_named(spark: Any) -> None:
     assert query_reads(spark.range(3).join(spark.sql("SELECT 1 AS x"))).tables == ()
 
 
-@pytest.mark.parametrize("value", ["rand()", "current_timestamp()", "(SELECT max(now()))", "current_catalog()"])
+@pytest.mark.parametrize(
+    "value", ["rand()", "current_timestamp()", "(SELECT max(now()))", "current_catalog()", "date('today')"]
+)
 def test_what_differs_tomorrow_is_seen_wherever_it_stands(spark: Any, value: str) -> None:
     assert not is_fixed(spark.sql(f"SELECT {value} AS a FROM range(3)"))
     assert not is_fixed(spark.sql(f"SELECT id FROM range(3) WHERE string({value}) <> 'x'"))
