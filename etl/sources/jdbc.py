@@ -42,6 +42,7 @@ DRIVERS = {
 }
 LOCK_LIMIT_S = 60
 IMPORT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+IN_UTC = "SET TIME ZONE 'UTC'"  # the driver sets that of its machine, by which a query may cast
 READ_COMMITTED = 2  # java.sql.Connection
 NUMERIC, DECIMAL, TIMES = 2, 3, {92: "time", 2013: "time with time zone"}  # java.sql.Types
 MOST_DIGITS = 38  # of a decimal of Spark
@@ -112,9 +113,12 @@ def pin_query(name: str, config: JdbcSource, session: Callable[[], SparkSession]
             begin(connection)
         check_types(key, connection, config)
         options = {**database.options, "fetchsize": str(config.fetchsize), "preferTimestampNTZ": "true"}
-        if is_snapshot:
-            options["sessionInitStatement"] = IMPORT.format(snapshot=export_snapshot(connection))
+        first = [IMPORT.format(snapshot=export_snapshot(connection))] if is_snapshot else []
+        if database.kind == "postgresql":
+            first.append(IN_UTC)
+        options |= {"sessionInitStatement": "; ".join(first)} if first else {}
         rows = select_declared(key, read_rows(spark, key, config, options), config.columns)
+        check_zones(key, rows)
         landing = land(rows, datasets_uri)
     return JdbcSnapshot(name, config, landing.fingerprint, landing)
 
@@ -218,6 +222,25 @@ def check_types(key: str, connection: Any, config: JdbcSource) -> None:
             )
     if problems:
         raise EtlError(f"{key}: " + "\n  ".join(problems))
+
+
+def check_zones(key: str, rows: DataFrame) -> None:
+    """Raise EtlError where Java would move a wall-clock time, which it reads by its machine's zone."""
+    walls = [name for name, kind in rows.dtypes if "timestamp_ntz" in kind]
+    if not walls:
+        return
+    spark = rows.sparkSession
+    ids: Any = spark.sparkContext._jvm.java.time.ZoneId  # type: ignore[union-attr]
+    tasks = spark.range(0, spark.sparkContext.defaultParallelism, 1, spark.sparkContext.defaultParallelism)
+    of_executors = tasks.selectExpr("java_method('java.time.ZoneId', 'systemDefault') AS zone").distinct().collect()
+    zones = sorted({ids.systemDefault().getId(), *(row.zone for row in of_executors)})
+    if moving := [zone for zone in zones if not ids.of(zone).getRules().isFixedOffset()]:
+        raise EtlError(
+            f"{key}: column {walls[0]!r} is a timestamp without time zone, which Java reads in its machine's zone "
+            f"({moving[0]}), where some hours do not exist; add `-Duser.timezone=UTC` to "
+            "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions, or cast it in a query: "
+            f"CAST({walls[0]} AS varchar) AS {walls[0]}"
+        )
 
 
 def read_rows(spark: SparkSession, key: str, config: JdbcSource, options: Mapping[str, str]) -> DataFrame:

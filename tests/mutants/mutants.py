@@ -281,6 +281,7 @@ MUTANTS = (
     # Sources that only Spark can pin.
     Mutant(JDBC, "; SET TRANSACTION SNAPSHOT '{snapshot}'", "", f"{T_JDBC} -k eight"),
     Mutant(JDBC, 'f"-c lock_timeout={LOCK_LIMIT_S * 1000}"', '""', f"{T_JDBC} -k to_be_truncated"),
+    Mutant(JDBC, "SET TIME ZONE 'UTC'", "SELECT 1", f"{T_JDBC} -k zone"),
     Mutant(JDBC, '"preferTimestampNTZ": "true"', '"preferTimestampNTZ": "false"', f"{T_JDBC} -k zone"),
     Mutant("etl/sources/landing.py", "(*rows.columns, *signs)", "(*rows.columns)", "tests/etl/sources/test_landing.py"),
     Mutant(QUERY_FILES, "(plan.children(), plan.subqueries())", "(plan.children(),)", f"{T_CATALOG} -k all_tables"),
