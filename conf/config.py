@@ -360,7 +360,8 @@ class PetastormConfig(Strict):
 class DataConfig(Strict):
     reader: Literal["native", "petastorm"] = "native"
     filters: list[Condition] = Field(
-        [], description="rows to keep, all must hold: [[distance, '>', 100]]; decided before the plan"
+        [],
+        description="stored values to keep, all must hold: [[distance, '>', 100]]; decided before the plan",
     )
     lanes: PositiveInt = Field(
         64,
@@ -632,7 +633,7 @@ class TrackingConfig(Strict):
 
 class ReportConfig(Strict):
     share_by: list[str] = Field(
-        [], description="scalar columns of the dataset by which the report shows the positive share"
+        [], description="stored scalar columns of the dataset by which the report shows the positive share"
     )
     baselines: bool = Field(
         True,

@@ -36,6 +36,7 @@ from sparkring.conf.manifest import (
     ManifestError,
     SplitInfo,
     read_manifest,
+    tensor_columns,
 )
 from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage, open_storage
@@ -206,9 +207,10 @@ def _write_table(build: Build, good: DataFrame, key: list[str], splits: dict[str
         features = fit.fit(good.where(F.col(SPLIT) == "train"), config.features)
         columns = table.stored_columns(good, config, features)
     with build.timed("write"):
-        plan = plan_files(table.to_stored(good, config, features, columns), splits, columns, config.shard)
+        # Sized by what a reader holds of a row, so that another encoding of files does not move rows between them.
+        tensors = list(tensor_columns(columns, features))
+        plan = plan_files(table.to_stored(good, config, features, columns), splits, tensors, config.shard)
         numbered = number_rows(with_order(good, key, config.shard.seed), plan.shards)
-        # Features come after the numbers, so that the passes over the key do not join the vocabularies.
         rows = table.to_stored(numbered, config, features, columns, carry=[ORDER, SHARD])
         files = write_shards(rows, columns, plan, build.storage, build.folder)
     return Written(columns, files, splits, features=features)

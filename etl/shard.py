@@ -67,7 +67,7 @@ def with_order(rows: DataFrame, key: list[str], seed: int) -> DataFrame:
 
 
 def plan_files(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> ShardPlan:
-    """Choose sizes from the number of rows and the width of a row; runs one job if the width varies."""
+    """Choose sizes from the number of rows and the width of a row of tensors; runs one job if the width varies."""
     row_bytes = float(sum(fixed_row_bytes(c) or 0 for c in columns)) + _varying_bytes(rows, columns)
     row_group = config.row_group or row_group_rows(max(rows_by_split.values()), row_bytes)
     given = config.shards or {}

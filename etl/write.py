@@ -105,6 +105,8 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
             f"column {column.name!r} has nulls (at least {array.null_count}); declare `nulls: mask` or `nulls: fill`, "
             "or quarantine those rows with a row-level check"
         )
+    if column.dtype == "string":
+        _check_text(array, column.name)
     inner, sizes = array, list(column.shape)
     while pa.types.is_list(inner.type):
         lengths = list_lengths(inner)
@@ -118,6 +120,16 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
         if inner.null_count:
             raise BadRows(f"column {column.name!r} has nulls inside its arrays; remove them with filter() in SQL")
     return _as_half(array, inner, column.name) if column.dtype == "float16" else array
+
+
+def _check_text(array: pa.Array, name: str) -> None:
+    """Raise BadRows for bytes that are no text: Spark's strings may hold any, other readers of Parquet refuse them."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise BadRows(
+            f"column {name!r} is text and holds bytes that are not UTF-8 ({error}); decode() them in the recipe's SQL"
+        ) from None
 
 
 def _as_half(array: pa.Array, inner: pa.Array, name: str) -> pa.Array:
@@ -148,7 +160,7 @@ def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str,
     schema = pa.schema([*(arrow_field(column) for column in task.columns), row_number])
     groups: list[int] = []
     with open_storage(task.root_uri).create(task.paths[shard]) as sink:
-        # Dictionary pages help codes and repeated values; floats, tokens and images only pay for them, twice.
+        # Dictionary pages help texts and repeated values; floats, tokens and images only pay for them, twice.
         coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout == "scalar"]
         with pq.ParquetWriter(
             pa.PythonFile(sink, mode="w"),

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
-from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.manifest import Column, DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.fingerprint import dataset_fingerprint
@@ -137,12 +137,16 @@ def dataset_info(dataset: Dataset) -> DatasetInfo:
         fingerprint=manifest.fingerprint,
         profile={f"rows_{split}": info.rows for split, info in manifest.splits.items()}
         | {"files": len(manifest.files)},
-        schema=[{"name": column.name, "type": mlflow_type(column.dtype)} for column in manifest.columns],
+        schema=[{"name": column.name, "type": mlflow_type(column)} for column in manifest.columns],
     )
 
 
-def mlflow_type(dtype: str) -> str:
-    """MLflow's name for a stored element type."""
+def mlflow_type(column: Column) -> str:
+    """MLflow's name for the type of a column's stored elements."""
+    element, dtype = column.logical.replace("array<", "").rstrip(">"), column.dtype
+    if element in ("date", "timestamp", "timestamp_ntz"):
+        return "datetime"
     if dtype in ("int8", "int16", "int32"):
         return "integer"
-    return {"bool": "boolean", "int64": "long", "float64": "double", "binary": "binary"}.get(dtype, "float")
+    same = {"bool": "boolean", "int64": "long", "float64": "double", "string": "string", "binary": "binary"}
+    return same.get(dtype, "float")

@@ -108,7 +108,7 @@ def one_row(
         samples: the model needs the rows' numbers too.
     """
     if config.model.task == "language_model":
-        length = manifest.column("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
+        length = manifest.tensor("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
         return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
     assert manifest is not None
     columns = pick_columns(manifest, config.model.inputs, config.model.label, samples)
@@ -116,7 +116,7 @@ def one_row(
     for name in columns.read:
         if name in rows:
             continue
-        column = manifest.column(name)
+        column = manifest.tensor(name)
         if not is_fixed(column):
             return Untraceable(f"column {name!r} is {column.layout}: only its values determine how large a row is")
         rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")

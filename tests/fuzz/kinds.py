@@ -36,6 +36,7 @@ from sparkring.training.checkpoint.format import CheckpointError
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS_FILE
 from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.data.audit.log import read_records
+from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
 from sparkring.training.loop import LoopRecord, TrainerState
 from sparkring.training.parallel.state import TensorInfo
@@ -86,16 +87,20 @@ def _manifest(folder: Path) -> Kind:
         "fill": None,
     }
     states = [numeric, plain, {"name": "c", "kind": "categorical", "column": "c", "values": ["a", "b"]},
-              {"name": "h", "kind": "cyclic", "column": "h", "period": 24.0}]  # fmt: skip
+              {"name": "day", "kind": "categorical", "column": "d", "values": ["2013-01-31", "-0044-03-15"]},
+              {"name": "hour", "kind": "cyclic", "column": "h", "period": 24.0}]  # fmt: skip
     check = {"name": "r", "kind": "range", "level": "row", "rows": 4, "failing": 1, "share": 0.25, "max_share": 1.0,
              "passed": True, "rule": "0 <= x", "detail": ""}  # fmt: skip
     table = {
-        "format_version": 1, "name": "flights", "fingerprint": SHA, "created_at": "2026-11-22T00:00:00+00:00",
-        "columns": [{"name": "x", "dtype": "float32"}, {"name": "v", "dtype": "int8", "shape": [3]}],
+        "format_version": 2, "name": "flights", "fingerprint": SHA, "created_at": "2026-11-22T00:00:00+00:00",
+        "columns": [{"name": "x", "dtype": "float64", "role": "input"}, {"name": "p", "dtype": "float64"},
+                    {"name": "c", "dtype": "string", "role": "input", "nulls": "keep"}, {"name": "h", "dtype": "int8"},
+                    {"name": "d", "dtype": "int32", "logical": "date"}, {"name": "v", "dtype": "int8", "shape": [3]}],
         "files": [file, file | {"path": "d/b.parquet", "split": "valid"}],
         "splits": {"train": {"rows": 3, "files": 1}, "valid": {"rows": 3, "files": 1}},
         "accounting": {"rows_in": 7, "rows_out": 6, "quarantined": {"r": 1}},
-        "features": {"version": 1, "inputs": dict.fromkeys("xpch", "double"), "features": states},
+        "features": {"version": 1, "inputs": dict.fromkeys("xph", "double") | {"c": "string", "d": "date"},
+                     "features": states},
         "checks": [check], "lineage": {"sources": {"t": {"path": "x", "files": 1}}},
     }  # fmt: skip
     about = {"tokenizer_json": "", "size": 256, "pad_id": 257, "seq_len": 16}
@@ -105,6 +110,7 @@ def _manifest(folder: Path) -> Kind:
         (folder / "_manifest.json").write_bytes(data)
         manifest = read_manifest(open_storage(str(folder)))
         manifest.to_json()
+        TensorSource(manifest, None)
         serving.signature_inputs(manifest)
         for split in manifest.splits:
             manifest.files_of(split)

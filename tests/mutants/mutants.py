@@ -30,7 +30,8 @@ ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "
 AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
-FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+FEATURES, CHECKS, SPLIT, FIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluate.py"
 PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
 PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
 JSON_FILE, T_JSON_FILE = "etl/sources/json_file.py", "tests/etl/sources/test_json_file.py"
@@ -52,7 +53,8 @@ T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/checkpoint/tes
 T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "tests/training/checkpoint/test_damage.py"
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/models/test_loss.py"
 T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_gradients.py"
-T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
+T_NUMPY, T_FEATURES = "tests/training/data/features/test_transform.py", "tests/spark/test_etl_features.py"
+T_VALUES = "tests/spark/test_etl_values.py"
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/test_catalog.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/query_files.py"
@@ -213,19 +215,23 @@ MUTANTS = (
     # Features, checks and splits.
     Mutant(
         FEATURES,
-        "code_of.get(as_text(v, spark_type), UNSEEN_CODE)",
-        "code_of.get(as_text(v, spark_type), NULL_CODE)",
+        "code_of.get(as_text(v, self._type), UNSEEN_CODE)",
+        "code_of.get(as_text(v, self._type), NULL_CODE)",
         T_NUMPY,
     ),
-    Mutant(FEATURES, 'x = np.where(null, state["fill"], x)', "x = np.where(null, 0.0, x)", T_NUMPY),
-    Mutant(FEATURES, "np.log1p(np.maximum(x, 0.0))", "np.log1p(x)", T_NUMPY),
+    Mutant(FEATURES, "(self._fill - self._mean) / self._std, where=null", "0.0, where=null", T_NUMPY),
+    Mutant(FEATURES, "np.log1p(np.where(values < 0.0, 0.0, values))", "np.log1p(values)", T_NUMPY),
+    Mutant(FEATURES, "np.copyto(codes, NULL_CODE, where=null)", "np.copyto(codes, UNSEEN_CODE, where=null)", T_NUMPY),
+    Mutant(FEATURES, "self._mean, dtype=np.float64)", "self._mean, dtype=np.float32)", T_NUMPY),
+    Mutant(FEATURES, 'dtype=np.int64), mode="clip"', 'dtype=np.int64), mode="wrap"', T_NUMPY),
+    Mutant(MANIFEST, 'c.role != "input" and c.dtype', "c.dtype", "tests/etl/test_table.py"),
+    Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", T_VALUES),
     Mutant(
-        FEATURES,
+        STATE,
         "(spread or 1.0) if feature.scale else 1.0",
         "spread if feature.scale else 1.0",
         f"{T_NUMPY} {T_FEATURES}",
     ),
-    Mutant(FIT, "F.when(null, F.lit(NULL_CODE)).otherwise(unseen_or_known)", "unseen_or_known", T_FEATURES),
     Mutant(FIT, "F.stddev_pop(value)", "F.stddev_samp(value)", T_FEATURES),
     Mutant(
         FIT,

@@ -28,7 +28,11 @@ from sparkring.pipelines.etl_step import Dataset, dataset_info, find, record_bui
 
 MANIFEST = DatasetManifest(
     name="d", fingerprint="a" * 64, created_at="",
-    columns=(Column(name="x", dtype="float64"), Column(name="n", dtype="int8"), Column(name="y", dtype="bool")),
+    columns=(
+        Column(name="x", dtype="float64"), Column(name="n", dtype="int8"), Column(name="y", dtype="bool"),
+        Column(name="carrier", dtype="string", role="input", nulls="keep"),
+        Column(name="day", dtype="int32", role="input", logical="date", nulls="keep"),
+    ),
     files=(DataFile(path="a.parquet", split="train", rows=3, bytes=9, sha256="ab" * 32, row_groups=(3,)),),
     splits={"train": SplitInfo(rows=3, files=1)}, accounting=Accounting(rows_in=5, rows_out=3, quarantined={"r": 2}),
     lineage=Lineage(sources={}),
@@ -63,6 +67,7 @@ def test_mlflow_gets_types_and_counts_by_its_own_names(tmp_path: Path) -> None:
     assert info.profile == {"rows_train": 3, "files": 1}
     assert info.schema == [
         {"name": "x", "type": "double"}, {"name": "n", "type": "integer"}, {"name": "y", "type": "boolean"},
+        {"name": "carrier", "type": "string"}, {"name": "day", "type": "datetime"},
     ]  # fmt: skip
 
 

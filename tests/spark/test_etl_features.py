@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 from sparkring.conf.config import Feature
 from sparkring.etl import fit
 from sparkring.etl.errors import EtlError
-from sparkring.etl.features import apply_numpy, output_names
+from sparkring.training.data.features.transform import apply_numpy
+from tests.spark.feature_oracle import feature_frame
 
 pytestmark = pytest.mark.spark
 SCHEMA = (
@@ -70,11 +71,8 @@ def frame(spark, rows):
 
 
 def in_spark(spark, rows, state):
-    joined, expressions = fit.apply(rows, state)
-    names = [n for s in state["features"] for n in output_names(s)]
-    values = [e for s in state["features"] for e in expressions[s["name"]]]
-    table = joined.select(*[v.alias(n) for v, n in zip(values, names, strict=True)]).coalesce(1).toArrow()
-    return {n: table[n].to_numpy() for n in names}
+    table = feature_frame(rows, state).coalesce(1).toArrow()
+    return {n: table[n].to_numpy() for n in table.column_names}
 
 
 def test_spark_and_numpy_agree_and_the_state_survives_json(spark):

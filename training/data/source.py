@@ -35,7 +35,7 @@ class FileSource:
         """Args:
         opener: reads files, from their storage or from a cache.
         selection: the files, and the filter that their rows must pass.
-        columns: what is decoded.
+        columns: the stored columns to decode.
         decoded: row groups that were kept from earlier epochs.
         check_pages: verify the checksum of every page, a quarter of the time; needless where hashes were checked.
         """
@@ -43,6 +43,7 @@ class FileSource:
         self._files, self._filter = selection.files, selection.row_filter
         self._columns, self._check_pages = tuple(columns), check_pages
         self._names = [c.name for c in columns]
+        self._texts = [c.name for c in columns if c.dtype == "string"]
         counts = np.fromiter((len(f.row_groups) for f in self._files), np.int64, len(self._files))
         self._first_group = np.concatenate(([0], np.cumsum(counts)))  # (files + 1,)
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
@@ -102,6 +103,7 @@ class FileSource:
             pre_buffer=not self.opener.storage.is_local,
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=self._check_pages,
+            read_dictionary=self._texts,  # a text is one row's index of a dictionary, never a Python string per row
         )
         if footer is None:
             self._check_footer(file, parquet)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparkring.conf.manifest import Column
 from sparkring.training.data.batch import Ragged
-from sparkring.training.data.columns import DataError, numpy_dtype
+from sparkring.training.data.columns import DataError, is_fixed, numpy_dtype
 
 Array = NDArray[Any]
 
@@ -79,8 +79,18 @@ def tensor_of(name: str, values: Array | list[Any]) -> torch.Tensor | Ragged | l
     return [str(v) if kind == "U" else v for v in rows]
 
 
+def days(column: Column, values: Array) -> Array:
+    """Convert dates, as petastorm gives them, to days since 1970. DataError for a null."""
+    dates = np.asarray(values, "datetime64[D]")
+    if np.isnat(dates).any():
+        raise DataError(f"column {column.name!r} holds nulls, which petastorm cannot give to torch; fill them")
+    return dates.astype(np.int64)
+
+
 def declared_tensor(column: Column, values: Array) -> torch.Tensor | Ragged | list[Any]:
     """Convert a column to its declared dtype and shape, or raise DataError."""
+    if is_fixed(column) and column.logical.replace("array<", "").rstrip(">") == "date":
+        values = days(column, values)
     made = tensor_of(column.name, values)
     wanted = torch.from_numpy(np.zeros(0, numpy_dtype(column))).dtype
     if not isinstance(made, torch.Tensor):
