@@ -316,10 +316,14 @@ def check_input(state: State, stored: Column | None, spark_type: str) -> None:
     if stored is None:
         raise ValueError(f"features: {name!r}: its column {state['column']!r} is not among the stored columns")
     is_text = spark_type not in EXACT_DTYPES and not spark_type.startswith("decimal")
-    if stored.layout != "scalar" or stored.dtype not in STORED_FOR[kind] or is_text != (stored.dtype == "string"):
+    fits = stored.layout == "scalar" and stored.dtype in STORED_FOR[kind] and is_text == (stored.dtype == "string")
+    if kind == "categorical":  # looked up by the number behind a value: other types give their numbers other meanings
+        is_date, is_boolean = spark_type == "date", spark_type == "boolean"
+        fits = fits and is_date == (stored.logical == "date") and is_boolean == (stored.dtype == "bool")
+    if not fits:
         raise ValueError(
             f"features: {name!r}: a {kind} feature of {spark_type} is not made of a column that is stored as "
-            f"{stored.layout} {stored.dtype}"
+            f"{stored.layout} {stored.dtype}" + (f" of {stored.logical}" if stored.logical else "")
         )
 
 

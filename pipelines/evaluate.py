@@ -140,13 +140,13 @@ def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[n
 
 
 def group_values(stored: pa.ChunkedArray) -> np.ndarray:
-    """The column's values as text, (N,): numbers as Python writes them, dates as ISO 8601, nulls as `null`.
+    """The column's values as text, (N,): numbers as numpy writes them, dates as ISO 8601, nulls as `null`.
 
-    Work is per distinct value: of each, one Python string is made.
+    Work is per distinct value: one Python string is made of each.
     """
     parts = [np.zeros(0, object)]
     for chunk in stored.chunks:
         coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
-        texts = np.array([*map(str, coded.dictionary.to_pylist()), "null"], object)
+        texts = np.array([*map(str, coded.dictionary.to_numpy(zero_copy_only=False)), "null"], object)
         parts.append(texts[coded.indices.fill_null(len(coded.dictionary)).to_numpy()])
     return np.concatenate(parts)

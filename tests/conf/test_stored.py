@@ -47,9 +47,19 @@ def coded(spark_type: str, values: list[str]) -> Change:
     """A categorical feature of a column that is stored as int32."""
 
     def change(m: dict[str, Any]) -> None:
-        m["columns"] = [{"name": "x", "dtype": "int32", "role": "input"}]
+        m["columns"] = [{"name": "x", "dtype": "int32", "role": "input", "logical": spark_type}]
         m["features"]["inputs"] = {"x": spark_type}
         m["features"]["features"] = [{"name": "x", "kind": "categorical", "column": "x", "values": values}]
+
+    return change
+
+
+def retyped(spark_type: str, value: str) -> Change:
+    """A state of another dataset, whose column of that name is of `spark_type`, over a column of whole numbers."""
+
+    def change(m: dict[str, Any]) -> None:
+        coded(spark_type, [value])(m)
+        m["columns"][0]["logical"] = "int"
 
     return change
 
@@ -99,6 +109,8 @@ def passed(m: dict[str, Any]) -> None:
         (coded("int", ["1", "1"]), "'x': a category occurs twice"),
         (coded("date", ["2013-02-30"]), "the category '2013-02-30' is no date: "),
         (coded("string", ["a"]), "categorical feature of string is not made of .* scalar int32"),
+        (retyped("date", "2013-01-31"), "categorical feature of date is not made of .* scalar int32 of int"),
+        (retyped("boolean", "true"), "categorical feature of boolean is not made of .* scalar int32 of int"),
         (passed, "'x' is passed through, and is not among the stored columns"),
         (top(format_version=1), "format_version = 1: .* files hold codes .* run `sparkring etl` to build it again"),
         (top(checks={}), "checks"),

@@ -54,7 +54,6 @@ T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "test
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/models/test_loss.py"
 T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_gradients.py"
 T_NUMPY, T_FEATURES = "tests/training/data/features/test_transform.py", "tests/spark/test_etl_features.py"
-T_VALUES = "tests/spark/test_etl_values.py"
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/test_catalog.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/query_files.py"
@@ -225,7 +224,8 @@ MUTANTS = (
     Mutant(FEATURES, "self._mean, dtype=np.float64)", "self._mean, dtype=np.float32)", T_NUMPY),
     Mutant(FEATURES, 'dtype=np.int64), mode="clip"', 'dtype=np.int64), mode="wrap"', T_NUMPY),
     Mutant(MANIFEST, 'c.role != "input" and c.dtype', "c.dtype", "tests/etl/test_table.py"),
-    Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", T_VALUES),
+    Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", "tests/pipelines/test_evaluate.py"),
+    Mutant(MANIFEST, 'is_date == (stored.logical == "date") and ', "", "tests/conf/test_stored.py"),
     Mutant(
         STATE,
         "(spread or 1.0) if feature.scale else 1.0",

@@ -172,7 +172,7 @@ def test_every_column_kind_end_to_end(spark, tmp_path):
     assert batch["a_half"].dtype == torch.float16 and batch["a_half"][place[1]] == float(np.float16(1 / 3))
     dtypes = {
         "a_bool": "bool", "a_byte": "int8", "a_short": "int16", "an_int": "int32", "a_long": "int64",
-        "a_float": "float32", "a_double": "float64", "a_nullable": "int64", "a_string": "int32",
+        "a_float": "float32", "a_double": "float64", "a_nullable": "int64",
     }  # fmt: skip
     for name, dtype in dtypes.items():
         assert str(batch[name].dtype) == f"torch.{dtype}", name

@@ -36,7 +36,7 @@ def as_text(value: Any, spark_type: str) -> str:
         return "true" if value else "false"
     if isinstance(value, dt.date):
         return value.isoformat()
-    if isinstance(value, (float, np.floating)) and value == int(value):
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
         if abs(float(value)) >= INEXACT_IN_DOUBLE:
             raise ValueError(f"the category {value!r} is a float that may be another whole number; give an integer")
         return str(int(value))  # pandas keeps integers beside nulls as floats; no category is a float in Spark
