@@ -37,7 +37,7 @@ def check_footers(listed: FileList, kind: str, schema: StructType, partitions: S
 def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[StructType, StructType]) -> Footer:
     try:
         with storage.fs.open_input_file(file.full) as stream:
-            found: pa.Schema = pq.read_schema(stream) if kind == "parquet" else orc.ORCFile(stream).schema
+            found = _parquet_schema(pq.ParquetFile(stream)) if kind == "parquet" else _orc_schema(orc.ORCFile(stream))
     except (pa.ArrowInvalid, OSError) as error:
         return Footer([f"{file.path}: not a readable {NAMES[kind]} file: {first_line(error)}"], [])
     columns, partitions = declared
@@ -54,14 +54,29 @@ def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[Struct
             problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
             continue
         stored, want = found.field(field.name), field.dataType.simpleString()
-        have = _spark_type(_typed(stored) if kind == "orc" else stored)
+        have = _spark_type(stored)
         if have != want:
             problems.append(f"{file.path}: column {field.name!r} is {have}, declared {want}")
     return Footer(problems, [f.name for f in partitions if f.name in found.names])
 
 
+def _orc_schema(file: orc.ORCFile) -> pa.Schema:
+    return pa.schema([_typed(field) for field in file.schema])
+
+
+def _parquet_schema(file: pq.ParquetFile) -> pa.Schema:
+    """The columns, and INT96, in which Spark writes timestamps unless told otherwise, as the instants that they are."""
+    leaves = [file.schema.column(i) for i in range(len(file.schema))]
+    instants = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
+
+    def is_instant(field: pa.Field) -> bool:
+        return any(f"{path}.".startswith(f"{field.name}.") for path in instants)
+
+    return pa.schema([_typed(field) if is_instant(field) else field for field in file.schema_arrow])
+
+
 def _typed(field: pa.Field) -> pa.Field:
-    """A column of an ORC file with Spark's type: instants have none of their own there, nor have wall-clock times."""
+    """A column with Spark's type, where the file's is without a zone: ORC's instants and wall-clock times, INT96."""
     kind: pa.DataType = field.type
     if pa.types.is_struct(kind):
         return field.with_type(pa.struct([_typed(inner) for inner in kind]))
@@ -71,7 +86,7 @@ def _typed(field: pa.Field) -> pa.Field:
         return field.with_type(pa.map_(_typed(kind.key_field), _typed(kind.item_field)))
     if (field.metadata or {}).get(ORC_TYPE) == b"timestamp_ntz":  # kept as a bigint
         return field.with_type(pa.timestamp("us"))
-    return field.with_type(pa.timestamp("us", "UTC")) if pa.types.is_timestamp(kind) else field
+    return field.with_type(pa.timestamp("us", "UTC")) if kind == pa.timestamp("ns") else field
 
 
 def _spark_type(field: pa.Field) -> str:

@@ -31,7 +31,7 @@ from tests.spark.feature_oracle import feature_frame
 
 pytestmark = pytest.mark.spark
 ROWS = 3000
-TABLES = int(os.environ.get("SPARKRING_TABLES", "2"))
+TABLES = int(os.environ.get("SPARKRING_TABLES", "1"))
 TYPES = {
     "id": "bigint", "carrier": "string", "far": "bigint", "code": "smallint", "flag": "boolean", "day": "date",
     "delay": "double", "weight": "float", "price": "decimal(8,2)", "count": "int", "hour": "tinyint",
@@ -262,7 +262,9 @@ def test_the_decoded_cache_and_petastorm_serve_the_same_tensors(built, tmp_path)
         got = read_all(made.uri, made.manifest, "train", cache=cache)
         assert all(got[name].tobytes() == wanted[name].tobytes() for name in wanted)
     assert list((tmp_path / "cache").glob("*-*"))
-    names = [c.name for c in made.manifest.tensors if c.name != "moment"]  # masks, petastorm cannot give
+    # petastorm gives no masks, and makes doubles of whole numbers beside nulls: too few digits for those of `far`
+    left_out = ("moment", "far", "far_number")
+    names = [c.name for c in made.manifest.tensors if c.name not in left_out]
     request = ReadRequest(open_storage(made.uri), made.manifest, "train", names, 64)
     with closing(make_reader(DataConfig(reader="petastorm", shuffle=False), request)) as reader:
         batches = list(reader.batches(0))
