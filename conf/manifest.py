@@ -3,7 +3,7 @@
 A dataset is a folder of plain Parquet files and one `_manifest.json`, written last. A folder without a manifest is not
 a dataset; a Parquet file the manifest does not list is not part of it.
 
-Files hold values, as people know them; the feature state says what a model sees of them, `DatasetManifest.tensors`.
+Files hold values; `DatasetManifest.tensors` are what a model is given, by the feature state.
 """
 
 from __future__ import annotations

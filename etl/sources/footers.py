@@ -65,7 +65,7 @@ def _orc_schema(file: orc.ORCFile) -> pa.Schema:
 
 
 def _parquet_schema(file: pq.ParquetFile) -> pa.Schema:
-    """The columns, and INT96, in which Spark writes timestamps unless told otherwise, as the instants that they are."""
+    """The columns. pyarrow gives INT96 no time zone, though it holds instants: Spark's default for timestamps."""
     leaves = [file.schema.column(i) for i in range(len(file.schema))]
     instants = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
 
