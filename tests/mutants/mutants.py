@@ -31,6 +31,11 @@ AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT, FIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
+T_CONVERT = (
+    "tests/training/data/petastorm_adapter/test_petastorm_reader.py"
+    "::test_dates_and_timestamps_are_what_the_native_reader_makes_of_them"
+)
 STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluate.py"
 PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
 PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
@@ -223,6 +228,8 @@ MUTANTS = (
     Mutant(FEATURES, "np.copyto(codes, NULL_CODE, where=null)", "np.copyto(codes, UNSEEN_CODE, where=null)", T_NUMPY),
     Mutant(FEATURES, "self._mean, dtype=np.float64)", "self._mean, dtype=np.float32)", T_NUMPY),
     Mutant(FEATURES, 'dtype=np.int64), mode="clip"', 'dtype=np.int64), mode="wrap"', T_NUMPY),
+    Mutant(CONVERT, "if np.isnat(moments).any():", "if False:", T_CONVERT),
+    Mutant(FOOTERS, 'physical_type == "INT96"', 'physical_type == "INT64"', "tests/etl/sources/test_footers.py"),
     Mutant(MANIFEST, 'c.role != "input" and c.dtype', "c.dtype", "tests/etl/test_table.py"),
     Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", "tests/pipelines/test_evaluate.py"),
     Mutant(MANIFEST, 'is_date == (stored.logical == "date") and ', "", "tests/conf/test_stored.py"),

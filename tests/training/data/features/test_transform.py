@@ -195,6 +195,17 @@ def test_stored_numbers_become_what_serving_makes_of_them(column, transform, sca
             equal_bits(values, wanted[name])
 
 
+def test_numbers_are_scaled_in_doubles_and_rounded_last():
+    """Plain Python is the oracle; 2^24 + 1 has no float32."""
+    rows = [2.0**24 + 1, 2.0**24, 0.1, -1e300]
+    scaled = numeric_state("x", NumericFeature(kind="numeric"), Moments(4, 0, 2.0**24, 3.0))
+    (transform,) = make_transforms(state(scaled) | {"inputs": {"x": "double"}})
+    made = transform.of_stored(pa.chunked_array([rows]))["x"]
+    with np.errstate(over="ignore"):
+        wanted = np.array([np.float32((x - scaled["mean"]) / scaled["std"]) for x in rows])
+    assert made.tobytes() == wanted.tobytes() and made[0] > made[1]
+
+
 def test_a_value_does_not_depend_on_its_neighbors():
     """numpy computes several at once: the place in an array, its length and what is beside it must not show."""
     random = np.random.default_rng(0)
