@@ -89,6 +89,7 @@ def recipe(folder: Path, has_database: bool) -> dict[str, Any]:
             "views": {"lines": joined if has_database else "SELECT id, x, 1 AS balance FROM events WHERE id < 600"},
             "rows": "lines",
             "key": ["id"],
+            "keep": ["balance"],
             "features": {"x": {"kind": "numeric"}},
         },
         "spark": {"master": "local[2]", "conf": settings | ({"spark.jars": driver_jar()} if has_database else {})},
