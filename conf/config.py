@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -18,11 +21,12 @@ from pydantic import (
 
 from sparkring.conf.schema import Name, Strict, check_case
 from sparkring.conf.secrets import is_secret_name, redact
-from sparkring.conf.sources import Source
+from sparkring.conf.sources import FilesSource, Source, as_text
 
 SPARK_REDACTS = "(?i)secret|password|token|access[.]?key"  # Spark's default of spark.redaction.regex
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -233,6 +237,46 @@ class ShardConfig(Strict):
     compression: Literal["snappy", "zstd", "none"] = "snappy"
 
 
+def _known_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # a folder of zones is an OSError
+        raise ValueError(f"{name!r} is no time zone, such as UTC or America/New_York") from error
+    return name
+
+
+Day = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
+
+
+class IntervalConfig(Strict):
+    """Rows are written in parts, one per interval, which several datasets share: each is a window of intervals.
+
+    A part is made of what the sources hold of its interval, and of sources that are read whole: it does not depend on
+    the window. An interval is named by its first day.
+    """
+
+    column: str = Field(
+        description="column of `rows` (date, timestamp or timestamp_ntz) that says to which interval a row belongs"
+    )
+    every: Literal["day", "week", "month"] = Field("day", description="a week begins on Monday")
+    time_zone: Annotated[str, AfterValidator(_known_zone)] = Field(
+        "UTC", description="whose days they are; where clocks are changed, a day has 23 or 25 hours"
+    )
+    sources: dict[Name, str] = Field(
+        {},
+        description="source -> its partition column of type date: only files of the interval are opened. Other sources "
+        "are read whole, and a change in one of them is a change in every part",
+    )
+    look_back: NonNegativeInt = Field(
+        0, description="intervals before its own that a part's `sources` are read from, for views that look back"
+    )
+    last: Day = Field(description="first day of the last interval of the window")
+    window: PositiveInt = Field(description="intervals in the dataset")
+    missing: Literal["fail", "skip"] = Field(
+        "fail", description="an interval of which a source has no file: fail names it, skip leaves its part out"
+    )
+
+
 class EtlConfig(Strict):
     """Raw tables to one dataset."""
 
@@ -251,6 +295,7 @@ class EtlConfig(Strict):
     keep: list[str] = Field([], description="columns stored as they are that no model sees (role meta)")
     text: TextConfig | None = None
     shard: ShardConfig = ShardConfig()
+    interval: IntervalConfig | None = None
 
     @model_validator(mode="after")
     def _kinds_agree(self) -> EtlConfig:
@@ -285,11 +330,55 @@ class EtlConfig(Strict):
                 raise ValueError(f"checks.{index}.to = {check.to!r}: no such source or view")
         return self
 
+    @model_validator(mode="after")
+    def _parts_possible(self) -> EtlConfig:
+        if self.interval is not None and (problem := parts_problem(self, self.interval)):
+            raise ValueError(problem)
+        return self
+
+
+def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
+    """Say why the dataset cannot be made of parts that do not depend on each other; None where it can."""
+    if etl.kind == "text":
+        return "interval: text is packed across documents, so there are no parts of it; remove `interval`"
+    if unknown := sorted(interval.sources.keys() - etl.sources.keys()):
+        return f"interval.sources: {unknown[0]!r} is no source; there are {sorted(etl.sources)}"
+    for name, column in interval.sources.items():
+        source = etl.sources[name]
+        if "where" not in type(source).model_fields:
+            return f"interval.sources.{name}: a jdbc source is read whole; leave it out, and it is read for every part"
+        kind = source.partitions.get(column) if isinstance(source, FilesSource) else "date"
+        if kind != "date":
+            return (
+                f"interval.sources.{name} = {column!r}: must be a partition column of type date, and it is "
+                f"{'none' if kind is None else kind}; declare it in etl.sources.{name}.partitions"
+            )
+    if etl.one_per is not None and etl.one_per not in interval.sources:
+        return f"one_per = {etl.one_per!r}: must be one of interval.sources, as its rows are counted in every interval"
+    if interval.look_back and etl.one_per is None:
+        return (
+            "interval.look_back: needs `one_per`; rows of other intervals are read too, and only a count shows that "
+            "none is lost between two parts"
+        )
+    if etl.split.kind == "time" and etl.split.column != interval.column:
+        return (
+            f"split.column = {etl.split.column!r}: must be interval.column, {interval.column!r}: a split by time takes "
+            "whole intervals"
+        )
+    if etl.shard.shards is not None:
+        return "shard.shards: every part has files of its own, by its rows; remove it, or set shard.target_bytes"
+    for check in etl.checks:
+        if check.kind == "unique" and check.level == "row" and interval.column not in check.columns:
+            return (
+                f"checks: {check.name!r}: which of equal rows is kept must not depend on other parts; add "
+                f"{interval.column!r} to its columns, or set level to dataset"
+            )
+    return None
+
 
 # --- data: the order of rows, what reads them, bad files and slow storage
 
 
-NonNegativeInt = Annotated[int, Field(ge=0)]
 MIB = 1 << 20
 
 

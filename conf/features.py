@@ -77,6 +77,21 @@ def whole_number(text: str, spark_type: str) -> int:
     return number
 
 
+def category_text(number: int, spark_type: str) -> str:
+    """Write a stored whole number as Spark's cast to string does: the reverse of `whole_number`."""
+    if spark_type == "boolean":
+        return ("false", "true")[number]
+    return _date_text(number) if spark_type == "date" else str(number)
+
+
+def _date_text(days: int) -> str:
+    cycles, rest = divmod(days + 719_162, 146_097)  # from 0001-01-01 on, in 400 years each
+    found = dt.date.fromordinal(rest + 1)
+    year = found.year + 400 * cycles
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    return f"{sign}{abs(year):04d}-{found:%m-%d}"
+
+
 def _days(text: str) -> int:
     sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
     year, month, day = digits.split("-")

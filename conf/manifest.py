@@ -88,7 +88,8 @@ class Column(Stored):
 
 
 class DataFile(Stored):
-    """One Parquet file. `path` is relative to the dataset folder; `row_groups` are row counts in stored order."""
+    """One Parquet file. `path` is relative to `DatasetManifest.files_folder`; `row_groups` are row counts in stored
+    order. `row_offset`: rows of the split in earlier parts, which a reader adds to the file's row numbers."""
 
     path: RelativePath
     split: FolderName
@@ -96,6 +97,7 @@ class DataFile(Stored):
     bytes: Count
     sha256: Sha256
     row_groups: tuple[Count, ...]
+    row_offset: Count = 0
 
     @model_validator(mode="after")
     def _rows_add_up(self) -> Self:
@@ -215,7 +217,21 @@ class CheckResult(TypedDict):
     passed: bool
 
 
+class WindowPart(Stored):
+    """A part that a dataset shares with others: `folder`, below `files_folder`, has its `_part.json`."""
+
+    interval: FolderName
+    fingerprint: Sha256
+    folder: RelativePath
+    rows: Count
+
+
 class DatasetManifest(Stored):
+    """What a dataset is. One over parts has no files of its own: it lists theirs, in the order of intervals.
+
+    `missing`: intervals of the window that have no part, as the recipe allowed.
+    """
+
     format_version: Annotated[int, up_to(FORMAT_VERSION)] = FORMAT_VERSION
     name: Label
     fingerprint: Sha256
@@ -228,6 +244,8 @@ class DatasetManifest(Stored):
     checks: Annotated[list[dict[str, Any]], CheckedAs(list[CheckResult])] = []
     text: Annotated[dict[str, Any], CheckedAs(TextState)] = {}
     lineage: Lineage
+    parts: tuple[WindowPart, ...] = ()
+    missing: tuple[FolderName, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -254,6 +272,10 @@ class DatasetManifest(Stored):
                     f"split {split!r} says {info.rows} rows in {info.files} files, it has {rows} in {len(found)}"
                 )
         return self
+
+    def files_folder(self, folder: Storage) -> Storage:
+        """The folder that the files' paths are relative to: the dataset's own, or the one above, which parts are in."""
+        return folder.parent if self.parts else folder
 
     @property
     def fitted(self) -> list[State]:

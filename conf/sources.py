@@ -115,12 +115,12 @@ def instant(text: str) -> dt.datetime:
     return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
 
 
-def _as_text(value: Any) -> Any:
+def as_text(value: Any) -> Any:
     """YAML makes a date of 2026-11-21."""
     return value.isoformat() if isinstance(value, dt.date) else value
 
 
-Instant = Annotated[str, BeforeValidator(_as_text), AfterValidator(lambda text: text if instant(text) else "")]
+Instant = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: text if instant(text) else "")]
 
 
 class DeltaSource(SourceConfig):

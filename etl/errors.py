@@ -12,6 +12,10 @@ class EtlError(ValueError):
     """The dataset cannot be built; the message has the key or file, the value, the rule and what to do."""
 
 
+class NoFiles(EtlError):
+    """There is a table, and no file of it where the condition holds."""
+
+
 class ChecksFailed(EtlError):
     """Dataset-level rules failed; `report` is the whole checks report."""
 

@@ -1,4 +1,4 @@
-"""Decide a fitted feature's state, JSON in the manifest, from what Spark counted.
+"""Decide a fitted feature's state, JSON in the manifest, from what was measured of the training rows.
 
 What readers and serving make of it: `conf/features.py` and `training/data/features/transform.py`.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sparkring.conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
 from sparkring.conf.features import State
 from sparkring.etl.errors import EtlError
 
-# Sums over partitions differ in their last bits with the order of the partitions; ten digits are far more than
-# float32 outputs can show, and make the state, so the dataset, independent of it.
+# Sums are exact; of a logarithm the last bits differ between processors. Ten digits are far more than float32 outputs
+# can show, and people can read them.
 SIGNIFICANT_DIGITS = 10
 FLAT = 1e-5  # a deviation below this share of the mean has less than five digits left of it
 
@@ -28,12 +27,12 @@ def input_column(name: str, feature: Feature) -> str:
     return feature.column or name
 
 
-def anchor_of(mean: float | None, std: float | None) -> float:
-    """Value to subtract before averaging again, where ten digits of the mean are too few beside the deviation.
+def anchor_of(mean: float, std: float) -> float:
+    """Value to subtract from the mean before it is rounded, where ten digits are too few beside the deviation.
 
     Readings around 1e12 that differ by ones need it; 0 where ten digits are enough.
     """
-    if mean is None or std is None or not (math.isfinite(mean) and math.isfinite(std)):
+    if not (math.isfinite(mean) and math.isfinite(std)):
         return 0.0
     return rounded(mean) if rounded(mean) != mean and std < abs(mean) * FLAT else 0.0
 
@@ -47,8 +46,8 @@ class Moments:
 
     count: int
     nulls: int
-    mean: Any
-    std: Any
+    mean: float
+    std: float
     anchor: float = 0.0
 
 

@@ -8,6 +8,7 @@ buckets a shard begins in (at most 2^18 of either, or 16 per file), and one reco
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -39,7 +40,8 @@ from sparkring.etl.layout import (
     shard_count,
     shard_sql,
 )
-from sparkring.etl.split import SPLIT
+from sparkring.etl.split import FITTED, SPLIT
+from sparkring.etl.statistics import NOT_MEASURED, Measured, Statistics, StatisticsMerger, nothing
 from sparkring.etl.write import RESULT, SHARD, WriteTask, worker_uri, write_shard
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 ORDER = "__order"
 RANK = "__rank"
 BUCKET = "__bucket"
+STATISTICS = "statistics"
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,12 @@ def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
 
 
 def write_shards(
-    rows: DataFrame, columns: list[Column], plan: ShardPlan, storage: Storage, folder: str
+    rows: DataFrame,
+    columns: list[Column],
+    plan: ShardPlan,
+    storage: Storage,
+    folder: str,
+    measured: Measured = NOT_MEASURED,
 ) -> list[DataFile]:
     """Write every shard as one file; returns the files in the plan's order.
 
@@ -110,6 +118,7 @@ def write_shards(
         plan: the files to write.
         storage: the dataset's folder.
         folder: the build's own folder below it.
+        measured: of the rows that features are fitted on; `take_statistics` collects it.
     """
     stored = [c.name for c in columns]
     arranged = (
@@ -121,7 +130,19 @@ def write_shards(
     )
     paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in plan.shards)
     first_rows = tuple(s.first for s in plan.shards)
-    task = WriteTask(worker_uri(storage), paths, first_rows, tuple(columns), plan.row_group, plan.compression)
+    task = WriteTask(
+        worker_uri(storage),
+        paths,
+        first_rows,
+        tuple(columns),
+        plan.row_group,
+        plan.compression,
+        measured,
+        tuple(
+            _statistics_path(p) if measured.columns and s.split in FITTED else None
+            for s, p in zip(plan.shards, paths, strict=True)
+        ),
+    )
     records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
@@ -142,6 +163,24 @@ def write_shards(
         )
     _verify_footers(storage, files, plan)
     return files
+
+
+def take_statistics(storage: Storage, folder: str, files: Sequence[DataFile], measured: Measured) -> Statistics:
+    """Merge what was measured of the files while they were written, and delete it from the build's own folder."""
+    merger = StatisticsMerger()
+    merger.add(nothing(measured))
+    paths = [_statistics_path(file.path) for file in files if file.split in FITTED and measured.columns]
+    with ThreadPoolExecutor(16) as pool:
+        for path, data in zip(paths, pool.map(storage.read_bytes, paths), strict=True):
+            merger.add(Statistics.from_bytes(data, f"{storage.uri}/{path}"))
+    storage.delete(f"{folder}/{STATISTICS}")
+    return merger.result()
+
+
+def _statistics_path(path: str) -> str:
+    """Where the statistics of a shard are while its dataset is built; no Parquet, so that nobody reads it as rows."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{STATISTICS}/{name.removesuffix('.parquet')}.arrow"
 
 
 def number_rows(rows: DataFrame, shards: list[Shard]) -> DataFrame:

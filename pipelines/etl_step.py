@@ -20,6 +20,7 @@ from sparkring.etl.fingerprint import dataset_fingerprint
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 
@@ -37,19 +38,24 @@ class Dataset:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
 
 
-Sources = dict[str, SourceSnapshot]
+Sources = dict[str, SourceSnapshot] | PinnedWindow
+"""What a dataset is made of: a snapshot of each source or, of a recipe with intervals, the parts of its window."""
 
 
-def pin(config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts = NONE_KNOWN) -> Sources:
     """Pin the sources, which reads each of their files once; {} where the dataset is given.
 
-    `session` opens Spark, and is called for sources that only Spark can pin.
+    `session` opens Spark, and is called for sources that only Spark can pin. The sources of `known` parts are not
+    looked at.
     """
     if config.etl is None:
         return {}
     settings = config.spark.settings()
     own_session = functools.cache(lambda: build_session(session(), settings))
-    return pin_sources(config.etl.sources, PinContext(own_session, config.storage.datasets))
+    context = PinContext(own_session, config.storage.datasets)
+    if config.etl.interval is not None:
+        return pin_window(config.etl, pyspark.__version__, settings, context, known)
+    return pin_sources(config.etl.sources, context)
 
 
 def pins_without_spark(config: RunConfig) -> bool:
@@ -61,6 +67,8 @@ def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:
     """The fingerprint of the dataset that this configuration makes of its pinned sources. Needs no Spark."""
     if config.dataset is not None:
         return read_manifest(open_storage(config.dataset)).fingerprint
+    if isinstance(sources, PinnedWindow):
+        return sources.fingerprint
     assert config.etl is not None
     return dataset_fingerprint(config.etl, sources, pyspark.__version__, config.spark.settings())
 
@@ -98,16 +106,17 @@ def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str
     assert config.etl is not None
     began = time.monotonic()
     with tracker.part(ETL):
+        window = sources if isinstance(sources, PinnedWindow) else None
         request = BuildRequest(
             config.etl,
-            sources,
+            {} if isinstance(sources, PinnedWindow) else sources,
             name=config.name,
             root_uri=config.storage.datasets,
             settings=config.spark.settings(),
             code_commit=commit,
             config_digest=resolved.digest,
         )
-        built = build_dataset(spark, request)
+        built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
         dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)
         record_build(tracker, dataset)

@@ -17,13 +17,14 @@ from sparkring.conf.storage import Storage
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.select import RowFilter, make_row_filter
+from sparkring.training.data.source import with_offset
 
 
 @dataclass(frozen=True)
 class SplitRows:
     """Rows of some files, filtered as the ranks' readers filter, in stored order."""
 
-    folder: Storage
+    folder: Storage  # that the files' paths are relative to
     manifest: DatasetManifest
     files: tuple[DataFile, ...]
     first_rows: tuple[int, ...]  # ROW_NUMBER of each file's first row
@@ -42,6 +43,7 @@ class SplitRows:
         for file in self.files:
             path, texts = self.folder.path(file.path), [name] if text else []
             table = pq.read_table(path, columns=self._with([name]), filesystem=self.folder.fs, read_dictionary=texts)
+            table = with_offset(table, file)
             parts += (table if self.keep is None else table.filter(self.keep.expression))[name].chunks
         return pa.chunked_array(parts)
 
@@ -75,7 +77,7 @@ def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collect
     read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
     keep = make_row_filter(dataset.manifest, data.filters) if data.filters else None
     files, first_rows = tuple(f for f, _ in read), tuple(first for _, first in read)
-    return SplitRows(dataset.folder, dataset.manifest, files, first_rows, keep)
+    return SplitRows(dataset.manifest.files_folder(dataset.folder), dataset.manifest, files, first_rows, keep)
 
 
 def spark_path(folder: Storage) -> str:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import digest
 from sparkring.conf.sources import CatalogSource
-from sparkring.etl.errors import EtlError, innermost
+from sparkring.etl.errors import EtlError, NoFiles, innermost
 from sparkring.etl.sources.declared import select_declared
 from sparkring.etl.sources.files import LAKE_MARKS
 from sparkring.etl.sources.query_files import (
@@ -113,7 +113,7 @@ def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataF
     if config.where is not None:
         _check_condition(where, filtered, found)
     if not any(isinstance(table, ReadTable) and table.files for table in found.tables):
-        raise EtlError(f"{named}: has no files" + (f" where {config.where}" if config.where else ""))
+        raise NoFiles(f"{named}: has no files" + (f" where {config.where}" if config.where else ""))
     return selected, found
 
 

@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 
 from sparkring.conf.sources import FilesSource
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.errors import EtlError
+from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.sources.partitions import Keep, PartitionLister, check_types
 
 # Folder in which a table format keeps what belongs to the table -> the format, and the files there that show it.
@@ -121,7 +121,7 @@ def _list_partitions(name: str, config: FilesSource, storage: Storage, keep: Kee
     if not files:
         there = sum(info.type == pafs.FileType.Directory for info in lister.seen)
         kept = f"that where = {config.where!r} keeps" if config.where else "below it"
-        raise EtlError(f"{key}: no {config.format} files in the partitions {kept} ({there} folders were seen there)")
+        raise NoFiles(f"{key}: no {config.format} files in the partitions {kept} ({there} folders were seen there)")
     _refuse_lake_tables(name, config, storage, [i.path for i in lister.seen], [f.full for f in files])
     return FileList(storage, tuple(sorted(files, key=lambda file: file.path)))
 

@@ -23,6 +23,11 @@ class SourceSnapshot(ABC):
     def key(self) -> str:
         return f"etl.sources.{self.name}"
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no file to read, as may be of a lake table after `where`."""
+        return False
+
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
         """Read the typed table. Raises EtlError naming what does not match the declaration."""

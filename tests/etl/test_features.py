@@ -17,7 +17,6 @@ from sparkring.etl.features import Moments, anchor_of, numeric_state
         (1_234_567_890_123.0, 0.0, 1_234_567_890_000.0),
         (1e12, 0.0, 0.0),
         (5.123456789012345, 1.0, 0.0),
-        (None, None, 0.0),
         (float("inf"), float("nan"), 0.0),
     ],
 )
@@ -33,7 +32,7 @@ def test_indicator(indicator, nulls, there):
     assert ("x__null" in output_names(numeric_state("x", feature, Moments(1, nulls, 0.0, 1.0)))) == there
 
 
-@pytest.mark.parametrize(("count", "mean", "words"), [(0, None, "no value"), (3, math.inf, "infinite")])
+@pytest.mark.parametrize(("count", "mean", "words"), [(0, math.inf, "no value"), (3, math.inf, "infinite")])
 def test_columns_without_statistics_are_refused(count, mean, words):
     with pytest.raises(EtlError, match=words):
         numeric_state("x", NumericFeature(kind="numeric"), Moments(count, 0, mean, 1.0))

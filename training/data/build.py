@@ -44,9 +44,9 @@ def _native(config: DataConfig, request: ReadRequest, rank: DataRank) -> Parquet
     manifest, cache = request.manifest, config.cache
     files = manifest.files_of(request.split)
     keys = [file.sha256 for file in manifest.files]
-    opener = FileOpener(request.storage)
+    opener = FileOpener(request.files_folder)
     if cache.files is not None:
-        opener = CachedFiles(request.storage, DiskCache(cache.files, cache.files_max_bytes, keys))
+        opener = CachedFiles(request.files_folder, DiskCache(cache.files, cache.files_max_bytes, keys))
     selection = select_all(files)
     if config.on_corrupt == "quarantine":
         selection = quarantine(files, opener, rank)
@@ -66,7 +66,7 @@ def _petastorm(config: DataConfig, request: ReadRequest, rank: DataRank) -> Read
     manifest, url = request.manifest, config.petastorm.url
     names = [c.name for c in manifest.tensors] if request.columns is None else list(request.columns)
     if url is None:
-        urls = urls_of(request.storage, manifest, request.split)
+        urls = urls_of(request.files_folder, manifest, request.split)
         return PetastormReader(urls, names, request.global_batch, rank, config, manifest)
     declared = {c.name: c for c in manifest.tensors}
     # Another dataset's columns are tensors as they are, and have the manifest's types only if it has all of them.

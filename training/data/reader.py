@@ -73,7 +73,7 @@ class ParquetReader:
         self.epochs = self.plan.epochs
         self.steps_per_epoch = self.epochs.steps
         self._order = RankOrder(self.plan, rank.rank, rank.size)
-        opener = opener or FileOpener(request.storage)
+        opener = opener or FileOpener(request.files_folder)
         self._source = FileSource(opener, self.selection, self._tensors.stored, decoded, config.verify != "hash")
         self._row_bytes = _row_bytes(self._columns, self.selection.files)
         self._ahead, self._slots = self._plan_memory()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile
@@ -60,7 +61,7 @@ class FileSource:
         file, inside = self.locate(group)
         began = time.perf_counter()
         if self.decoded is not None and (kept := self.decoded.get(file, inside)) is not None:
-            return kept, time.perf_counter() - began, 0.0
+            return with_offset(kept, file), time.perf_counter() - began, 0.0
         table, opened = self._decode(file, inside)
         if table.num_rows != file.row_groups[inside]:
             raise DataError(
@@ -70,7 +71,7 @@ class FileSource:
             table = table.filter(self._filter.expression).select(self._names)
         if self.decoded is not None:
             self.decoded.put(file, inside, table)
-        return table, opened - began, time.perf_counter() - opened
+        return with_offset(table, file), opened - began, time.perf_counter() - opened
 
     def describe(self, group: int) -> str:
         file, inside = self.locate(group)
@@ -146,6 +147,17 @@ class FileSource:
                 f"{file.path}: column {column.name!r} is stored as {stored}, "
                 f"in {where} as {first} (schema drift); rebuild the dataset"
             )
+
+
+def with_offset(table: pa.Table, file: DataFile) -> pa.Table:
+    """Rows of the file, numbered in their split, where the file numbers them in its part of it.
+
+    Caches hold the file's own numbers, for it belongs to several datasets.
+    """
+    index = table.schema.get_field_index(ROW_NUMBER)
+    if not file.row_offset or index < 0:
+        return table
+    return table.set_column(index, table.schema.field(index), pc.add(table[ROW_NUMBER], file.row_offset))
 
 
 def _brief(values: Sequence[Any]) -> str:

@@ -46,6 +46,10 @@ class DeltaSnapshot(SourceSnapshot):
     table_id: str
     files: LakeFiles
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.files.files
+
     def read(self, spark: SparkSession) -> DataFrame:
         check_types(self.key, self.config.columns, self.files.schema.columns)
         self.check_unchanged()

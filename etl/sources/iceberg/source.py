@@ -45,6 +45,10 @@ class IcebergSnapshot(SourceSnapshot):
     files: tuple[IcebergFile, ...]
     columns: StructType
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.files
+
     def read(self, spark: SparkSession) -> DataFrame:
         check_types(self.key, self.config.columns, map_fields(self.columns, plain_field))
         rows = self._read_by_connector(spark) if self._connector_reads(spark) else self._read_files(spark)

@@ -1,0 +1,254 @@
+"""Windows of real flights: night by night equals from scratch, and a correction rewrites its part alone."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from pyspark.sql import functions as F
+
+from sparkring.conf.config import DataConfig, EtlConfig
+from sparkring.conf.manifest import MANIFEST_NAME
+from sparkring.conf.storage import open_storage
+from sparkring.etl.build import BuildRequest
+from sparkring.etl.errors import ChecksFailed, EtlError
+from sparkring.etl.raw import unpack_flights
+from sparkring.etl.window import KnownParts, build_window, pin_window
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.split_rows import split_rows
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import ReadRequest
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+EVERY = 40  # which flights are in the small tables
+
+
+def write_day(folder: Path, day: str, flights: pd.DataFrame) -> None:
+    file = folder / f"flights/date={day}/flights.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pandas(flights, preserve_index=False), file)
+
+
+def partitioned(folder: Path, every: int, months: int) -> Path:
+    """The recipe's tables, with every n-th flight of each day, in folders by New York's day."""
+    unpack_flights(folder)
+    files = sorted((folder / "flights").iterdir())
+    tables = [pd.read_csv(file, na_values="NA", dtype={"tailnum": "object"}) for file in files[:months]]
+    for file in files:
+        file.unlink()
+    flights = pd.concat(tables, ignore_index=True)
+    whole = flights.select_dtypes(["int64", "float64"]).columns
+    flights[whole] = flights[whole].astype("Int32")
+    flights["time_hour"] = pd.to_datetime(flights["time_hour"], utc=True).astype("datetime64[us, UTC]")
+    days = pd.to_datetime(flights[["year", "month", "day"]]).dt.strftime("%Y-%m-%d")
+    for day, rows in flights.groupby(days):
+        write_day(folder, str(day), rows.iloc[::every])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory):
+    return partitioned(tmp_path_factory.mktemp("lake") / "flights", EVERY, months=3)
+
+
+def recipe(lake: Path, last: str, window: int, split=None, **interval) -> EtlConfig:
+    block = yaml.safe_load((ROOT / "conf/recipes/flights.yaml").read_text())["etl"]
+    for source in block["sources"].values():
+        source["path"] = source["path"].replace("data/raw/flights", str(lake))
+    flights = block["sources"]["flights"]
+    del flights["options"]
+    flights |= {"format": "parquet", "partitions": {"date": "date"}}
+    for feature in block["features"].values():
+        feature.pop("min_count", None)
+    block["split"] = split or {"kind": "hash", "shares": {"train": 0.6, "valid": 0.2, "test": 0.2}}
+    block["interval"] = {
+        "column": "time_hour", "time_zone": "America/New_York", "sources": {"flights": "date"},
+        "last": last, "window": window,
+    } | interval  # fmt: skip
+    return EtlConfig.model_validate(block)
+
+
+def build(spark, config: EtlConfig, root: Path, known: KnownParts | None = None):
+    pinned = pin_window(config, spark.version, {}, known=known or KnownParts())
+    return build_window(spark, BuildRequest(config, {}, "flights", str(root)), pinned)
+
+
+def of_part(manifest, label: str) -> dict[str, str]:
+    (folder,) = (p.folder for p in manifest.parts if p.interval == label)
+    return {f.path.rpartition("/")[2]: f.sha256 for f in manifest.files if f.path.startswith(f"{folder}/")}
+
+
+def same_dataset(a, b) -> None:
+    """Equal in all but the folders of the builds."""
+    assert a.fingerprint == b.fingerprint and a.features == b.features and a.splits == b.splits
+    shape = [
+        [(f.split, f.rows, f.bytes, f.sha256, f.row_groups, f.row_offset, f.path.split("/")[-1]) for f in m.files]
+        for m in (a, b)
+    ]
+    assert shape[0] == shape[1]
+    assert (a.columns, a.checks, a.accounting, a.missing) == (b.columns, b.checks, b.accounting, b.missing)
+    assert [(p.interval, p.fingerprint) for p in a.parts] == [(p.interval, p.fingerprint) for p in b.parts]
+
+
+def part_times(root: Path) -> dict[str, int]:
+    return {str(f.relative_to(root)): f.stat().st_mtime_ns for f in root.glob("parts/*/*/*/_part.json")}
+
+
+@pytest.fixture(scope="module")
+def nights(spark, lake, tmp_path_factory):
+    """Two nights, one after the other, of windows of two days around the night that clocks were changed."""
+    root = tmp_path_factory.mktemp("datasets")
+    made = []
+    for last in ("2013-03-09", "2013-03-10"):
+        made.append((build(spark, recipe(lake, last, 2), root), part_times(root)))
+    return root, made
+
+
+def test_a_night_writes_its_own_part_and_the_window_is_that_built_from_scratch(spark, lake, nights, tmp_path):
+    root, ((first, then), (second, now)) = nights
+    assert [p.interval for p in second.manifest.parts] == ["2013-03-09", "2013-03-10"]
+    assert len(now) == len(then) + 1 and then.items() <= now.items()
+    assert of_part(first.manifest, "2013-03-09") == of_part(second.manifest, "2013-03-09") != {}
+    assert first.manifest.features != second.manifest.features
+    scratch = build(spark, recipe(lake, "2013-03-10", 2), tmp_path)
+    same_dataset(second.manifest, scratch.manifest)
+    assert scratch.rebuilt and not build(spark, recipe(lake, "2013-03-10", 2), tmp_path).rebuilt
+    rows = duckdb.sql(f"SELECT count(*), min(time_hour) FROM '{root}/parts/flights/2013-03-10/*/data-*/*.parquet'")
+    count, earliest = rows.fetchone()
+    assert count == second.manifest.parts[1].rows > 10 and earliest.hour == 5  # the first hour of New York's day
+
+
+def test_the_rows_are_those_of_one_build_over_the_same_days(spark, lake, nights, tmp_path):
+    """Against the dataset without parts: the same rows, each in the same split, and the same fitted state."""
+    from sparkring.etl.build import build_dataset
+    from sparkring.etl.sources.pin import pin_sources
+
+    window = nights[1][1][0]
+    config = recipe(lake, "2013-03-10", 2)
+    source = config.sources["flights"].model_copy(update={"where": "date BETWEEN '2013-03-09' AND '2013-03-10'"})
+    whole = config.model_copy(update={"interval": None, "sources": {**config.sources, "flights": source}})
+    built = build_dataset(spark, BuildRequest(whole, pin_sources(whole.sources), "flights", str(tmp_path)))
+    assert built.manifest.features == window.manifest.features
+    assert built.manifest.accounting == window.manifest.accounting
+    assert built.manifest.checks == window.manifest.checks
+    for split in ("train", "valid", "test"):
+        frames = []
+        for each in (built, window):
+            folder = each.manifest.files_folder(open_storage(each.uri))
+            tables = [pq.read_table(folder.path(f.path)) for f in each.manifest.files_of(split)]
+            frame = pa.concat_tables(tables).drop_columns(["sparkring_row"]).to_pandas()
+            frames.append(frame.sort_values(list(frame.columns)).reset_index(drop=True))
+        pd.testing.assert_frame_equal(*frames)
+
+
+def test_readers_number_rows_through_all_parts(nights):
+    """Every row of an epoch once, by its number; the driver's view of a split numbers them alike."""
+    built = nights[1][1][0]
+    storage, manifest = open_storage(built.uri), built.manifest
+    rows = manifest.splits["train"].rows
+    assert len({f.row_offset for f in manifest.files_of("train")}) == 2
+    config = DataConfig(audit=True, tail="pad", lanes=4)
+    with closing(make_reader(config, ReadRequest(storage, manifest, "train", ["distance"], 16))) as reader:
+        assert reader.steps_per_epoch == -(-rows // 16)
+        read = [(b.ids[: b.rows], b.columns["distance"], b.weight) for b in reader.batches(0, reader.steps_per_epoch)]
+    ids = np.concatenate([i.numpy() if w is None else i.numpy()[w.numpy() > 0] for i, _, w in read])
+    assert sorted(ids.tolist()) == list(range(rows))
+    kept = split_rows(Dataset(manifest, storage), "train", DataConfig(filters=[("distance", ">", 1000)]), [])
+    numbers, distances = kept.row_numbers(), kept.column("distance").to_numpy()
+    everything = split_rows(Dataset(manifest, storage), "train", DataConfig(), [])
+    assert everything.row_numbers().tolist() == list(range(rows))
+    assert (everything.column("distance").to_numpy()[numbers] == distances).all() and (distances > 1000).all()
+    assert 0 < len(numbers) < rows and numbers.max() > manifest.files_of("train")[-1].row_offset
+
+
+def test_a_corrected_file_rewrites_exactly_its_part(spark, lake, nights, tmp_path):
+    root = nights[0]
+    before, file = part_times(root), lake / "flights/date=2013-03-09/flights.parquet"
+    content = file.read_bytes()
+    try:
+        table = pq.read_table(file)
+        pq.write_table(table.slice(0, table.num_rows - 3), file)
+        built = build(spark, recipe(lake, "2013-03-10", 2), root)
+        new = part_times(root).keys() - before.keys()
+        assert [path.split("/")[2] for path in new] == ["2013-03-09"] and before.items() <= part_times(root).items()
+        same_dataset(built.manifest, build(spark, recipe(lake, "2013-03-10", 2), tmp_path).manifest)
+        old = nights[1][1][0].manifest
+        assert of_part(built.manifest, "2013-03-10") == of_part(old, "2013-03-10")
+        assert of_part(built.manifest, "2013-03-09") != of_part(old, "2013-03-09")
+        # Known parts are believed: what a night does not look at again, it does not see.
+        known = KnownParts(str(root), "flights", {p.interval: p.fingerprint for p in old.parts})
+        assert build(spark, recipe(lake, "2013-03-10", 2), root, known).manifest.fingerprint == old.fingerprint
+    finally:
+        file.write_bytes(content)
+
+
+def test_a_split_by_time_moves_with_the_window_and_no_part_is_written_for_it(spark, lake, tmp_path):
+    def split(valid, test):
+        return {"kind": "time", "column": "time_hour", "boundaries": {"valid": valid, "test": test}}
+
+    first = build(spark, recipe(lake, "2013-03-10", 3, split("2013-03-09", "2013-03-10")), tmp_path)
+    before = part_times(tmp_path)
+    later = build(spark, recipe(lake, "2013-03-10", 3, split("2013-03-10", "2013-03-11") | {
+        "boundaries": {"valid": "2013-03-10"}}), tmp_path)  # fmt: skip
+    assert part_times(tmp_path) == before and len(before) == 3
+    assert (
+        first.manifest.splits["valid"].rows + first.manifest.splits["train"].rows == later.manifest.splits["train"].rows
+    )
+    # A carrier of a later day only is unseen in training: it has no code of its own.
+    carriers = [set(m.features["features"][0]["values"]) for m in (first.manifest, later.manifest)]
+    assert carriers[0] <= carriers[1]
+    assert first.manifest.features["features"][2]["values"] != later.manifest.features["features"][2]["values"]
+
+
+def test_a_day_without_rows_is_a_part_that_adds_nothing(spark, lake, nights, tmp_path):
+    file = lake / "flights/date=2013-03-09/flights.parquet"
+    content = file.read_bytes()
+    try:
+        pq.write_table(pq.read_table(file).slice(0, 0), file)
+        built = build(spark, recipe(lake, "2013-03-10", 2), tmp_path)
+        assert [p.rows for p in built.manifest.parts][0] == 0 and not of_part(built.manifest, "2013-03-09")
+        alone = build(spark, recipe(lake, "2013-03-10", 1), tmp_path)
+        assert alone.manifest.features == built.manifest.features
+        assert alone.manifest.accounting == built.manifest.accounting
+    finally:
+        file.write_bytes(content)
+
+
+def test_rows_of_another_day_than_their_file_are_refused(spark, lake, tmp_path):
+    """In UTC the last hours of New York's day are of the next one."""
+    with pytest.raises(
+        EtlError, match=r"rows of the sources' interval 2013-03-09 are in no interval .*to 2013-03-10 0"
+    ):
+        build(spark, recipe(lake, "2013-03-09", 1, time_zone="UTC"), tmp_path)
+    assert not list(tmp_path.rglob("*.parquet")) and not list(tmp_path.rglob(MANIFEST_NAME))
+
+
+def test_checks_are_judged_over_the_window(spark, lake, nights, tmp_path):
+    config = recipe(lake, "2013-03-10", 2)
+    strict = [c.model_copy(update={"max_share": 0.0}) if c.name == "never_arrived" else c for c in config.checks]
+    before = part_times(nights[0])
+    with pytest.raises(ChecksFailed, match=r"never_arrived: .* of \d+ rows fail"):
+        build(spark, config.model_copy(update={"checks": strict}), nights[0])
+    assert part_times(nights[0]) == before  # the parts are there already, and are not written for another limit
+
+
+def test_statistics_that_were_changed_are_refused(spark, lake, nights):
+    root = nights[0]
+    (path,) = root.glob("parts/flights/2013-03-10/*/data-*/statistics.arrow")
+    content = path.read_bytes()
+    try:
+        path.write_bytes(content[:-1] + b"x")
+        config = recipe(lake, "2013-03-10", 1)
+        with pytest.raises(EtlError, match=r"statistics.arrow: is not what was written; delete"):
+            build(spark, config, root)
+    finally:
+        path.write_bytes(content)
