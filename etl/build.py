@@ -11,10 +11,9 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow.fs as pafs
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -35,14 +34,12 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint
 from sparkring.etl.fit import fit
-from sparkring.etl.rows import RowsJob, check_one_per, plan_text, rows_of, write_rows
+from sparkring.etl.rows import RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import add_split, check_splits
 
 log = logging.getLogger(__name__)
-
-DEAD_BUILD_AGE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
             for source in request.sources.values():  # a file that has gone is why Spark could not go on
                 source.check_unchanged()
         raise
-    _sweep(storage, manifest)
+    delete_dead_builds(storage, {f.path.split("/")[0] for f in manifest.files})
     rows, files = manifest.accounting.rows_out, len(manifest.files)
     log.info("dataset %s: %d rows in %d files: %s", request.name, rows, files, storage.uri)
     return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds)
@@ -159,18 +156,3 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
             application_id=job.spark.sparkContext.applicationId,
         ),
     )
-
-
-def _sweep(storage: Storage, manifest: DatasetManifest) -> None:
-    """Delete the folders of killed builds, once no build can still be writing to them."""
-    storage.sweep()
-    used = {f.path.split("/")[0] for f in manifest.files}
-    limit = datetime.now(UTC) - DEAD_BUILD_AGE
-    newest: dict[str, datetime] = {}
-    for info in storage.fs.get_file_info(pafs.FileSelector(storage.root, recursive=True)):
-        top = info.path[len(storage.root) + 1 :].split("/")[0]
-        if top.startswith("data-") and top not in used and info.mtime is not None:
-            newest[top] = max(newest.get(top, info.mtime), info.mtime)
-    for top in sorted(t for t, at in newest.items() if at < limit):
-        log.info("deleting %s: left by a build that was killed", storage.at(top).uri)
-        storage.delete(top)

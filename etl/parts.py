@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +29,7 @@ from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
 from sparkring.etl.interval import Interval, before
-from sparkring.etl.rows import RowsJob, check_one_per, plan_text, rows_of, write_rows
+from sparkring.etl.rows import RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
 from sparkring.etl.views import own_modules
@@ -158,11 +157,6 @@ def write_part(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
     return _publish(job, part)
 
 
-def new_folder() -> str:
-    """A name for the folder of a build, below that of its part or dataset."""
-    return f"data-{uuid.uuid4().hex[:12]}"
-
-
 def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
     config, interval = job.config, job.config.interval
     assert interval is not None
@@ -219,6 +213,12 @@ def _with_split(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataF
     return divided.where(is_own | is_stray).withColumn(SPLIT, F.when(is_stray, STRAY).otherwise(F.col(SPLIT)))
 
 
+def of_interval(rows: DataFrame, config: IntervalConfig, interval: Interval) -> DataFrame:
+    """Keep the rows of an interval."""
+    _, own, end = _edges(rows, config, interval)
+    return rows.where((F.col(config.column) >= own) & (F.col(config.column) < end))
+
+
 def _edges(rows: DataFrame, config: IntervalConfig, interval: Interval) -> tuple[Value, Value, Value]:
     """Where what the part reads begins, where the interval does and where it ends, in the type of the rows' column."""
     first = (before(config, interval, config.look_back) or [interval])[0]
@@ -250,6 +250,7 @@ def _publish(job: RowsJob, part: Part) -> Part:
     if damaged:
         job.storage.delete(PART_NAME)
     if job.storage.put_new(PART_NAME, (part.model_dump_json(indent=1) + "\n").encode()):
+        delete_dead_builds(job.storage, {job.folder})
         return part
     found = find_part(job.storage, part.fingerprint)
     if found is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow.fs as pafs
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,6 +29,9 @@ from sparkring.etl.statistics import Statistics, measured_by, nothing
 from sparkring.etl.views import build_rows
 from sparkring.etl.write import SHARD
 
+log = logging.getLogger(__name__)
+
+DEAD_BUILD_AGE = timedelta(days=1)
 PLAN_CHARACTERS = 20_000
 
 
@@ -152,3 +158,18 @@ def plan_text(rows: DataFrame) -> str:
     """How Spark understood the views, for the lineage."""
     plan = rows._jdf.queryExecution().analyzed().toString()
     return re.sub(r"#\d+L?", "", plan)[:PLAN_CHARACTERS]
+
+
+def delete_dead_builds(storage: Storage, used: Container[str]) -> None:
+    """Delete the folders of killed builds below a dataset or part, but for those `used`, when they are a day old:
+    no build can still be writing to them."""
+    storage.sweep()
+    limit = datetime.now(UTC) - DEAD_BUILD_AGE
+    newest: dict[str, datetime] = {}
+    for info in storage.fs.get_file_info(pafs.FileSelector(storage.root, recursive=True)):
+        top = info.path[len(storage.root) + 1 :].split("/")[0]
+        if top.startswith("data-") and top not in used and info.mtime is not None:
+            newest[top] = max(newest.get(top, info.mtime), info.mtime)
+    for top in sorted(t for t, at in newest.items() if at < limit):
+        log.info("deleting %s: left by a build that was killed", storage.at(top).uri)
+        storage.delete(top)

@@ -8,7 +8,7 @@ buckets a shard begins in (at most 2^18 of either, or 16 per file), and one reco
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -146,10 +146,16 @@ def write_shards(
     records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
-    by_shard = {r["shard"]: r for r in records}
+    files = _data_files(plan, paths, {record["shard"]: record for record in records})
+    _verify_footers(storage, files, plan)
+    return files
+
+
+def _data_files(plan: ShardPlan, paths: Sequence[str], records: Mapping[int, Any]) -> list[DataFile]:
+    """Make the manifest's entries of the records by shard. EtlError where they are not what was planned."""
     files = []
     for number, (shard, path) in enumerate(zip(plan.shards, paths, strict=True)):
-        record = by_shard.get(number)
+        record = records.get(number)
         if record is None or record["rows"] != shard.rows:
             got = 0 if record is None else record["rows"]
             raise EtlError(
@@ -161,7 +167,6 @@ def write_shards(
         files.append(
             DataFile(path=path, split=shard.split, rows=shard.rows, bytes=size, sha256=sha256, row_groups=groups)
         )
-    _verify_footers(storage, files, plan)
     return files
 
 

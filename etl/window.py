@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -35,12 +36,12 @@ from sparkring.etl.checks import Checked, add, judge
 from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.fingerprint import PACKAGE
 from sparkring.etl.fit import fit
+from sparkring.etl.independence import prove_independent
 from sparkring.etl.interval import Interval, before, beginning, window_of
 from sparkring.etl.parts import (
     Part,
     PartSources,
     find_part,
-    new_folder,
     part_fingerprint,
     part_folder,
     write_part,
@@ -139,27 +140,26 @@ def build_window(spark: SparkSession, request: BuildRequest, pinned: PinnedWindo
     if (manifest := find_dataset(storage, pinned.fingerprint)) is not None:
         log.info("dataset %s is built already: %s", request.name, storage.uri)
         return Built(manifest, storage.uri, rebuilt=False)
-    session, seconds = build_session(spark, request.settings), dict[str, float]()
-    parts = [_part(session, request, root, part, seconds) for part in pinned.parts]
+    job = RowsJob(request.config, build_session(spark, request.settings), root, "")
+    looked_at = [part.sources for part in pinned.parts if part.sources is not None]
+    prove_independent(job, request.name, looked_at)
+    parts = [_part(job, request.name, part) for part in pinned.parts]
     manifest = assemble(request, pinned, parts, root)
     storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
     log.info("dataset %s: %d rows in %d parts: %s", request.name, manifest.accounting.rows_out, len(parts), storage.uri)
-    return Built(manifest, storage.uri, rebuilt=True, seconds=seconds)
+    return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds)
 
 
-def _part(
-    session: SparkSession, request: BuildRequest, root: Storage, pinned: PinnedPart, seconds: dict[str, float]
-) -> Part:
-    """Find a part, or write it; `seconds` by stage are added to."""
+def _part(job: RowsJob, name: str, pinned: PinnedPart) -> Part:
+    """Find a part of the recipe `name`, or write it. `job` is of the root of all datasets."""
     label = pinned.interval.label
-    storage = root.at(part_folder(request.name, label, pinned.fingerprint))
+    storage = job.storage.at(part_folder(name, label, pinned.fingerprint))
     if (part := find_part(storage, pinned.fingerprint)) is not None:
         return part
     if pinned.sources is None:
         raise EtlError(f"{storage.uri}: the part was whole when the window was pinned, and is not now; run again")
-    part = write_part(
-        RowsJob(request.config, session, storage, new_folder(), seconds), pinned.sources, pinned.fingerprint
-    )
+    own = replace(job, storage=storage, folder=f"data-{uuid.uuid4().hex[:12]}")
+    part = write_part(own, pinned.sources, pinned.fingerprint)
     log.info("part %s: %d rows: %s", label, part.accounting.rows_out, storage.uri)
     return part
 
@@ -232,24 +232,20 @@ def list_files(
 
 
 def check_alike(parts: Sequence[Part]) -> None:
-    """Raise EtlError for a part whose columns are not those of the part before it."""
+    """Raise EtlError for a part whose columns, or their types, are not those of the part before it."""
     for a, b in pairwise(parts):
-        for what, old, new in (("columns", a.columns, b.columns), ("inputs of features", a.inputs, b.inputs)):
-            if old != new:
-                raise EtlError(
-                    f"the parts {a.interval} and {b.interval} have other {what}: {_difference(old, new)}; a window "
-                    "needs parts of one recipe and of sources that kept their types: cast in etl.views, or write the "
-                    "parts anew"
-                )
-
-
-def _difference(old: object, new: object) -> str:
-    pairs = [dict(v) if isinstance(v, Mapping) else {c.name: str(c) for c in v} for v in (old, new)]  # type: ignore[attr-defined]
-    a, b = pairs
-    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-    return (
-        "; ".join(f"{n!r} was {a.get(n, 'not there')}, is {b.get(n, 'not there')}" for n in names) or "in their order"
-    )
+        if (a.columns, a.inputs) != (b.columns, b.inputs):
+            old, new = (
+                {f"feature's column {name!r}": kind for name, kind in part.inputs.items()}
+                | {f"stored column {c.name!r}": f"{c.logical} as {c.layout} {c.dtype}" for c in part.columns}
+                for part in (a, b)
+            )
+            differ = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            shown = [f"{name} was {old.get(name, 'not there')}, is {new.get(name, 'not there')}" for name in differ]
+            raise EtlError(
+                f"the parts {a.interval} and {b.interval} do not fit: {'; '.join(shown) or 'columns differ in order'}; "
+                "a window needs parts of one recipe, and of sources that kept their types: cast in etl.views"
+            )
 
 
 def split_of(config: EtlConfig, label: str) -> str | None:

@@ -146,11 +146,11 @@ def test_parts_of_other_features_or_types_are_refused() -> None:
     check_alike([a, b])
     other = b.model_copy(update={"inputs": {"x": "bigint"}})
     with pytest.raises(
-        EtlError, match="2013-03-01 and 2013-03-02 have other inputs of features: 'x' was int, is bigint"
+        EtlError, match="2013-03-01 and 2013-03-02 do not fit: feature's column 'x' was int, is bigint; "
     ):
         check_alike([a, other])
     more = b.model_copy(update={"columns": (*b.columns, Column(name="y", dtype="int8"))})
-    with pytest.raises(EtlError, match="other columns: 'y' was not there"):
+    with pytest.raises(EtlError, match="stored column 'y' was not there, is  as scalar int8; "):
         check_alike([a, more])
 
 

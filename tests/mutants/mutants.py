@@ -30,12 +30,17 @@ ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "
 AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
+<<<<<<< HEAD
 FEATURES, CHECKS, SPLIT, FIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
     "tests/training/data/petastorm_adapter/test_petastorm_reader.py"
     "::test_dates_and_timestamps_are_what_the_native_reader_makes_of_them"
 )
+=======
+FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
+STATISTICS, INTERVAL, PARTS, WINDOW = (f"etl/{name}.py" for name in ("statistics", "interval", "parts", "window"))
+>>>>>>> db081ad (Views are proved not to look across intervals; builds that were killed are swept in parts too)
 STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluate.py"
 PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
 PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
@@ -59,6 +64,9 @@ T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "test
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/models/test_loss.py"
 T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_gradients.py"
 T_NUMPY, T_FEATURES = "tests/training/data/features/test_transform.py", "tests/spark/test_etl_features.py"
+T_STATISTICS, T_INTERVAL, T_PARTS, T_WINDOW = (
+    f"tests/etl/test_{name}.py" for name in ("statistics", "interval", "parts", "window")
+)
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/test_catalog.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/query_files.py"
@@ -239,13 +247,24 @@ MUTANTS = (
         "spread if feature.scale else 1.0",
         f"{T_NUMPY} {T_FEATURES}",
     ),
-    Mutant(FIT, "F.stddev_pop(value)", "F.stddev_samp(value)", T_FEATURES),
+    # Parts and windows: exact statistics, what decides a part, rows numbered through.
+    Mutant(STATISTICS, "- exact**2", "", f"{T_STATISTICS} {T_FEATURES}"),
+    Mutant(STATISTICS, "x = x[~np.isnan(x)]", "x = np.nan_to_num(x, nan=0.0)", T_STATISTICS),
+    Mutant(STATISTICS, "2 * a * c + b * b", "2 * a * c", T_STATISTICS),
+    Mutant(STATISTICS, "finite = x[np.isfinite(x)] + 0.0", "finite = x[np.isfinite(x)]", T_STATISTICS),
+    Mutant(INTERVAL, "dt.time(), ZoneInfo(zone)).astimezone(dt.UTC)", "dt.time(), dt.UTC)", T_INTERVAL),
+    Mutant(PARTS, '"numeric": {"fill", "scale"}', '"numeric": {"fill", "scale", "transform"}', T_PARTS),
+    Mutant(PARTS, "prints, cut, block", "prints, block", f"{T_PARTS} {T_WINDOW}"),
+    Mutant(PARTS, "    job.storage.delete(job.folder)\n    return found", "    return found", T_PARTS),
+    Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
+    Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
     Mutant(
-        FIT,
-        "F.when(raw.isNotNull(), _transformed(raw, feature.transform))",
-        "_transformed(raw, feature.transform)",
-        T_FEATURES,
+        "etl/independence.py",
+        ", *[column.isNull() for column in columns])",
+        ")",
+        "tests/spark/test_etl_independence.py",
     ),
+    Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
     Mutant(
         CHECKS, "F.coalesce(F.expr(check.sql), F.lit(False))", "F.coalesce(F.expr(check.sql), F.lit(True))", T_CHECKS
     ),

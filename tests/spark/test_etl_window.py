@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from sparkring.conf.config import DataConfig, EtlConfig
@@ -24,6 +25,7 @@ from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
+from sparkring.training.models.tabular import Tabular
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +102,23 @@ def same_dataset(a, b) -> None:
     assert [(p.interval, p.fingerprint) for p in a.parts] == [(p.interval, p.fingerprint) for p in b.parts]
 
 
+def weights(built, steps: int = 50) -> bytes:
+    """A model's parameters after so many steps on the window's training rows."""
+    storage, manifest = open_storage(built.uri), built.manifest
+    torch.manual_seed(0)
+    model = Tabular.from_manifest(manifest, width=16, blocks=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with closing(make_reader(DataConfig(seed=3), ReadRequest(storage, manifest, "train", None, 32))) as reader:
+        for batch in reader.batches(0, steps):
+            output = model({name: v for name, v in batch.columns.items() if name != "late"})
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(output, batch.columns["late"].float())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert loss.isfinite()
+    return b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+
+
 def part_times(root: Path) -> dict[str, int]:
     return {str(f.relative_to(root)): f.stat().st_mtime_ns for f in root.glob("parts/*/*/*/_part.json")}
 
@@ -122,6 +141,7 @@ def test_a_night_writes_its_own_part_and_the_window_is_that_built_from_scratch(s
     assert first.manifest.features != second.manifest.features
     scratch = build(spark, recipe(lake, "2013-03-10", 2), tmp_path)
     same_dataset(second.manifest, scratch.manifest)
+    assert weights(second, 10) == weights(scratch, 10) != weights(first, 10)
     assert scratch.rebuilt and not build(spark, recipe(lake, "2013-03-10", 2), tmp_path).rebuilt
     rows = duckdb.sql(f"SELECT count(*), min(time_hour) FROM '{root}/parts/flights/2013-03-10/*/data-*/*.parquet'")
     count, earliest = rows.fetchone()
@@ -253,3 +273,30 @@ def test_statistics_that_were_changed_are_refused(spark, lake, nights):
             build(spark, config, root)
     finally:
         path.write_bytes(content)
+
+
+@pytest.mark.slow
+def test_thirty_windows_of_28_days_night_by_night_and_from_scratch(spark, tmp_path_factory):
+    """All flights. The second folder is filled from the last window backwards, so every part is written twice."""
+    lake = partitioned(tmp_path_factory.mktemp("all") / "flights", every=1, months=3)
+    lasts = [day.strftime("%Y-%m-%d") for day in pd.date_range("2013-01-28", periods=30)]
+    forwards, backwards = tmp_path_factory.mktemp("forwards"), tmp_path_factory.mktemp("backwards")
+    nights, written = {}, []
+    for last in lasts:
+        before = part_times(forwards)
+        nights[last] = build(spark, recipe(lake, last, 28), forwards)
+        assert before.items() <= part_times(forwards).items()
+        written.append(len(part_times(forwards)) - len(before))
+    assert written == [28] + [1] * 29
+    for last in reversed(lasts):
+        scratch = build(spark, recipe(lake, last, 28), backwards)
+        same_dataset(nights[last].manifest, scratch.manifest)
+        assert weights(nights[last]) == weights(scratch)
+    assert len({n.manifest.fingerprint for n in nights.values()}) == 30
+    corrected = lake / "flights/date=2013-02-24/flights.parquet"
+    pq.write_table(pq.read_table(corrected).slice(5), corrected)
+    before = part_times(forwards)
+    again = build(spark, recipe(lake, lasts[-1], 28), forwards)
+    new = part_times(forwards).keys() - before.keys()
+    assert [path.split("/")[2] for path in new] == ["2013-02-24"]
+    same_dataset(again.manifest, build(spark, recipe(lake, lasts[-1], 28), tmp_path_factory.mktemp("empty")).manifest)

@@ -1,0 +1,109 @@
+"""A view that looks across intervals is found, unless the recipe says how far it looks back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkring.conf.config import EtlConfig
+from sparkring.conf.storage import open_storage
+from sparkring.etl.build import BuildRequest
+from sparkring.etl.errors import EtlError
+from sparkring.etl.independence import prove_independent, row_digest
+from sparkring.etl.rows import RowsJob
+from sparkring.etl.session import build_session
+from sparkring.etl.window import build_window, pin_window
+
+pytestmark = pytest.mark.spark
+WITHIN = "SELECT *, count(*) OVER (PARTITION BY shop, day) AS other FROM sales"
+BACK = "SELECT *, lag(amount) OVER (PARTITION BY shop ORDER BY day) AS other FROM sales"
+AHEAD = "SELECT *, lead(amount) OVER (PARTITION BY shop ORDER BY day) AS other FROM sales"
+
+
+@pytest.fixture(scope="module")
+def sales(tmp_path_factory) -> Path:
+    """Four days of three shops, of which one sells nothing on the third."""
+    folder = tmp_path_factory.mktemp("sales")
+    for day in range(1, 5):
+        shops = ["a", "b", "c"] if day != 3 else ["a", "b"]
+        target = folder / f"day=2024-03-0{day}"
+        target.mkdir()
+        amounts = pa.array([10 * day + n for n in range(len(shops))], pa.int64())
+        pq.write_table(pa.table({"shop": shops, "amount": amounts}), target / "x.parquet")
+    return folder
+
+
+def recipe(sales: Path, view: str, **interval: Any) -> EtlConfig:
+    return EtlConfig.model_validate(
+        {
+            "sources": {
+                "sales": {
+                    "path": str(sales),
+                    "format": "parquet",
+                    "columns": {"shop": "string", "amount": "bigint"},
+                    "partitions": {"day": "date"},
+                }
+            },
+            "views": {"made": view},
+            "rows": "made",
+            "one_per": "sales",
+            "key": ["day", "shop"],
+            "split": {"kind": "hash", "shares": {"train": 1.0}},
+            "features": {"shop": {"kind": "categorical"}, "other": {"kind": "numeric"}},
+            "keep": ["day", "amount"],
+            "interval": {"column": "day", "sources": {"sales": "day"}, "last": "2024-03-04", "window": 4} | interval,
+        }
+    )
+
+
+def prove(spark, config: EtlConfig, root: Path) -> None:
+    pinned = pin_window(config, spark.version, {})
+    job = RowsJob(config, build_session(spark, {}), open_storage(str(root)), "")
+    prove_independent(job, "sales", [p.sources for p in pinned.parts if p.sources is not None])
+
+
+def notes(root: Path) -> list[str]:
+    return [str(path.relative_to(root).parent) for path in root.rglob("*.json")]
+
+
+def test_a_view_within_intervals_is_proved_once(spark, sales, tmp_path, monkeypatch) -> None:
+    prove(spark, recipe(sales, WITHIN), tmp_path)
+    assert notes(tmp_path) == ["parts/sales/independent"]
+    monkeypatch.setattr("sparkring.etl.independence.row_digest", None)  # not asked again
+    prove(spark, recipe(sales, WITHIN, last="2024-03-03", window=3), tmp_path)
+
+
+@pytest.mark.parametrize("view", [BACK, AHEAD], ids=["back", "ahead"])
+def test_a_view_that_looks_at_other_intervals_is_refused(spark, sales, tmp_path, view: str) -> None:
+    with pytest.raises(EtlError, match=r"the rows of 2024-03-03 are others .* a view looks across intervals"):
+        prove(spark, recipe(sales, view), tmp_path)
+    assert notes(tmp_path) == []
+
+
+def test_a_declared_look_back_is_read_so_far_and_no_further(spark, sales, tmp_path) -> None:
+    config = recipe(sales, BACK, look_back=1)
+    built = build_window(spark, BuildRequest(config, {}, "sales", str(tmp_path)), pin_window(config, spark.version, {}))
+    folder = built.manifest.files_folder(open_storage(built.uri))
+    rows = pa.concat_tables([pq.read_table(folder.path(f.path)) for f in built.manifest.files]).to_pylist()
+    found = {(row["shop"], row["day"].day): row["other"] for row in rows}
+    assert len(rows) == 11 == built.manifest.accounting.rows_in
+    # The first day of all has none before it; shop c sold nothing on the third, and the second is too far back.
+    assert found == {
+        **{("a", d): 10 * (d - 1) if d > 1 else None for d in range(1, 5)},
+        **{("b", d): 10 * (d - 1) + 1 if d > 1 else None for d in range(1, 5)},
+        ("c", 1): None, ("c", 2): 12, ("c", 4): None,
+    }  # fmt: skip
+
+
+def test_a_digest_is_of_values_and_their_places_not_of_the_order_of_rows(spark) -> None:
+    rows = [("a", None, 1.0), (None, "a", 2.0), ("b", "c", None)]
+    frame = spark.createDataFrame(rows, "x string, y string, z double")
+    assert row_digest(frame) == row_digest(frame.repartition(3).orderBy("z"))
+    swapped = spark.createDataFrame([(None, "a", 1.0), ("a", None, 2.0), rows[2]], frame.schema)
+    assert row_digest(swapped)[0] == 3 and row_digest(swapped) != row_digest(frame)
+    assert row_digest(frame.union(frame.limit(1)))[0] == 4
+    assert row_digest(frame.limit(0)) == (0, "None")
