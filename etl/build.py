@@ -62,12 +62,16 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Built:
-    """A finished dataset and its URI. `rebuilt` is False if it was found; `seconds` by stage are then empty."""
+    """A finished dataset and its URI. `rebuilt` is False if it was found; `seconds` by stage are then empty.
+
+    `written_parts`: intervals of a window whose parts were written, not found.
+    """
 
     manifest: DatasetManifest
     uri: str
     rebuilt: bool
     seconds: dict[str, float] = field(default_factory=dict)
+    written_parts: tuple[str, ...] = ()
 
 
 def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:

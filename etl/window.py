@@ -143,25 +143,28 @@ def build_window(spark: SparkSession, request: BuildRequest, pinned: PinnedWindo
     job = RowsJob(request.config, build_session(spark, request.settings), root, "")
     looked_at = [part.sources for part in pinned.parts if part.sources is not None]
     prove_independent(job, request.name, looked_at)
-    parts = [_part(job, request.name, part) for part in pinned.parts]
+    found = [_part(job, request.name, part) for part in pinned.parts]
+    parts, written = [part for part, _ in found], tuple(part.interval for part, is_new in found if is_new)
     manifest = assemble(request, pinned, parts, root)
     storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
-    log.info("dataset %s: %d rows in %d parts: %s", request.name, manifest.accounting.rows_out, len(parts), storage.uri)
-    return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds)
+    rows, new, all_parts = manifest.accounting.rows_out, len(written), len(parts)
+    log.info("dataset %s: %d rows in %d parts, %d of them new: %s", request.name, rows, all_parts, new, storage.uri)
+    return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds, written_parts=written)
 
 
-def _part(job: RowsJob, name: str, pinned: PinnedPart) -> Part:
-    """Find a part of the recipe `name`, or write it. `job` is of the root of all datasets."""
+def _part(job: RowsJob, name: str, pinned: PinnedPart) -> tuple[Part, bool]:
+    """Find a part of the recipe `name`, or write it: the part, and whether it is new. `job` is of the root of all
+    datasets."""
     label = pinned.interval.label
     storage = job.storage.at(part_folder(name, label, pinned.fingerprint))
     if (part := find_part(storage, pinned.fingerprint)) is not None:
-        return part
+        return part, False
     if pinned.sources is None:
         raise EtlError(f"{storage.uri}: the part was whole when the window was pinned, and is not now; run again")
     own = replace(job, storage=storage, folder=f"data-{uuid.uuid4().hex[:12]}")
     part = write_part(own, pinned.sources, pinned.fingerprint)
     log.info("part %s: %d rows: %s", label, part.accounting.rows_out, storage.uri)
-    return part
+    return part, True
 
 
 def assemble(request: BuildRequest, pinned: PinnedWindow, parts: Sequence[Part], root: Storage) -> DatasetManifest:

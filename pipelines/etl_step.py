@@ -36,6 +36,7 @@ class Dataset:
     folder: Storage
     rebuilt: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
+    written_parts: tuple[str, ...] = ()  # intervals of a window whose parts were written for it
 
 
 Sources = dict[str, SourceSnapshot] | PinnedWindow
@@ -118,7 +119,7 @@ def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str
         )
         built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
-        dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)
+        dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds, built.written_parts)
         record_build(tracker, dataset)
     accounting = built.manifest.accounting
     log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
@@ -126,11 +127,13 @@ def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str
 
 
 def record_build(tracker: Tracker, dataset: Dataset) -> None:
-    """Rows by split and quarantine rule, seconds by stage, the dataset, its checks and its manifest."""
+    """Rows by split and quarantine rule, parts, seconds by stage, the dataset, its checks and its manifest."""
     manifest = dataset.manifest
     counts = {f"rows/quarantined_{rule}": float(n) for rule, n in manifest.accounting.quarantined.items()}
     counts |= {"rows/in": float(manifest.accounting.rows_in), "rows/out": float(manifest.accounting.rows_out)}
     counts |= {f"rows/{split}": float(info.rows) for split, info in manifest.splits.items()}
+    if manifest.parts:
+        counts |= {"parts/all": float(len(manifest.parts)), "parts/written": float(len(dataset.written_parts))}
     tracker.metrics(ETL, 0, counts | {f"time/{name}": value for name, value in dataset.seconds.items()})
     tracker.dataset(ETL, dataset_info(dataset), "output")
     tracker.artifact_json(ETL, manifest.checks, "checks.json", "etl")
