@@ -23,7 +23,9 @@ from sparkring.conf.load import ConfigError, load_config, recipe_names
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, read
+from sparkring.etl.parts import PART_NAME, Part, find_part
 from sparkring.etl.tokenizer import Codec, train_bpe
+from sparkring.etl.window import list_files
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluate import read_predictions
 from sparkring.pipelines.runs import RunRecord, Runs
@@ -61,7 +63,12 @@ class Kind:
 def kinds(folder: Path) -> dict[str, Kind]:
     """All kinds; files are read from below `folder`."""
     logging.getLogger().setLevel(logging.CRITICAL)
-    made = {"manifest": _manifest(folder), "run.json": _run(folder), SUMMARY: _summary(folder)}
+    made = {
+        "manifest": _manifest(folder),
+        PART_NAME: _part(folder / "part"),
+        "run.json": _run(folder),
+        SUMMARY: _summary(folder),
+    }
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
     header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
@@ -116,6 +123,24 @@ def _manifest(folder: Path) -> Kind:
             manifest.files_of(split)
 
     return Kind([json.dumps(table).encode(), json.dumps(text).encode()], check_manifest, (ManifestError,), 2.0)
+
+
+def _part(folder: Path) -> Kind:
+    file = {"path": "d/rows-0.parquet", "split": "rows", "rows": 3, "bytes": 0, "sha256": SHA, "row_groups": [2, 1]}
+    part = {
+        "interval": "2013-03-28", "fingerprint": SHA, "created_at": "2026-11-22T00:00:00+00:00",
+        "columns": [{"name": "x", "dtype": "float64", "role": "input"}], "inputs": {"x": "double"}, "files": [file],
+        "splits": {"rows": 3}, "statistics": "d/statistics.arrow", "statistics_sha256": SHA, "failing": {"r": 1},
+        "accounting": {"rows_in": 4, "rows_out": 3, "quarantined": {"r": 1}}, "lineage": {"sources": {"t": [None]}},
+    }  # fmt: skip
+    storage = open_storage(str(folder))
+
+    def check(data: bytes) -> None:
+        storage.put_atomic(PART_NAME, data)
+        find_part(storage, SHA)
+        list_files([read(Part, storage, PART_NAME)], ["p"], [None], ["rows"])
+
+    return Kind([json.dumps(part).encode()], check, (StoredError,))
 
 
 def _run(folder: Path) -> Kind:

@@ -264,6 +264,12 @@ MUTANTS = (
         ")",
         "tests/spark/test_etl_independence.py",
     ),
+    Mutant(
+        "training/data/source.py",
+        "return with_offset(kept, file), ",
+        "return kept, ",
+        "tests/training/data/test_source.py",
+    ),
     Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
     Mutant(
         CHECKS, "F.coalesce(F.expr(check.sql), F.lit(False))", "F.coalesce(F.expr(check.sql), F.lit(True))", T_CHECKS
