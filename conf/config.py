@@ -368,10 +368,10 @@ def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
     if etl.shard.shards is not None:
         return "shard.shards: every part has files of its own, by its rows; remove it, or set shard.target_bytes"
     for check in etl.checks:
-        if check.kind == "unique" and interval.column not in check.columns:
+        if check.kind == "unique" and check.level == "row" and interval.column not in check.columns:
             return (
-                f"checks: {check.name!r}: equal rows of two parts would not be seen; add {interval.column!r} to its "
-                "columns"
+                f"checks: {check.name!r}: which of equal rows is kept must not depend on other parts; add "
+                f"{interval.column!r} to its columns, or set level to dataset"
             )
     return None
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.code import code_digest
 from sparkring.conf.config import EtlConfig
@@ -124,15 +124,15 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
     with job.timed("read"):
         tables = {name: source.read(job.spark) for name, source in request.sources.items()}
         rows = rows_of(job, tables)
-        marked = add_split(rows, config.split, config.key)
+        divided = add_split(rows, config.split, config.key)
 
-    def approve(checked: Checked) -> dict[str, int]:
+    def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:
         report.extend(judge(checked, config.checks))
         if config.one_per is not None:
             check_one_per(config.one_per, tables[config.one_per].count(), checked.rows_in)
         return check_splits(checked.splits, config.split)
 
-    checked, written = write_rows(job, marked, tables, approve)
+    checked, written = write_rows(job, divided, tables, on_counted)
     features: State = {}
     if written.statistics is not None:
         with job.timed("fit"):

@@ -29,6 +29,7 @@ from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
 from sparkring.etl.interval import Interval, before
+from sparkring.etl.keys import keys_across_parts, write_keys
 from sparkring.etl.rows import RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
@@ -43,11 +44,18 @@ STRAY = "__stray"  # the split of rows that would be in no part
 FITTING = {"categorical": {"min_count", "max_size"}, "numeric": {"fill", "scale"}}
 
 
+class PartKeys(Stored):
+    """The hashes of a part's distinct keys, for a check `unique` whose keys may be in two parts."""
+
+    path: RelativePath
+    distinct: Count
+
+
 class Part(Stored):
     """What a part is. Paths are relative to its folder.
 
     `inputs`: Spark type by the column of a feature. `failing`: rows by check. `statistics`: of the rows that features
-    may be fitted on.
+    may be fitted on. `keys`: by check.
     """
 
     part_version: Annotated[int, up_to(PART_VERSION)] = PART_VERSION
@@ -60,6 +68,7 @@ class Part(Stored):
     splits: dict[FolderName, Count]
     statistics: RelativePath
     statistics_sha256: Sha256
+    keys: dict[Label, PartKeys] = {}
     accounting: Accounting
     failing: dict[Label, Count]
     lineage: Lineage
@@ -137,8 +146,8 @@ def find_part(storage: Storage, fingerprint: str) -> Part | None:
         log.warning("writing the part anew: %s", error)
         return None
     damaged = [f.path for f in part.files if storage.size_bytes(f.path) != f.bytes]
-    if not storage.exists(part.statistics):
-        damaged.append(part.statistics)
+    others = [part.statistics, *(keys.path for keys in part.keys.values())]
+    damaged += [path for path in others if not storage.exists(path)]
     if damaged or part.fingerprint != fingerprint:
         why = f"damaged files {damaged[:3]}" if damaged else "other fingerprint"
         log.warning("writing the part %s anew: %s", storage.uri, why)
@@ -165,14 +174,19 @@ def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
         made = rows_of(job, tables)
         rows = _with_split(made, config, sources.interval)
 
-    def approve(checked: Checked) -> dict[str, int]:
+    keys: dict[str, PartKeys] = {}
+
+    def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:
         if checked.splits.get(STRAY):
             raise EtlError(_stray_text(rows, interval, sources.interval))
         if config.one_per is not None:
             check_one_per(config.one_per, sources.own_rows(job.spark, config.one_per), checked.rows_in)
+        for number, (name, columns) in enumerate(keys_across_parts(config).items()):
+            path = f"{job.folder}/keys-{number}.arrow"
+            keys[name] = PartKeys(path=path, distinct=write_keys(marked, columns, job.storage, path))
         return dict(sorted(checked.splits.items(), key=lambda s: (s[0] != "train", s[0])))
 
-    checked, written = write_rows(job, rows, tables, approve)
+    checked, written = write_rows(job, rows, tables, on_counted)
     assert written.statistics is not None
     statistics, path = written.statistics.to_bytes(), f"{job.folder}/statistics.arrow"
     job.storage.put_atomic(path, statistics)
@@ -186,6 +200,7 @@ def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
         splits=written.rows_by_split,
         statistics=path,
         statistics_sha256=hashlib.sha256(statistics).hexdigest(),
+        keys=keys,
         accounting=Accounting(
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),

@@ -64,8 +64,9 @@ class Written:
     text: dict[str, Any] = field(default_factory=dict)
 
 
-Approve = Callable[[Checked], dict[str, int]]
-"""Raises EtlError for counts that must not become shards, else gives the rows by split, in the order of storing."""
+OnCounted = Callable[[Checked, DataFrame], dict[str, int]]
+"""Given the counts and the marked rows, raises EtlError where they must not become shards, else gives the rows by
+split, in the order of storing."""
 
 
 def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
@@ -78,7 +79,7 @@ def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
 
 
 def write_rows(
-    job: RowsJob, rows: DataFrame, tables: dict[str, DataFrame], approve: Approve
+    job: RowsJob, rows: DataFrame, tables: dict[str, DataFrame], on_counted: OnCounted
 ) -> tuple[Checked, Written]:
     """Count the rows, which have SPLIT, by the recipe's checks; quarantine the bad ones and write the others."""
     config, key = job.config, job.config.key or [c for c in rows.columns if c != SPLIT]
@@ -87,7 +88,7 @@ def write_rows(
     try:
         with job.timed("check"):
             checked = checks.count(marked, config.checks)
-            splits = approve(checked)
+            splits = on_counted(checked, marked)
             if checked.quarantined:
                 quarantined = write_quarantine(checks.bad(marked), job.storage, f"{job.folder}/quarantine")
                 assert quarantined == checked.quarantined, (quarantined, checked.quarantined)

@@ -38,6 +38,7 @@ from sparkring.etl.fingerprint import PACKAGE
 from sparkring.etl.fit import fit
 from sparkring.etl.independence import prove_independent
 from sparkring.etl.interval import Interval, before, beginning, window_of
+from sparkring.etl.keys import across_parts, count_keys
 from sparkring.etl.parts import (
     Part,
     PartSources,
@@ -145,7 +146,7 @@ def build_window(spark: SparkSession, request: BuildRequest, pinned: PinnedWindo
     prove_independent(job, request.name, looked_at)
     found = [_part(job, request.name, part) for part in pinned.parts]
     parts, written = [part for part, _ in found], tuple(part.interval for part, is_new in found if is_new)
-    manifest = assemble(request, pinned, parts, root)
+    manifest = assemble(job, request, pinned, parts)
     storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
     rows, new, all_parts = manifest.accounting.rows_out, len(written), len(parts)
     log.info("dataset %s: %d rows in %d parts, %d of them new: %s", request.name, rows, all_parts, new, storage.uri)
@@ -167,13 +168,14 @@ def _part(job: RowsJob, name: str, pinned: PinnedPart) -> tuple[Part, bool]:
     return part, True
 
 
-def assemble(request: BuildRequest, pinned: PinnedWindow, parts: Sequence[Part], root: Storage) -> DatasetManifest:
+def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: Sequence[Part]) -> DatasetManifest:
     """Make the manifest over the parts. EtlError for parts that do not fit together; ChecksFailed as for a dataset."""
-    config = request.config
+    config, root = request.config, job.storage
     check_alike(parts)
     folders = [part_folder(request.name, part.interval, part.fingerprint) for part in parts]
     assigned = [split_of(config, part.interval) for part in parts]
     checked = add(_as_checked(part, split) for part, split in zip(parts, assigned, strict=True))
+    checked = replace(checked, failing=_failing(job, checked.failing, parts, folders))
     report = judge(checked, config.checks)
     splits = check_splits(checked.splits, config.split)
     files = list_files(parts, folders, assigned, list(splits))
@@ -209,6 +211,16 @@ def assemble(request: BuildRequest, pinned: PinnedWindow, parts: Sequence[Part],
         ),
         missing=pinned.missing,
     )
+
+
+def _failing(job: RowsJob, failing: Mapping[str, int], parts: Sequence[Part], folders: Sequence[str]) -> dict[str, int]:
+    """Rows by check that fail within parts, or for a row of an earlier part."""
+    distinct, together = dict[str, int](), dict[str, int]()
+    for name in parts[0].keys:
+        distinct[name] = sum(part.keys[name].distinct for part in parts)
+        paths = [f"{folder}/{part.keys[name].path}" for part, folder in zip(parts, folders, strict=True)]
+        together[name] = count_keys(job.spark, job.storage, paths)
+    return across_parts(failing, distinct, together)
 
 
 def list_files(

@@ -201,8 +201,8 @@ def with_interval(**changes):
         ),
         ({"shard": {"shards": {"train": 2}}}, "shard.shards: every part has files of its own"),
         (
-            {"checks": [{"name": "once", "kind": "unique", "columns": ["a"]}]},
-            "'once': equal rows of two parts would not be seen; add 'day' to its columns",
+            {"checks": [{"name": "once", "kind": "unique", "columns": ["a"], "level": "row"}]},
+            "'once': which of equal rows is kept must not depend on other parts; add 'day'",
         ),
         ({"kind": "text", "text": {}, "features": {}}, "text is packed across documents"),
     ],

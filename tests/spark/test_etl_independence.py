@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +16,7 @@ from sparkring.etl.independence import prove_independent, row_digest
 from sparkring.etl.rows import RowsJob
 from sparkring.etl.session import build_session
 from sparkring.etl.window import build_window, pin_window
+from tests.spark.sales import recipe, write_sales
 
 pytestmark = pytest.mark.spark
 WITHIN = "SELECT *, count(*) OVER (PARTITION BY shop, day) AS other FROM sales"
@@ -26,38 +26,7 @@ AHEAD = "SELECT *, lead(amount) OVER (PARTITION BY shop ORDER BY day) AS other F
 
 @pytest.fixture(scope="module")
 def sales(tmp_path_factory) -> Path:
-    """Four days of three shops, of which one sells nothing on the third."""
-    folder = tmp_path_factory.mktemp("sales")
-    for day in range(1, 5):
-        shops = ["a", "b", "c"] if day != 3 else ["a", "b"]
-        target = folder / f"day=2024-03-0{day}"
-        target.mkdir()
-        amounts = pa.array([10 * day + n for n in range(len(shops))], pa.int64())
-        pq.write_table(pa.table({"shop": shops, "amount": amounts}), target / "x.parquet")
-    return folder
-
-
-def recipe(sales: Path, view: str, **interval: Any) -> EtlConfig:
-    return EtlConfig.model_validate(
-        {
-            "sources": {
-                "sales": {
-                    "path": str(sales),
-                    "format": "parquet",
-                    "columns": {"shop": "string", "amount": "bigint"},
-                    "partitions": {"day": "date"},
-                }
-            },
-            "views": {"made": view},
-            "rows": "made",
-            "one_per": "sales",
-            "key": ["day", "shop"],
-            "split": {"kind": "hash", "shares": {"train": 1.0}},
-            "features": {"shop": {"kind": "categorical"}, "other": {"kind": "numeric"}},
-            "keep": ["day", "amount"],
-            "interval": {"column": "day", "sources": {"sales": "day"}, "last": "2024-03-04", "window": 4} | interval,
-        }
-    )
+    return write_sales(tmp_path_factory.mktemp("sales"))
 
 
 def prove(spark, config: EtlConfig, root: Path) -> None:
