@@ -33,6 +33,8 @@ def write_keys(rows: DataFrame, columns: Sequence[str], storage: Storage, path: 
     root = worker_uri(storage)
     keys = _hashes(rows, columns).distinct().coalesce(1).sortWithinPartitions("first", "second")
     written = keys.mapInArrow(lambda batches: _write(root, path, batches), "keys long").collect()
+    if not written:  # of no row Spark makes no task
+        list(_write(root, path, iter(())))
     return sum(record["keys"] for record in written)
 
 

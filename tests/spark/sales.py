@@ -22,7 +22,8 @@ def write_sales(folder: Path) -> Path:
     return folder
 
 
-def recipe(sales: Path, view: str, checks: list[dict[str, Any]] | None = None, **interval: Any) -> EtlConfig:
+def recipe(sales: Path, view: str, changes: dict[str, Any] | None = None, **interval: Any) -> EtlConfig:
+    """`changes`: other keys of the etl block; `interval`: of its interval block."""
     return EtlConfig.model_validate(
         {
             "sources": {
@@ -36,11 +37,11 @@ def recipe(sales: Path, view: str, checks: list[dict[str, Any]] | None = None, *
             "views": {"made": view},
             "rows": "made",
             "one_per": "sales",
-            "checks": checks or [],
             "key": ["day", "shop"],
             "split": {"kind": "hash", "shares": {"train": 1.0}},
             "features": {"shop": {"kind": "categorical"}, "other": {"kind": "numeric"}},
             "keep": ["day", "amount"],
             "interval": {"column": "day", "sources": {"sales": "day"}, "last": "2024-03-04", "window": 4} | interval,
         }
+        | (changes or {})
     )

@@ -39,7 +39,7 @@ def test_equal_keys_of_two_parts_are_counted_over_the_window(spark, tmp_path: Pa
 
     def build(max_share: float, window: int):
         check = {"name": "shop_once", "kind": "unique", "columns": ["shop"], "max_share": max_share}
-        config = recipe(sales, VIEW, [check], window=window)
+        config = recipe(sales, VIEW, {"checks": [check]}, window=window)
         pinned = pin_window(config, spark.version, {})
         return build_window(spark, BuildRequest(config, {}, "sales", str(root)), pinned)
 

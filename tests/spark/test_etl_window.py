@@ -26,6 +26,8 @@ from sparkring.pipelines.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
 from sparkring.training.models.tabular import Tabular
+from tests.spark.sales import recipe as recipe_of_sales
+from tests.spark.sales import write_sales
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,9 +145,8 @@ def test_a_night_writes_its_own_part_and_the_window_is_that_built_from_scratch(s
     same_dataset(second.manifest, scratch.manifest)
     assert weights(second, 10) == weights(scratch, 10) != weights(first, 10)
     assert scratch.rebuilt and not build(spark, recipe(lake, "2013-03-10", 2), tmp_path).rebuilt
-    rows = duckdb.sql(f"SELECT count(*), min(time_hour) FROM '{root}/parts/flights/2013-03-10/*/data-*/*.parquet'")
-    count, earliest = rows.fetchone()
-    assert count == second.manifest.parts[1].rows > 10 and earliest.hour == 5  # the first hour of New York's day
+    rows = duckdb.sql(f"SELECT count(*), min(sparkring_row) FROM '{root}/parts/flights/2013-03-10/*/data-*/*.parquet'")
+    assert rows.fetchone() == (second.manifest.parts[1].rows, 0)
 
 
 def test_the_rows_are_those_of_one_build_over_the_same_days(spark, lake, nights, tmp_path):
@@ -191,59 +192,6 @@ def test_readers_number_rows_through_all_parts(nights):
     assert 0 < len(numbers) < rows and numbers.max() > manifest.files_of("train")[-1].row_offset
 
 
-def test_a_corrected_file_rewrites_exactly_its_part(spark, lake, nights, tmp_path):
-    root = nights[0]
-    before, file = part_times(root), lake / "flights/date=2013-03-09/flights.parquet"
-    content = file.read_bytes()
-    try:
-        table = pq.read_table(file)
-        pq.write_table(table.slice(0, table.num_rows - 3), file)
-        built = build(spark, recipe(lake, "2013-03-10", 2), root)
-        new = part_times(root).keys() - before.keys()
-        assert [path.split("/")[2] for path in new] == ["2013-03-09"] and before.items() <= part_times(root).items()
-        same_dataset(built.manifest, build(spark, recipe(lake, "2013-03-10", 2), tmp_path).manifest)
-        old = nights[1][1][0].manifest
-        assert of_part(built.manifest, "2013-03-10") == of_part(old, "2013-03-10")
-        assert of_part(built.manifest, "2013-03-09") != of_part(old, "2013-03-09")
-        # Known parts are believed: what a night does not look at again, it does not see.
-        known = KnownParts(str(root), "flights", {p.interval: p.fingerprint for p in old.parts})
-        assert build(spark, recipe(lake, "2013-03-10", 2), root, known).manifest.fingerprint == old.fingerprint
-    finally:
-        file.write_bytes(content)
-
-
-def test_a_split_by_time_moves_with_the_window_and_no_part_is_written_for_it(spark, lake, tmp_path):
-    def split(valid, test):
-        return {"kind": "time", "column": "time_hour", "boundaries": {"valid": valid, "test": test}}
-
-    first = build(spark, recipe(lake, "2013-03-10", 3, split("2013-03-09", "2013-03-10")), tmp_path)
-    before = part_times(tmp_path)
-    later = build(spark, recipe(lake, "2013-03-10", 3, split("2013-03-10", "2013-03-11") | {
-        "boundaries": {"valid": "2013-03-10"}}), tmp_path)  # fmt: skip
-    assert part_times(tmp_path) == before and len(before) == 3
-    assert (
-        first.manifest.splits["valid"].rows + first.manifest.splits["train"].rows == later.manifest.splits["train"].rows
-    )
-    # A carrier of a later day only is unseen in training: it has no code of its own.
-    carriers = [set(m.features["features"][0]["values"]) for m in (first.manifest, later.manifest)]
-    assert carriers[0] <= carriers[1]
-    assert first.manifest.features["features"][2]["values"] != later.manifest.features["features"][2]["values"]
-
-
-def test_a_day_without_rows_is_a_part_that_adds_nothing(spark, lake, nights, tmp_path):
-    file = lake / "flights/date=2013-03-09/flights.parquet"
-    content = file.read_bytes()
-    try:
-        pq.write_table(pq.read_table(file).slice(0, 0), file)
-        built = build(spark, recipe(lake, "2013-03-10", 2), tmp_path)
-        assert built.manifest.parts[0].rows == 0 and not of_part(built.manifest, "2013-03-09")
-        alone = build(spark, recipe(lake, "2013-03-10", 1), tmp_path)
-        assert alone.manifest.features == built.manifest.features
-        assert alone.manifest.accounting == built.manifest.accounting
-    finally:
-        file.write_bytes(content)
-
-
 def test_rows_of_another_day_than_their_file_are_refused(spark, lake, tmp_path):
     """In UTC the last hours of New York's day are of the next one."""
     with pytest.raises(
@@ -253,24 +201,111 @@ def test_rows_of_another_day_than_their_file_are_refused(spark, lake, tmp_path):
     assert not list(tmp_path.rglob("*.parquet")) and not list(tmp_path.rglob(MANIFEST_NAME))
 
 
-def test_checks_are_judged_over_the_window(spark, lake, nights, tmp_path):
-    config = recipe(lake, "2013-03-10", 2)
-    strict = [c.model_copy(update={"max_share": 0.0}) if c.name == "never_arrived" else c for c in config.checks]
-    before = part_times(nights[0])
-    with pytest.raises(ChecksFailed, match=r"never_arrived: .* of \d+ rows fail"):
-        build(spark, config.model_copy(update={"checks": strict}), nights[0])
-    assert part_times(nights[0]) == before  # the parts are there already, and are not written for another limit
+WITHIN = "SELECT *, amount % 10 AS other FROM sales"
 
 
-def test_statistics_that_were_changed_are_refused(spark, lake, nights):
-    root = nights[0]
-    (path,) = root.glob("parts/flights/2013-03-10/*/data-*/statistics.arrow")
+def split(valid: str) -> dict:
+    boundaries = {"valid": f"2024-03-0{valid}"}
+    return {"split": {"kind": "time", "column": "day", "boundaries": boundaries}}
+
+
+def window(sales: Path, last: int, valid: str, **changes) -> EtlConfig:
+    return recipe_of_sales(sales, WITHIN, split(valid) | changes, last=f"2024-03-0{last}", window=3)
+
+
+@pytest.fixture(scope="module")
+def weeks(spark, tmp_path_factory):
+    """Windows of three days of sales, whose last day is `valid`, on two nights."""
+    sales, root = write_sales(tmp_path_factory.mktemp("sales")), tmp_path_factory.mktemp("datasets")
+    return sales, root, [build(spark, window(sales, last, str(last)), root) for last in (3, 4)]
+
+
+def test_a_split_by_time_moves_with_the_window_and_no_part_is_written_for_it(spark, weeks):
+    sales, root, (first, second) = weeks
+    assert first.written_parts == ("2024-03-01", "2024-03-02", "2024-03-03") and second.written_parts == ("2024-03-04",)
+    assert {s: i.rows for s, i in first.manifest.splits.items()} == {"train": 6, "valid": 2}
+    assert {s: i.rows for s, i in second.manifest.splits.items()} == {"train": 5, "valid": 3}
+    third = of_part(second.manifest, "2024-03-03")
+    assert third == of_part(first.manifest, "2024-03-03") and len(third) == 1
+    # Shop c sold in training on the second day alone; of a day that is not yet in training nothing is known.
+    later = build(spark, window(sales, 4, "3"), root)
+    assert later.written_parts == () and later.rebuilt
+    shops = [m.features["features"][0]["values"] for m in (second.manifest, later.manifest)]
+    assert shops == [["a", "b", "c"], ["a", "b", "c"]]
+    assert [m.features["features"][1]["mean"] for m in (second.manifest, later.manifest)] == [0.8, 1.0]
+
+
+def test_a_category_of_a_later_day_only_is_unseen(spark, weeks):
+    """In a window of the third and fourth day, c is sold on the fourth, which is not trained on."""
+    sales, root, _ = weeks
+    config = recipe_of_sales(sales, WITHIN, split("4"), window=2)
+    built = build(spark, config, root)
+    assert built.written_parts == () and built.manifest.features["features"][0]["values"] == ["a", "b"]
+    request = ReadRequest(open_storage(built.uri), built.manifest, "valid", ["shop"], 3)
+    with closing(make_reader(DataConfig(), request, evaluation=True)) as reader:
+        (batch,) = reader.batches(0, 1)
+    assert sorted(batch.columns["shop"].tolist()) == [1, 2, 3]  # unseen, a, b
+
+
+def test_a_corrected_file_rewrites_exactly_its_part(spark, weeks, tmp_path):
+    sales, root, (_, old) = weeks
+    before, file = part_times(root), sales / "day=2024-03-03/x.parquet"
+    content = file.read_bytes()
+    try:
+        table = pq.read_table(file)
+        pq.write_table(table.slice(0, 1), file)
+        built = build(spark, window(sales, 4, "4"), root)
+        new = part_times(root).keys() - before.keys()
+        assert [path.split("/")[2] for path in new] == ["2024-03-03"] and before.items() <= part_times(root).items()
+        assert built.written_parts == ("2024-03-03",) and built.manifest.splits["train"].rows == 4
+        assert of_part(built.manifest, "2024-03-04") == of_part(old.manifest, "2024-03-04")
+        # Known parts are believed: what a night does not look at again, it does not see.
+        known = KnownParts(str(root), "flights", {p.interval: p.fingerprint for p in old.manifest.parts})
+        again = build(spark, window(sales, 4, "4"), root, known)
+        assert again.manifest == old.manifest and not again.rebuilt
+    finally:
+        file.write_bytes(content)
+
+
+def test_a_day_without_rows_is_a_part_that_adds_nothing(spark, weeks):
+    sales, root, (first, _) = weeks
+    file = sales / "day=2024-03-02/x.parquet"
+    content = file.read_bytes()
+    try:
+        pq.write_table(pq.read_table(file).slice(0, 0), file)
+        built = build(spark, window(sales, 3, "3"), root)
+        assert [p.rows for p in built.manifest.parts] == [3, 0, 2] and not of_part(built.manifest, "2024-03-02")
+        assert built.manifest.splits["train"].rows == 3 == built.manifest.splits["train"].files * 3
+        assert built.manifest.features["features"][1]["mean"] == 1.0  # of the first day's 0, 1, 2 alone
+        assert built.manifest.fingerprint != first.manifest.fingerprint
+    finally:
+        file.write_bytes(content)
+
+
+def test_checks_are_judged_over_the_window(spark, weeks):
+    sales, root, _ = weeks
+    before = part_times(root)
+
+    def config(max_share: float) -> EtlConfig:
+        check = {"name": "early", "kind": "range", "column": "amount", "max": 29, "max_share": max_share}
+        return window(sales, 3, "3", checks=[check])
+
+    with pytest.raises(ChecksFailed, match=r"early: amount <= 29: 2 of 8 rows fail"):
+        build(spark, config(0.2), root)
+    written = part_times(root)
+    assert len(written) == len(before) + 3  # with a check of their own, which fails for every row of one of them
+    built = build(spark, config(0.3), root)
+    assert built.manifest.checks[0]["failing"] == 2 and part_times(root) == written
+
+
+def test_statistics_that_were_changed_are_refused(spark, weeks):
+    sales, root, _ = weeks
+    (path,) = root.glob("parts/flights/2024-03-01/*/data-*/statistics.arrow")
     content = path.read_bytes()
     try:
         path.write_bytes(content[:-1] + b"x")
-        config = recipe(lake, "2013-03-10", 1)
         with pytest.raises(EtlError, match=r"statistics.arrow: is not what was written; delete"):
-            build(spark, config, root)
+            build(spark, window(sales, 3, "2"), root)
     finally:
         path.write_bytes(content)
 
