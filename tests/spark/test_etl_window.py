@@ -40,11 +40,11 @@ def write_day(folder: Path, day: str, flights: pd.DataFrame) -> None:
     pq.write_table(pa.Table.from_pandas(flights, preserve_index=False), file)
 
 
-def partitioned(folder: Path, every: int, months: int) -> Path:
+def partitioned(folder: Path, every: int, months: slice) -> Path:
     """The recipe's tables, with every n-th flight of each day, in folders by New York's day."""
     unpack_flights(folder)
     files = sorted((folder / "flights").iterdir())
-    tables = [pd.read_csv(file, na_values="NA", dtype={"tailnum": "object"}) for file in files[:months]]
+    tables = [pd.read_csv(file, na_values="NA", dtype={"tailnum": "object"}) for file in files[months]]
     for file in files:
         file.unlink()
     flights = pd.concat(tables, ignore_index=True)
@@ -59,7 +59,7 @@ def partitioned(folder: Path, every: int, months: int) -> Path:
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory):
-    return partitioned(tmp_path_factory.mktemp("lake") / "flights", EVERY, months=3)
+    return partitioned(tmp_path_factory.mktemp("lake") / "flights", EVERY, months=slice(2, 3))
 
 
 def recipe(lake: Path, last: str, window: int, split=None, **interval) -> EtlConfig:
@@ -146,7 +146,7 @@ def test_a_night_writes_its_own_part_and_the_window_is_that_built_from_scratch(s
     assert weights(second, 10) == weights(scratch, 10) != weights(first, 10)
     assert scratch.rebuilt and not build(spark, recipe(lake, "2013-03-10", 2), tmp_path).rebuilt
     rows = duckdb.sql(f"SELECT count(*), min(sparkring_row) FROM '{root}/parts/flights/2013-03-10/*/data-*/*.parquet'")
-    assert rows.fetchone() == (second.manifest.parts[1].rows, 0)
+    assert rows.fetchall()[0] == (second.manifest.parts[1].rows, 0)
 
 
 def test_the_rows_are_those_of_one_build_over_the_same_days(spark, lake, nights, tmp_path):
@@ -299,8 +299,8 @@ def test_checks_are_judged_over_the_window(spark, weeks):
 
 
 def test_statistics_that_were_changed_are_refused(spark, weeks):
-    sales, root, _ = weeks
-    (path,) = root.glob("parts/flights/2024-03-01/*/data-*/statistics.arrow")
+    sales, root, (first, _) = weeks
+    (path,) = root.glob(f"{first.manifest.parts[0].folder}/data-*/statistics.arrow")
     content = path.read_bytes()
     try:
         path.write_bytes(content[:-1] + b"x")
@@ -313,7 +313,7 @@ def test_statistics_that_were_changed_are_refused(spark, weeks):
 @pytest.mark.slow
 def test_thirty_windows_of_28_days_night_by_night_and_from_scratch(spark, tmp_path_factory):
     """All flights. The second folder is filled from the last window backwards, so every part is written twice."""
-    lake = partitioned(tmp_path_factory.mktemp("all") / "flights", every=1, months=3)
+    lake = partitioned(tmp_path_factory.mktemp("all") / "flights", every=1, months=slice(0, 3))
     lasts = [day.strftime("%Y-%m-%d") for day in pd.date_range("2013-01-28", periods=30)]
     forwards, backwards = tmp_path_factory.mktemp("forwards"), tmp_path_factory.mktemp("backwards")
     nights, written = {}, []
