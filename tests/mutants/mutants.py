@@ -30,17 +30,13 @@ ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "
 AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
-<<<<<<< HEAD
-FEATURES, CHECKS, SPLIT, FIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
+STATISTICS, INTERVAL, PARTS, WINDOW = (f"etl/{name}.py" for name in ("statistics", "interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
     "tests/training/data/petastorm_adapter/test_petastorm_reader.py"
     "::test_dates_and_timestamps_are_what_the_native_reader_makes_of_them"
 )
-=======
-FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
-STATISTICS, INTERVAL, PARTS, WINDOW = (f"etl/{name}.py" for name in ("statistics", "interval", "parts", "window"))
->>>>>>> db081ad (Views are proved not to look across intervals; builds that were killed are swept in parts too)
 STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluate.py"
 PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
 PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
