@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import Annotated
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column as Value
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -160,8 +162,10 @@ def write_part(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
     try:
         part = _write(job, sources, fingerprint)
         sources.check_unchanged()
-    except BaseException:
+    except BaseException as error:
         job.storage.delete(job.folder)
+        if isinstance(error, (PySparkException, Py4JJavaError)):
+            sources.check_unchanged()  # a file that has gone is why Spark could not go on
         raise
     return _publish(job, part)
 
@@ -173,7 +177,6 @@ def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
         tables = sources.read(job.spark)
         made = rows_of(job, tables)
         rows = _with_split(made, config, sources.interval)
-
     keys: dict[str, PartKeys] = {}
 
     def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:
