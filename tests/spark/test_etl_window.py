@@ -34,7 +34,7 @@ from tests.spark.sales import write_sales
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
-WINDOWS = int(os.environ.get("SPARKRING_WINDOWS", "30"))
+WINDOWS, DAYS = (int(n) for n in os.environ.get("SPARKRING_WINDOWS", "30x28").split("x"))  # of the slow test
 EVERY = 20  # which flights are in the small tables
 
 
@@ -315,8 +315,8 @@ def test_statistics_that_were_changed_are_refused(spark, weeks):
 
 
 def timetable(lake: Path, last: str) -> EtlConfig:
-    """What is known of a flight from its own table: 28 days, without the joins, which are the same for every part."""
-    block = recipe(lake, last, 28).model_dump(mode="json")
+    """What is known of a flight from its own table, without the joins, which are the same for every part."""
+    block = recipe(lake, last, DAYS).model_dump(mode="json")
     block["sources"] = {"flights": block["sources"]["flights"]}
     block["views"] = {
         "known": "SELECT time_hour, carrier, flight, origin, dest, hour, distance, arr_delay, arr_delay > 15 AS late, "
@@ -332,14 +332,14 @@ def timetable(lake: Path, last: str) -> EtlConfig:
 
 
 @pytest.mark.slow
-def test_thirty_windows_of_28_days_night_by_night_and_from_scratch(spark, tmp_path_factory):
+def test_thirty_windows_of_28_days_are_the_same_night_by_night_and_from_scratch(spark, tmp_path_factory):
     """All flights. The second folder is filled from the last window backwards, so every part is written twice."""
     lake = partitioned(tmp_path_factory.mktemp("all") / "flights", every=1, months=slice(0, 2))
     lasts = [day.strftime("%Y-%m-%d") for day in pd.date_range("2013-01-28", periods=WINDOWS)]
     forwards, backwards = tmp_path_factory.mktemp("forwards"), tmp_path_factory.mktemp("backwards")
     nights = {last: build(spark, timetable(lake, last), forwards) for last in lasts}
-    assert [len(night.written_parts) for night in nights.values()] == [28] + [1] * (WINDOWS - 1)
-    assert len(part_times(forwards)) == 27 + WINDOWS
+    assert [len(night.written_parts) for night in nights.values()] == [DAYS] + [1] * (WINDOWS - 1)
+    assert len(part_times(forwards)) == DAYS - 1 + WINDOWS
     for last in reversed(lasts):
         scratch = build(spark, timetable(lake, last), backwards)
         same_dataset(nights[last].manifest, scratch.manifest)
