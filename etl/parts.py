@@ -139,7 +139,7 @@ def part_folder(name: str, interval: str, fingerprint: str) -> str:
 
 
 def find_part(storage: Storage, fingerprint: str) -> Part | None:
-    """Read a whole part; None, so a new build, if there is none, or a file of it is missing or of another size."""
+    """Read a part; None if it was not written yet, or one of its files is missing or of another size."""
     if not storage.exists(PART_NAME):
         return None
     try:
