@@ -80,8 +80,8 @@ class Storage:
     def put_new(self, relative: str, data: bytes) -> bool:
         """Write a file whole unless there is one; False if there is.
 
-        On a local disk one of several writers wins. On other storage the file is looked for first: two writers that
-        come within one request of each other may both be told that they were first.
+        On a local disk one of several writers wins. Other storage is asked first whether the file exists, so two
+        writers that ask at the same time may both get True.
         """
         target = self.path(relative)
         if self.exists(relative):

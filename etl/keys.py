@@ -16,7 +16,7 @@ from sparkring.conf.config import EtlConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.write import worker_uri
 
-# Two hashes of 64 bits: keys by the billion are told apart.
+# 128 bits together: two of a billion keys have equal hashes with a probability of 2e-21.
 HASHES = pa.schema({"first": pa.int64(), "second": pa.int64()})
 HASHES_SQL = "first long, second long"
 

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import Annotated
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column as Value
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -137,7 +139,7 @@ def part_folder(name: str, interval: str, fingerprint: str) -> str:
 
 
 def find_part(storage: Storage, fingerprint: str) -> Part | None:
-    """Read a whole part; None, so a new build, if there is none, or a file of it is missing or of another size."""
+    """Read a part; None if it was not written yet, or one of its files is missing or of another size."""
     if not storage.exists(PART_NAME):
         return None
     try:
@@ -160,8 +162,10 @@ def write_part(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
     try:
         part = _write(job, sources, fingerprint)
         sources.check_unchanged()
-    except BaseException:
+    except BaseException as error:
         job.storage.delete(job.folder)
+        if isinstance(error, (PySparkException, Py4JJavaError)):
+            sources.check_unchanged()  # a file that has gone is why Spark could not go on
         raise
     return _publish(job, part)
 
@@ -173,7 +177,6 @@ def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
         tables = sources.read(job.spark)
         made = rows_of(job, tables)
         rows = _with_split(made, config, sources.interval)
-
     keys: dict[str, PartKeys] = {}
 
     def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from sparkring.conf.stored import Count, Finite, Label, Stored, StoredError, par
 Doubles = NDArray[np.float64]
 LIMB_BITS = 18  # 53 bits of a double in three limbs: sums of products of two limbs of 2^16 rows stay below 2^53
 CHUNK_ROWS = 1 << 16
+MERGED_AT_ONCE, PARTS_AT_ONCE = 1 << 20, 64  # distinct values, statistics
 SMALL = 1 << 20  # whole numbers below this are summed as integers
 DIGITS = re.compile(r"-?\d{1,1500}(/[1-9]\d{0,1499})?")
 METADATA = b"sparkring"
@@ -91,6 +93,11 @@ class Statistics:
     rows: int
     numbers: tuple[Numbers, ...]
     values: Mapping[str, pa.Table]
+
+    @property
+    def distinct(self) -> int:
+        """How many distinct values there are, of all columns together."""
+        return sum(len(table) for table in self.values.values())
 
     def numbers_of(self, column: str, transform: str) -> Numbers:
         return next(n for n in self.numbers if (n.column, n.transform) == (column, transform))
@@ -162,34 +169,34 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
 
 
 class StatisticsMerger:
-    """Merges two of about one size at a time, as a binary counter adds: so each distinct value is merged few times."""
+    """Merges many statistics at once, as soon as they hold as many values as what was merged before."""
 
     def __init__(self) -> None:
-        self._merged: list[Statistics] = []
+        self._waiting: list[Statistics] = []
+        self._values, self._most = 0, MERGED_AT_ONCE
 
     def add(self, part: Statistics) -> None:
-        self._merged.append(part)
-        while len(self._merged) > 1 and self._merged[-2].rows <= self._merged[-1].rows:
-            self._merge_last()
+        self._waiting.append(part)
+        self._values += part.distinct
+        if self._values > self._most or len(self._waiting) > PARTS_AT_ONCE:
+            self._most = max(MERGED_AT_ONCE, 2 * self.result().distinct)
 
     def result(self) -> Statistics:
         """All that was added; there must have been something."""
-        while len(self._merged) > 1:
-            self._merge_last()
-        return self._merged[0]
-
-    def _merge_last(self) -> None:
-        last = self._merged.pop()
-        self._merged[-1] = _merged(self._merged[-1], last)
+        self._waiting = [_merged(self._waiting)]
+        self._values = self._waiting[0].distinct
+        return self._waiting[0]
 
 
-def _merged(a: Statistics, b: Statistics) -> Statistics:
-    kinds = [([(n.column, n.transform) for n in s.numbers], list(s.values)) for s in (a, b)]
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"they are of other features: {kinds[0]} and {kinds[1]}")
-    numbers = tuple(_added(x, y) for x, y in zip(a.numbers, b.numbers, strict=True))
-    values = {name: _summed(pa.concat_tables([a.values[name], b.values[name]])) for name in a.values}
-    return Statistics(a.rows + b.rows, numbers, values)
+def _merged(parts: Sequence[Statistics]) -> Statistics:
+    kinds = [([(n.column, n.transform) for n in part.numbers], list(part.values)) for part in parts]
+    if other := [kind for kind in kinds if kind != kinds[0]]:
+        raise ValueError(f"they are of other features: {kinds[0]} and {other[0]}")
+    if len(parts) == 1:
+        return parts[0]
+    numbers = tuple(reduce(_added, column) for column in zip(*(part.numbers for part in parts), strict=True))
+    values = {name: _summed(pa.concat_tables([part.values[name] for part in parts])) for name in parts[0].values}
+    return Statistics(sum(part.rows for part in parts), numbers, values)
 
 
 def _added(a: Numbers, b: Numbers) -> Numbers:
@@ -234,7 +241,10 @@ def _counted(column: pa.ChunkedArray, spark_type: str) -> pa.Table:
 
 
 def _summed(counts: pa.Table) -> pa.Table:
-    return counts.group_by("value").aggregate([("count", "sum")]).rename_columns(["value", "count"]).combine_chunks()
+    coded = counts["value"].combine_chunks().dictionary_encode()  # a group_by of texts costs several times more
+    sums = np.zeros(len(coded.dictionary), np.int64)
+    np.add.at(sums, coded.indices.to_numpy(), counts["count"].to_numpy())
+    return pa.table({"value": coded.dictionary, "count": sums})
 
 
 def _numbers(column: pa.ChunkedArray, name: str, transform: str) -> Numbers:

@@ -110,6 +110,23 @@ def test_only_the_files_of_the_window_are_hashed(lake, monkeypatch) -> None:
     assert sorted(hashed) == [*days, "/b/x.parquet"]
 
 
+def test_a_delta_table_is_cut_by_its_partitions(tmp_path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    days = [dt.date(2013, 3, day) for day in (2, 2, 4)]
+    table = pa.table({"x": pa.array([1, 2, 3], pa.int32()), "day": days})
+    deltalake.write_deltalake(str(tmp_path / "d"), table, partition_by=["day"])
+    sources = {"a": {"format": "delta", "path": str(tmp_path / "d")}}
+    made = config(sources=sources, split={"kind": "hash"}, interval=BLOCK["interval"] | {"missing": "skip"})
+    pinned = pin_window(made, "4.3.0", {})
+    assert pinned.missing == ("2013-03-03",) and [p.interval.label for p in pinned.parts] == [
+        "2013-03-02",
+        "2013-03-04",
+    ]
+    deltalake.write_deltalake(str(tmp_path / "d"), table.slice(2), mode="append")
+    again = pin_window(made, "4.3.0", {})
+    assert [a.fingerprint == b.fingerprint for a, b in zip(pinned.parts, again.parts, strict=True)] == [True, False]
+
+
 def part(interval: str, splits: dict[str, list[int]], **changes: Any) -> Part:
     """A part whose files have so many rows."""
     files = tuple(
