@@ -20,7 +20,7 @@ from sparkring.etl.fingerprint import dataset_fingerprint
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
-from sparkring.etl.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
+from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 

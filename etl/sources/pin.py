@@ -15,7 +15,7 @@ from sparkring.conf.sources import (
     JdbcSource,
     SourceConfig,
 )
-from sparkring.etl.sources.catalog import pin_table
+from sparkring.etl.sources.catalog.source import pin_table
 from sparkring.etl.sources.delta.source import pin_delta
 from sparkring.etl.sources.file_source import pin_files
 from sparkring.etl.sources.iceberg.source import pin_iceberg

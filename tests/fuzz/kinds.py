@@ -23,9 +23,9 @@ from sparkring.conf.load import ConfigError, load_config, recipe_names
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, read
-from sparkring.etl.parts import PART_NAME, Part, find_part
 from sparkring.etl.tokenizer import Codec, train_bpe
-from sparkring.etl.window import list_files
+from sparkring.etl.windows.parts import PART_NAME, Part, find_part
+from sparkring.etl.windows.window import list_files
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluate import read_predictions
 from sparkring.pipelines.runs import RunRecord, Runs

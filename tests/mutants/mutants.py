@@ -31,7 +31,8 @@ AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
-STATISTICS, INTERVAL, PARTS, WINDOW = (f"etl/{name}.py" for name in ("statistics", "interval", "parts", "window"))
+STATISTICS = "etl/statistics.py"
+INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
     "tests/training/data/petastorm_adapter/test_petastorm_reader.py"
@@ -61,11 +62,12 @@ T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/models/test_lo
 T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_gradients.py"
 T_NUMPY, T_FEATURES = "tests/training/data/features/test_transform.py", "tests/spark/test_etl_features.py"
 T_STATISTICS, T_INTERVAL, T_PARTS, T_WINDOW = (
-    f"tests/etl/test_{name}.py" for name in ("statistics", "interval", "parts", "window")
+    f"tests/etl/{name}.py"
+    for name in ("test_statistics", "windows/test_interval", "windows/test_parts", "windows/test_window")
 )
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
-T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/test_catalog.py"
-JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/query_files.py"
+T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/catalog/test_source.py"
+JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
 
 MUTANTS = (
     # Gradients: what is summed, weighted, clipped and stepped.
@@ -255,7 +257,7 @@ MUTANTS = (
     Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
     Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
     Mutant(
-        "etl/independence.py",
+        "etl/windows/independence.py",
         ", *[column.isNull() for column in columns])",
         ")",
         "tests/spark/test_etl_independence.py",

@@ -26,7 +26,7 @@ from sparkring.conf.manifest import (
     WindowPart,
 )
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.etl.window import PinnedWindow
+from sparkring.etl.windows.window import PinnedWindow
 from sparkring.pipelines import etl_step
 from sparkring.pipelines.etl_step import Dataset, dataset_info, find, record_build, require, wanted_fingerprint
 

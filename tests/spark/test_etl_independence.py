@@ -12,10 +12,10 @@ from sparkring.conf.config import EtlConfig
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest
 from sparkring.etl.errors import EtlError
-from sparkring.etl.independence import prove_independent, row_digest
 from sparkring.etl.rows import RowsJob
 from sparkring.etl.session import build_session
-from sparkring.etl.window import build_window, pin_window
+from sparkring.etl.windows.independence import prove_independent, row_digest
+from sparkring.etl.windows.window import build_window, pin_window
 from tests.spark.sales import recipe, write_sales
 
 pytestmark = pytest.mark.spark
@@ -42,7 +42,7 @@ def notes(root: Path) -> list[str]:
 def test_a_view_within_intervals_is_proved_once(spark, sales, tmp_path, monkeypatch) -> None:
     prove(spark, recipe(sales, WITHIN), tmp_path)
     assert notes(tmp_path) == ["parts/sales/independent"]
-    monkeypatch.setattr("sparkring.etl.independence.row_digest", None)  # not asked again
+    monkeypatch.setattr("sparkring.etl.windows.independence.row_digest", None)  # not asked again
     prove(spark, recipe(sales, WITHIN, last="2024-03-03", window=3), tmp_path)
 
 

@@ -9,8 +9,8 @@ import pytest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest
 from sparkring.etl.errors import ChecksFailed
-from sparkring.etl.keys import count_keys, write_keys
-from sparkring.etl.window import build_window, pin_window
+from sparkring.etl.windows.keys import count_keys, write_keys
+from sparkring.etl.windows.window import build_window, pin_window
 from tests.spark.sales import recipe, write_sales
 
 pytestmark = pytest.mark.spark

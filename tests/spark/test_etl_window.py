@@ -23,7 +23,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.raw import unpack_flights
-from sparkring.etl.window import KnownParts, build_window, pin_window
+from sparkring.etl.windows.window import KnownParts, build_window, pin_window
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.split_rows import split_rows
 from sparkring.training.data.build import make_reader

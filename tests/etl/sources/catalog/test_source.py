@@ -16,7 +16,7 @@ from sparkring.conf.sources import CatalogSource
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
-from sparkring.etl.sources.catalog import CatalogSnapshot
+from sparkring.etl.sources.catalog.source import CatalogSnapshot
 from sparkring.etl.sources.pin import PinContext, pin
 
 pytestmark = pytest.mark.spark

@@ -12,12 +12,12 @@ import pytest
 from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import Column, DataFile
 from sparkring.conf.sources import FilesSource
-from sparkring.etl import window
 from sparkring.etl.errors import EtlError
-from sparkring.etl.interval import interval_from, window_of
-from sparkring.etl.parts import Part
-from sparkring.etl.window import check_alike, check_boundaries, cut_source, list_files, pin_window, split_of
-from tests.etl.test_parts import BLOCK, config
+from sparkring.etl.windows import window
+from sparkring.etl.windows.interval import interval_from, window_of
+from sparkring.etl.windows.parts import Part
+from sparkring.etl.windows.window import check_alike, check_boundaries, cut_source, list_files, pin_window, split_of
+from tests.etl.windows.test_parts import BLOCK, config
 
 
 @pytest.fixture

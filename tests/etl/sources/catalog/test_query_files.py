@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.etl.sources.query_files import (
+from sparkring.etl.sources.catalog.query_files import (
     OtherTable,
     ReadTable,
     condition_columns,

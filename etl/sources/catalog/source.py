@@ -17,9 +17,7 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import digest
 from sparkring.conf.sources import CatalogSource
 from sparkring.etl.errors import EtlError, NoFiles, innermost
-from sparkring.etl.sources.declared import select_declared
-from sparkring.etl.sources.files import LAKE_MARKS
-from sparkring.etl.sources.query_files import (
+from sparkring.etl.sources.catalog.query_files import (
     OtherTable,
     QueryReads,
     ReadFile,
@@ -30,6 +28,8 @@ from sparkring.etl.sources.query_files import (
     is_fixed,
     query_reads,
 )
+from sparkring.etl.sources.declared import select_declared
+from sparkring.etl.sources.files import LAKE_MARKS
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.sources.spark_path import HOST
 

@@ -30,12 +30,12 @@ from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256
 from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
-from sparkring.etl.interval import Interval, before
-from sparkring.etl.keys import keys_across_parts, write_keys
 from sparkring.etl.rows import RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
 from sparkring.etl.views import own_modules
+from sparkring.etl.windows.interval import Interval, before
+from sparkring.etl.windows.keys import keys_across_parts, write_keys
 
 log = logging.getLogger(__name__)
 

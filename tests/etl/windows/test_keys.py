@@ -1,7 +1,7 @@
 """Which keys may be in two parts, and what that adds to a check. Keys of real rows: tests/spark/test_etl_keys.py."""
 
-from sparkring.etl.keys import across_parts, keys_across_parts
-from tests.etl.test_parts import BLOCK, config
+from sparkring.etl.windows.keys import across_parts, keys_across_parts
+from tests.etl.windows.test_parts import BLOCK, config
 
 UNIQUE = {"kind": "unique", "level": "dataset"}
 

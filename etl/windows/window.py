@@ -36,10 +36,16 @@ from sparkring.etl.checks import Checked, add, judge
 from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.fingerprint import PACKAGE
 from sparkring.etl.fit import fit
-from sparkring.etl.independence import prove_independent
-from sparkring.etl.interval import Interval, before, beginning, window_of
-from sparkring.etl.keys import across_parts, count_keys
-from sparkring.etl.parts import (
+from sparkring.etl.rows import RowsJob
+from sparkring.etl.session import build_session
+from sparkring.etl.sources.pin import PinContext, pin
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.split import UNDIVIDED, check_splits, split_names
+from sparkring.etl.statistics import Statistics, merge
+from sparkring.etl.windows.independence import prove_independent
+from sparkring.etl.windows.interval import Interval, before, beginning, window_of
+from sparkring.etl.windows.keys import across_parts, count_keys
+from sparkring.etl.windows.parts import (
     Part,
     PartSources,
     find_part,
@@ -47,12 +53,6 @@ from sparkring.etl.parts import (
     part_folder,
     write_part,
 )
-from sparkring.etl.rows import RowsJob
-from sparkring.etl.session import build_session
-from sparkring.etl.sources.pin import PinContext, pin
-from sparkring.etl.sources.snapshot import SourceSnapshot
-from sparkring.etl.split import UNDIVIDED, check_splits, split_names
-from sparkring.etl.statistics import Statistics, merge
 
 log = logging.getLogger(__name__)
 

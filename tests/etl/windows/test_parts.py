@@ -13,10 +13,10 @@ import pytest
 from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import Accounting, Column, DataFile, Lineage
 from sparkring.conf.storage import open_storage
-from sparkring.etl import parts
-from sparkring.etl.interval import interval_from
-from sparkring.etl.parts import PART_NAME, Part, PartSources, find_part, part_fingerprint
 from sparkring.etl.rows import RowsJob
+from sparkring.etl.windows import parts
+from sparkring.etl.windows.interval import interval_from
+from sparkring.etl.windows.parts import PART_NAME, Part, PartSources, find_part, part_fingerprint
 
 BLOCK: dict[str, Any] = {
     "sources": {

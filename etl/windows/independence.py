@@ -18,9 +18,9 @@ from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import digest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, declared
-from sparkring.etl.parts import PartSources, of_interval
 from sparkring.etl.rows import RowsJob, rows_of
 from sparkring.etl.views import own_modules
+from sparkring.etl.windows.parts import PartSources, of_interval
 
 log = logging.getLogger(__name__)
 

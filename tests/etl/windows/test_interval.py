@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparkring.conf.config import IntervalConfig
 from sparkring.etl.errors import EtlError
-from sparkring.etl.interval import before, interval_from, window_of
+from sparkring.etl.windows.interval import before, interval_from, window_of
 
 
 def config(last: str = "2013-03-11", window: int = 4, **keys) -> IntervalConfig:
