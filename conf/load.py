@@ -26,6 +26,7 @@ from sparkring.conf.secrets import redact, redacted
 
 # Of a recipe: the longest of ours has 300 values.
 MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 1 << 18, 10_000, 50, 100
+MOST_SHOWN = 200  # characters of a wrong value
 RECIPES: Traversable = files("sparkring.conf.recipes")  # also where the code is shipped as a zip
 
 
@@ -259,8 +260,11 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
     if error["type"] == "literal_error" and isinstance(error["input"], str) and expected:
         near = difflib.get_close_matches(error["input"], re.findall(r"'([^']+)'", expected), n=1)
         rule += f"; did you mean {near[0]!r}?" if near else ""
-    given = json.dumps(redacted(error["input"], key, numbers=True), default=str)[:200]
-    return f"{key} = {given}: {rule[0].lower()}{rule[1:]}{where}"
+    rule = rule[0].lower() + rule[1:]
+    given = json.dumps(redacted(error["input"], key, numbers=True), default=str)
+    if isinstance(error["input"], dict) and len(given) > MOST_SHOWN:  # a block: the rule names the keys within
+        return f"{key}: {rule}"
+    return f"{key} = {given[:MOST_SHOWN]}: {rule}{where}"
 
 
 def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:

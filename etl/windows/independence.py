@@ -30,8 +30,8 @@ ENOUGH = 3  # intervals: one that has others before and after it
 def prove_independent(job: RowsJob, name: str, parts: Sequence[PartSources]) -> None:
     """Compare an interval's rows made of its own sources with those made of all the parts' sources.
 
-    Done once for a recipe's sources, views and rows, and not where `look_back` says how far views look. Raises EtlError
-    if the rows differ.
+    Done once for a recipe's sources, views and rows. Raises EtlError if the rows differ; with `look_back`, where each
+    part reads so far and no further, a warning says that the views would look further.
 
     job: of the root of all datasets, where the proof is noted; name: of the recipe; parts: the window's, as far as
     their sources were pinned, oldest first.
@@ -39,21 +39,34 @@ def prove_independent(job: RowsJob, name: str, parts: Sequence[PartSources]) -> 
     config, root = job.config, job.storage
     assert config.interval is not None
     note = f"parts/{name}/independent/{_views_digest(config)[:12]}.json"
-    if config.interval.look_back or len(parts) < 2 or root.exists(note):
+    if len(parts) < 2 or root.exists(note):
         return
-    tested = parts[len(parts) // 2]
-    alone = _digest(job, tested, tested)
+    middle_first = sorted(range(len(parts)), key=lambda i: abs(i - len(parts) // 2))
+    digests = ((parts[i], _digest(job, parts[i], parts[i])) for i in middle_first)
+    tested, alone = next(((part, found) for part, found in digests if found[0]), (None, None))
+    if tested is None or alone is None:
+        return  # there are no rows that could differ
     within = _digest(job, tested, _together(tested, parts))
     if alone != within:
-        raise EtlError(
+        found = (
             f"etl.rows = {config.rows!r}: the rows of {tested.interval.label} are others ({within[0]}, not {alone[0]}, "
-            "or other values) when the other intervals of the window are read too: a view looks across intervals. Let "
-            f"it look within one (PARTITION BY the day of {config.interval.column!r}), or say in "
-            "etl.interval.look_back how many intervals before it needs"
+            "or other values) when the other intervals of the window are read too"
         )
-    log.info("the views make the same rows of %s alone and in its window", tested.interval.label)
+        if not config.interval.look_back:
+            raise EtlError(
+                f"{found}: a view looks across intervals. Let it look within one (PARTITION BY the day of "
+                f"{config.interval.column!r}), or say in etl.interval.look_back how many intervals before it needs"
+            )
+        log.warning(
+            "%s: a view looks further than etl.interval.look_back = %d, and sees so many intervals before its own; "
+            "raise it, or bound the view",
+            found,
+            config.interval.look_back,
+        )
+    log.info("the views make the same rows of %s alone and in its window: %s", tested.interval.label, alone == within)
     if len(parts) >= ENOUGH:
-        root.put_atomic(note, json.dumps({"interval": tested.interval.label, "rows": alone[0]}).encode())
+        proof = {"interval": tested.interval.label, "rows": alone[0], "same": alone == within}
+        root.put_atomic(note, json.dumps(proof).encode())
 
 
 def _views_digest(config: EtlConfig) -> str:
@@ -64,7 +77,10 @@ def _views_digest(config: EtlConfig) -> str:
 
 
 def _together(tested: PartSources, parts: Sequence[PartSources]) -> PartSources:
-    return PartSources(tested.interval, tested.whole, {name: [p.cut[name][-1] for p in parts] for name in tested.cut})
+    """The tested interval with all that any of the parts reads."""
+    first, *others = parts
+    cut = {name: [*first.cut[name], *(p.cut[name][-1] for p in others)] for name in tested.cut}
+    return PartSources(tested.interval, tested.whole, cut)
 
 
 def _digest(job: RowsJob, tested: PartSources, sources: PartSources) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -46,6 +47,7 @@ from sparkring.etl.windows.independence import prove_independent
 from sparkring.etl.windows.interval import Interval, before, beginning, window_of
 from sparkring.etl.windows.keys import across_parts, count_keys
 from sparkring.etl.windows.parts import (
+    PART_NAME,
     Part,
     PartSources,
     find_part,
@@ -198,7 +200,7 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
         features=fit(merge(fitted), config.features, parts[0].inputs),
         checks=report,
         lineage=Lineage(
-            sources=last.sources,
+            sources=sources_of(parts),
             logical_plan=last.logical_plan,
             code_commit=request.code_commit,
             code_digest=code_digest(PACKAGE),
@@ -244,6 +246,25 @@ def list_files(
             ]
             offset += sum(f.rows for f in mine)
     return files
+
+
+def sources_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """The lineage of a window's sources: a summary of those read by interval, whose details each part has."""
+    found: dict[str, Any] = {}
+    for name, read in parts[-1].lineage.sources.items():
+        if not isinstance(read, list):
+            found[name] = read
+            continue
+        own = [part.lineage.sources[name][-1] for part in parts]
+        found[name] = {
+            "intervals": len(parts),
+            "first_interval": parts[0].interval,
+            "last_interval": parts[-1].interval,
+            "files": sum(one["files"] for one in own),
+            "bytes": sum(one["bytes"] for one in own),
+            "details": f"{PART_NAME} of each part",
+        }
+    return found
 
 
 def check_alike(parts: Sequence[Part]) -> None:

@@ -53,6 +53,24 @@ def test_a_view_that_looks_at_other_intervals_is_refused(spark, sales, tmp_path,
     assert notes(tmp_path) == []
 
 
+def test_an_interval_without_rows_proves_nothing(spark, sales, tmp_path) -> None:
+    with pytest.raises(EtlError, match=r"the rows of 2024-03-02 are others"):
+        prove(spark, recipe(sales, BACK + " WHERE day <> DATE '2024-03-03'"), tmp_path)
+    prove(spark, recipe(sales, WITHIN + " WHERE shop = 'nobody'"), tmp_path)
+    assert notes(tmp_path) == []
+
+
+@pytest.mark.parametrize(("look_back", "said"), [(1, 1), (2, 0)])
+def test_a_view_that_looks_further_than_declared_is_warned_of(
+    spark, sales, tmp_path, caplog, look_back: int, said: int
+) -> None:
+    view = (
+        "SELECT *, count(*) OVER (PARTITION BY shop ORDER BY unix_date(day) RANGE BETWEEN 2 PRECEDING AND CURRENT ROW)"
+    )
+    prove(spark, recipe(sales, f"{view} AS other FROM sales", look_back=look_back), tmp_path)
+    assert caplog.text.count("looks further than etl.interval.look_back = 1") == said
+
+
 def test_a_declared_look_back_is_read_so_far_and_no_further(spark, sales, tmp_path) -> None:
     config = recipe(sales, BACK, look_back=1, window=2)
     built = build_window(spark, BuildRequest(config, {}, "sales", str(tmp_path)), pin_window(config, spark.version, {}))

@@ -10,13 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.config import EtlConfig
-from sparkring.conf.manifest import Column, DataFile
+from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
 from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
 from sparkring.etl.windows.parts import Part
-from sparkring.etl.windows.window import check_alike, check_boundaries, cut_source, list_files, pin_window, split_of
+from sparkring.etl.windows.window import (
+    check_alike,
+    check_boundaries,
+    cut_source,
+    list_files,
+    pin_window,
+    sources_of,
+    split_of,
+)
 from tests.etl.windows.test_parts import BLOCK, config
 
 
@@ -201,3 +209,21 @@ def test_a_condition_of_the_recipe_holds_beside_that_of_the_interval() -> None:
     cut = cut_source(source, "day", interval_from(interval, dt.date(2013, 3, 1)))
     assert isinstance(cut, FilesSource)
     assert cut.where == "(day > '2000-01-01' OR day IS NULL) AND `day` >= '2013-03-01' AND `day` < '2013-03-02'"
+
+
+def test_the_lineage_of_a_window_is_of_all_its_intervals() -> None:
+    def read(day: int) -> Part:
+        cut = [{"files": 7, "bytes": 7}, {"files": day, "bytes": 10 * day}]  # looked back at, its own
+        return part(f"2013-03-0{day}", {}, lineage=Lineage(sources={"a": cut, "b": {"files": 3}}))
+
+    assert sources_of([read(1), read(2), read(4)]) == {
+        "a": {
+            "intervals": 3,
+            "first_interval": "2013-03-01",
+            "last_interval": "2013-03-04",
+            "files": 7,
+            "bytes": 70,
+            "details": "_part.json of each part",
+        },
+        "b": {"files": 3},
+    }
