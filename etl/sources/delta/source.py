@@ -80,6 +80,7 @@ class DeltaSnapshot(SourceSnapshot):
             "path": self.config.path,
             "format": "delta",
             "version": self.version,
+            "where": self.config.where,
             "table_id": self.table_id,
             "files": len(self.files.files),
             "bytes": self.files.bytes,

@@ -123,6 +123,7 @@ class IcebergSnapshot(SourceSnapshot):
             "table-uuid": str(self.version.metadata.table_uuid),
             "snapshot-id": snapshot and snapshot.snapshot_id,
             "committed": snapshot and instant(snapshot.timestamp_ms),
+            "where": self.config.where,
             "files": len(self.files),
             "bytes": sum(file.bytes for file in self.files),
             "fingerprint": self.fingerprint,
