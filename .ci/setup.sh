@@ -31,6 +31,19 @@ if [ "${major:-0}" -lt 17 ]; then
 fi
 say "java $(java_major), $("$python" --version)"
 
+# For the tests of `format: jdbc`, which are skipped without: a server, and its driver for Java. Nothing else needs them.
+if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    wanted=()
+    compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || wanted+=(postgresql)
+    [ -e /usr/share/java/postgresql.jar ] || wanted+=(libpostgresql-jdbc-java)
+    if [ ${#wanted[@]} -gt 0 ]; then
+        say "for the tests: ${wanted[*]}"
+        # RUNLEVEL: the package would start a server of its own, and the tests start theirs.
+        { apt-get update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${wanted[@]}"; } \
+            >/dev/null 2>&1 </dev/null || say "${wanted[*]} could not be installed: tests on PostgreSQL will be skipped"
+    fi
+fi
+
 [ -x .venv/bin/python ] || { say "making .venv"; "$python" -m venv .venv; }
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 say "locked packages (requirements.lock, every one by hash)"

@@ -68,6 +68,47 @@ def decode_and_gather(folder: str, batch: int) -> Batches:
             yield len(order[begin : begin + batch]), [c[begin : begin + batch] for c in columns]
 
 
+def decode_transform_gather(folder: str, batch: int) -> Batches:
+    """The limit of features: as `decode_and_gather`, with the same transforms by hand, in numpy, before the gather."""
+    import numpy as np
+    import pyarrow.parquet as pq
+    import torch
+
+    states = json.loads(Path(folder, "_manifest.json").read_text())["features"]
+    by_name = {state["name"]: state for state in states["features"]}
+    texts = [name for name, spark_type in states["inputs"].items() if spark_type == "string"]
+    code_of = {n: {v: 2 + i for i, v in enumerate(by_name[n]["values"])} for n in texts}
+    table_of = {n: np.arange(2, 2 + len(s["values"]), dtype=np.int32) for n, s in by_name.items() if n[0] == "c"}
+    files = {path: pq.ParquetFile(path, read_dictionary=texts) for path in manifest_files(folder)}
+    places = [(file, g) for file in files.values() for g in range(file.num_row_groups)]
+    random = np.random.default_rng(0)
+
+    def made(name: str, array: Any) -> Any:
+        if name in texts:
+            codes = [code_of[name].get(text, 1) for text in array.dictionary.to_pylist()]
+            indices = array.indices.fill_null(len(codes)).to_numpy()
+            return np.take(np.array([*codes, 0], np.int32), indices)
+        values = array.to_numpy(zero_copy_only=False)  # a null double becomes NaN
+        if name in table_of:
+            size = len(table_of[name])
+            return np.where(values < size, np.take(table_of[name], values, mode="clip"), np.int32(1))
+        if name not in by_name:
+            return values
+        state = by_name[name]
+        filled = np.where(np.isnan(values), state["fill"], values)
+        return ((filled - state["mean"]) / state["std"]).astype(np.float32)
+
+    for at in range(0, len(places), WINDOW):
+        parts = [file.read_row_group(g, use_threads=False) for file, g in places[at : at + WINDOW]]
+        order = torch.from_numpy(random.permutation(sum(part.num_rows for part in parts)))
+        columns = []
+        for name in parts[0].column_names:
+            chunks = [made(name, chunk) for part in parts for chunk in part.column(name).chunks]
+            columns.append(torch.index_select(torch.from_numpy(np.concatenate(chunks)), 0, order))
+        for begin in range(0, len(order), batch):
+            yield len(order[begin : begin + batch]), [c[begin : begin + batch] for c in columns]
+
+
 def sparkring(folder: str, batch: int, **how: Any) -> Batches:
     sys.path.insert(0, str(ROOT))
     from sparkring.conf.config import DataConfig
@@ -129,6 +170,29 @@ def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
     urls = [f"file://{path}" for path in manifest_files(folder)]
     capacity = WINDOW * group_rows(folder) if shuffled else 0
     with make_batch_reader(urls, num_epochs=1, workers_count=2, shuffle_row_groups=shuffled) as reader:
+        for part in BatchedDataLoader(reader, batch_size=batch, shuffling_queue_capacity=capacity):
+            yield len(next(iter(part.values()))), list(part.values())
+
+
+def petastorm_with_transforms(folder: str, batch: int) -> Batches:
+    """petastorm makes the same tensors, by this project's transforms in its workers."""
+    sys.path.insert(0, str(ROOT))
+    import sparkring.training.data.petastorm_adapter  # noqa: F401, I001  (petastorm does not import without)
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import BatchedDataLoader
+
+    from sparkring.conf.manifest import DatasetManifest
+    from sparkring.training.data.petastorm_adapter.reader import transform_spec
+    from sparkring.training.data.features.tensors import TensorSource
+
+    manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
+    tensors = TensorSource(manifest, None)
+    urls, capacity = [f"file://{path}" for path in manifest_files(folder)], WINDOW * group_rows(folder)
+    names = [column.name for column in tensors.stored]
+    with make_batch_reader(
+        urls, schema_fields=names, num_epochs=1, workers_count=2, shuffle_row_groups=True,
+        transform_spec=transform_spec(tensors),
+    ) as reader:  # fmt: skip
         for part in BatchedDataLoader(reader, batch_size=batch, shuffling_queue_capacity=capacity):
             yield len(next(iter(part.values()))), list(part.values())
 
@@ -289,6 +353,7 @@ def _decoded(value: Any, np: Any) -> Any:
 CASES: dict[str, Callable[[str, int], Batches]] = {
     "decode alone": decode_only,
     "decode + gather": decode_and_gather,
+    "decode + transforms + gather": decode_transform_gather,
     "sparkring": sparkring,
     "sparkring 8 lanes": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1),
     "sparkring 8 lanes, 1 thread": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1, threads=1),
@@ -298,6 +363,7 @@ CASES: dict[str, Callable[[str, int], Batches]] = {
     "petastorm BatchedDataLoader": lambda f, b: petastorm_batched(f, b, True),
     "petastorm BatchedDataLoader unshuffled": lambda f, b: petastorm_batched(f, b, False),
     "petastorm DataLoader": petastorm_rows,
+    "petastorm with transforms": petastorm_with_transforms,
     "HF datasets": lambda f, b: hugging_face(f, b, True),
     "HF datasets unshuffled": lambda f, b: hugging_face(f, b, False),
     "LitData": lambda f, b: lit_data(f, b, True),
@@ -322,7 +388,7 @@ def import_for(case: str) -> None:
     sys.path.insert(0, str(ROOT))
     if case.startswith("sparkring") or case == "cache alone":
         import sparkring.training.data.reader
-    elif case == "decode + gather":
+    elif case in ("decode + gather", "decode + transforms + gather"):
         import pandas  # noqa: F401  (to_numpy would)
     elif case.startswith("petastorm"):
         import sparkring.training.data.petastorm_adapter  # noqa: F401, I001

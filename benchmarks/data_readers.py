@@ -43,6 +43,10 @@ CASES = {
         "decode alone", "decode + gather", "sparkring", "sparkring 8 lanes", "sparkring 8 lanes, 1 thread",
         "petastorm BatchedDataLoader", "petastorm DataLoader", "HF datasets", "LitData", "MosaicML streaming",
     ],
+    "values": [
+        "decode alone", "decode + transforms + gather", "sparkring", "sparkring 8 lanes",
+        "sparkring 8 lanes, 1 thread", "petastorm with transforms",
+    ],
     "cache": ["decode alone", "cache alone", "sparkring", "sparkring decoded cache"],
     "images": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
     "tokens": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
@@ -53,6 +57,11 @@ AIMS = {
     "table": [
         ("sparkring 8 lanes", "decode + gather", 0.8),
         ("sparkring 8 lanes", "petastorm BatchedDataLoader", 12.0),
+    ],
+    "values": [
+        ("sparkring", "decode + transforms + gather", 0.8),
+        ("sparkring 8 lanes", "decode + transforms + gather", 0.8),
+        ("sparkring", "petastorm with transforms", 11.0),
     ],
     "cache": [("cache alone", "decode alone", 3.0), ("sparkring decoded cache", "decode alone", 3.0)],
     "images": [("sparkring", peer, 1.0) for peer in ("HF datasets", "LitData", "MosaicML streaming")],
@@ -65,13 +74,25 @@ one thread, and can neither resume there nor give other worlds the same batches.
     "cache": """A mapped row group costs no decoding, but its rows are permuted and gathered all the same (`shuffle`
 below), which takes more seconds than decoding these columns.""",
 }
-BATCH = {"table": 4096, "cache": 4096, "images": 256, "tokens": 1024}
-GROUP = {"table": 16_384, "cache": 16_384, "images": 512, "tokens": 2048}
+BATCH = {"values": 4096, "table": 4096, "cache": 4096, "images": 256, "tokens": 1024}
+GROUP = {"values": 16_384, "table": 16_384, "cache": 16_384, "images": 512, "tokens": 2048}
 
 
 def make_table(theme: str, first: int, count: int, random: np.random.Generator) -> pa.Table:
-    """`count` rows: 41 columns of float32, int32 and int64; JPEG images; or ragged int32 tokens (mean 512)."""
+    """`count` rows: 41 columns of float32, int32 and int64; JPEG images; or ragged int32 tokens (mean 512).
+
+    `values`: the 41 columns before their features: doubles, some null, 9 texts of 16 to 4,096 values, 10 whole numbers.
+    """
     ids = np.arange(first, first + count)
+    if theme == "values":
+        raw: dict[str, Any] = {"id": ids}
+        raw |= {f"f{k}": pa.array(random.normal(50, 9, count), mask=random.random(count) < 0.02) for k in range(20)}
+        for k in range(9):
+            texts = pa.array([f"value {i}" for i in range(16 << k)])
+            codes = pa.array(random.integers(0, 16 << k, count).astype(np.int32), mask=random.random(count) < 0.02)
+            raw[f"t{k}"] = pa.DictionaryArray.from_arrays(codes, texts).cast(pa.string())
+        raw |= {f"c{k}": random.integers(0, 1000 * (k + 1), count).astype(np.int32) for k in range(10)}
+        return pa.table(raw | {"label": random.random(count).astype(np.float32)})
     if theme == "images":
         smooth = random.integers(0, 255, (count, 8, 8, 3), dtype=np.uint8)
         return pa.table({"id": ids, "image": pa.array([_jpeg(s) for s in smooth], pa.binary())})
@@ -100,9 +121,40 @@ def manifest_columns(theme: str) -> tuple[Column, ...]:
         return Column(name="id", dtype="int64"), Column(
             name="tokens", dtype="int32", layout="ragged", logical="array<int>"
         )
-    kinds = {"f": "float32", "c": "int32", "l": "float32", "i": "int64"}
     names = make_table(theme, 0, 1, np.random.default_rng(0)).column_names
+    if theme == "values":
+        stored = {"f": "float64", "t": "string", "c": "int32"}
+        inputs = [Column(name=n, dtype=stored[n[0]], role="input", nulls="keep") for n in names if n[0] in stored]
+        return Column(name="id", dtype="int64"), *inputs, Column(name="label", dtype="float32", role="label")
+    kinds = {"f": "float32", "c": "int32", "l": "float32", "i": "int64"}
     return tuple(Column(name=n, dtype=kinds[n[0]]) for n in names)
+
+
+def features(theme: str) -> dict[str, Any]:
+    """The feature state: every number scaled, every text and whole number a code; a tenth was not seen in training."""
+    if theme != "values":
+        return {}
+    about: dict[str, Any] = {"version": 1, "inputs": {}, "features": []}
+    for column in manifest_columns(theme):
+        if column.role != "input":
+            continue
+        state: dict[str, Any] = {"name": column.name, "column": column.name}
+        if column.name[0] == "f":
+            state |= {
+                "kind": "numeric",
+                "transform": "none",
+                "mean": 50.0,
+                "std": 9.0,
+                "fill": 50.0,
+                "indicator": False,
+            }
+        else:
+            number = int(column.name[1:])
+            size, prefix = (16 << number, "value ") if column.name[0] == "t" else (1000 * (number + 1), "")
+            state |= {"kind": "categorical", "values": [f"{prefix}{i}" for i in range(size - size // 10)]}
+        about["inputs"][column.name] = {"f": "double", "t": "string", "c": "int"}[column.name[0]]
+        about["features"].append(state)
+    return about
 
 
 def write(folder: Path, theme: str, rows: int, files: int = 4) -> None:
@@ -132,7 +184,7 @@ def write(folder: Path, theme: str, rows: int, files: int = 4) -> None:
     manifest = DatasetManifest(
         name=theme, fingerprint=hashlib.sha256(theme.encode()).hexdigest(), created_at="",
         columns=columns, files=tuple(listed), splits={"train": SplitInfo(rows=rows, files=files)},
-        accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}),
+        accounting=Accounting(rows_in=rows, rows_out=rows), lineage=Lineage(sources={}), features=features(theme),
     )  # fmt: skip
     (folder / "_manifest.json").write_text(manifest.to_json())
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
+    BeforeValidator,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -20,23 +19,14 @@ from pydantic import (
     model_validator,
 )
 
+from sparkring.conf.schema import Name, Strict, check_case
 from sparkring.conf.secrets import is_secret_name, redact
-
-
-class Strict(BaseModel):
-    """Base of every block: unknown keys are errors, values never change, defaults are checked like given values.
-
-    An error does not repeat the value, which may be a secret; `sparkring.conf.load` shows it with secrets hidden.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
+from sparkring.conf.sources import FilesSource, Source, as_text
 
 SPARK_REDACTS = "(?i)secret|password|token|access[.]?key"  # Spark's default of spark.redaction.regex
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -90,80 +80,9 @@ class SparkConfig(Strict):
 # --- etl: raw tables -> views -> checks -> split -> features, or packed text -> shards
 
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
 Share = Annotated[float, Field(ge=0, le=1)]
 SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-
-
-def same_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
-    """The first two names that Spark, which does not tell them apart by case, takes for one."""
-    seen: dict[str, str] = {}
-    for name in names:
-        if name.lower() in seen:
-            return seen[name.lower()], name
-        seen[name.lower()] = name
-    return None
-
-
-def check_case(where: str, names: Iterable[str]) -> None:
-    """ValueError where two names differ by case alone, or not at all."""
-    if twice := same_but_for_case(names):
-        raise ValueError(
-            f"{where}: {twice[0]!r} and {twice[1]!r} are one name to Spark, which ignores case; rename one"
-        )
-
-
-class CsvOptions(Strict):
-    """How a CSV file is written: RFC 4180. A quote within a quoted value is doubled; a backslash is a character."""
-
-    sep: Annotated[str, Field(pattern=r"^[\t\x20-\x7e]$")] = ","
-    quote: Annotated[str, Field(pattern=r"^[\x20-\x7e]?$")] = Field('"', description="'': quotes are characters")
-    nullValue: str = Field("", description="what stands for null beside the empty value; quoted, both are texts")
-    encoding: str = Field("utf-8", description="of Python's names: latin-1, windows-1252, utf-16")
-
-    @field_validator("encoding")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        try:
-            codecs.lookup(value)
-        except LookupError as error:
-            raise ValueError(f"{value!r} is no encoding Python knows") from error
-        return value
-
-    @model_validator(mode="after")
-    def _differ(self) -> CsvOptions:
-        if self.sep == self.quote:
-            raise ValueError(f"sep and quote are both {self.sep!r}")
-        return self
-
-
-class SourceConfig(Strict):
-    """One raw table. A file that does not match the declared columns stops the job, named with the column."""
-
-    path: str = Field(
-        description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text: all "
-        "there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
-    )
-    format: Literal["csv", "parquet", "text"] = "csv"
-    columns: dict[str, str] = Field(
-        {},
-        description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; parquet: the columns to read; "
-        "text: none, rows are whole files with the columns `path` and `text`",
-    )
-    options: CsvOptions | None = Field(None, description="csv only; None: RFC 4180, null is the empty value")
-    fingerprint: Literal["content", "stat"] = Field(
-        "content", description="content: sha256 of every file; stat: path, size and mtime (for lakes too large to read)"
-    )
-
-    @model_validator(mode="after")
-    def _columns_given(self) -> SourceConfig:
-        if (self.format == "text") != (not self.columns):
-            raise ValueError("columns must be declared for csv and parquet, and may not be for text")
-        check_case("columns", self.columns)
-        if self.options is not None and self.format != "csv":
-            raise ValueError(f"options are for csv; a {self.format} source has none")
-        return self
 
 
 class CheckConfig(Strict):
@@ -318,11 +237,51 @@ class ShardConfig(Strict):
     compression: Literal["snappy", "zstd", "none"] = "snappy"
 
 
+def _known_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # a folder of zones is an OSError
+        raise ValueError(f"{name!r} is no time zone, such as UTC or America/New_York") from error
+    return name
+
+
+Day = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
+
+
+class IntervalConfig(Strict):
+    """Rows are written in parts, one per interval, which several datasets share: each is a window of intervals.
+
+    A part is made of what the sources hold of its interval, and of sources that are read whole: it does not depend on
+    the window. An interval is named by its first day.
+    """
+
+    column: str = Field(
+        description="column of `rows` (date, timestamp or timestamp_ntz) that says to which interval a row belongs"
+    )
+    every: Literal["day", "week", "month"] = Field("day", description="a week begins on Monday")
+    time_zone: Annotated[str, AfterValidator(_known_zone)] = Field(
+        "UTC", description="whose days they are; where clocks are changed, a day has 23 or 25 hours"
+    )
+    sources: dict[Name, str] = Field(
+        {},
+        description="source -> its partition column of type date: only files of the interval are opened. Other sources "
+        "are read whole, and a change in one of them is a change in every part",
+    )
+    look_back: NonNegativeInt = Field(
+        0, description="intervals before its own that a part's `sources` are read from, for views that look back"
+    )
+    last: Day = Field(description="first day of the last interval of the window")
+    window: PositiveInt = Field(description="intervals in the dataset")
+    missing: Literal["fail", "skip"] = Field(
+        "fail", description="an interval of which a source has no file: fail names it, skip leaves its part out"
+    )
+
+
 class EtlConfig(Strict):
     """Raw tables to one dataset."""
 
     kind: Literal["table", "text"] = "table"
-    sources: Annotated[dict[Name, SourceConfig], Field(min_length=1)]
+    sources: Annotated[dict[Name, Source], Field(min_length=1)]
     views: dict[Name, str] = Field({}, description="name -> Spark SQL over sources and earlier views, in order")
     rows: str = Field(
         description="the view, source or `module:function(tables) -> DataFrame` that gives the dataset's rows"
@@ -336,6 +295,7 @@ class EtlConfig(Strict):
     keep: list[str] = Field([], description="columns stored as they are that no model sees (role meta)")
     text: TextConfig | None = None
     shard: ShardConfig = ShardConfig()
+    interval: IntervalConfig | None = None
 
     @model_validator(mode="after")
     def _kinds_agree(self) -> EtlConfig:
@@ -370,11 +330,55 @@ class EtlConfig(Strict):
                 raise ValueError(f"checks.{index}.to = {check.to!r}: no such source or view")
         return self
 
+    @model_validator(mode="after")
+    def _parts_possible(self) -> EtlConfig:
+        if self.interval is not None and (problem := parts_problem(self, self.interval)):
+            raise ValueError(problem)
+        return self
+
+
+def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
+    """Say why the dataset cannot be made of parts that do not depend on each other; None where it can."""
+    if etl.kind == "text":
+        return "interval: text is packed across documents, so there are no parts of it; remove `interval`"
+    if unknown := sorted(interval.sources.keys() - etl.sources.keys()):
+        return f"interval.sources: {unknown[0]!r} is no source; there are {sorted(etl.sources)}"
+    for name, column in interval.sources.items():
+        source = etl.sources[name]
+        if "where" not in type(source).model_fields:
+            return f"interval.sources.{name}: a jdbc source is read whole; leave it out, and it is read for every part"
+        kind = source.partitions.get(column) if isinstance(source, FilesSource) else "date"
+        if kind != "date":
+            return (
+                f"interval.sources.{name} = {column!r}: must be a partition column of type date, and it is "
+                f"{'none' if kind is None else kind}; declare it in etl.sources.{name}.partitions"
+            )
+    if etl.one_per is not None and etl.one_per not in interval.sources:
+        return f"one_per = {etl.one_per!r}: must be one of interval.sources, as its rows are counted in every interval"
+    if interval.look_back and etl.one_per is None:
+        return (
+            "interval.look_back: needs `one_per`; rows of other intervals are read too, and only a count shows that "
+            "none is lost between two parts"
+        )
+    if etl.split.kind == "time" and etl.split.column != interval.column:
+        return (
+            f"split.column = {etl.split.column!r}: must be interval.column, {interval.column!r}: a split by time takes "
+            "whole intervals"
+        )
+    if etl.shard.shards is not None:
+        return "shard.shards: every part has files of its own, by its rows; remove it, or set shard.target_bytes"
+    for check in etl.checks:
+        if check.kind == "unique" and check.level == "row" and interval.column not in check.columns:
+            return (
+                f"checks: {check.name!r}: which of equal rows is kept must not depend on other parts; add "
+                f"{interval.column!r} to its columns, or set level to dataset"
+            )
+    return None
+
 
 # --- data: the order of rows, what reads them, bad files and slow storage
 
 
-NonNegativeInt = Annotated[int, Field(ge=0)]
 MIB = 1 << 20
 
 
@@ -445,7 +449,8 @@ class PetastormConfig(Strict):
 class DataConfig(Strict):
     reader: Literal["native", "petastorm"] = "native"
     filters: list[Condition] = Field(
-        [], description="rows to keep, all must hold: [[distance, '>', 100]]; decided before the plan"
+        [],
+        description="stored values to keep, all must hold: [[distance, '>', 100]]; decided before the plan",
     )
     lanes: PositiveInt = Field(
         64,
@@ -717,7 +722,7 @@ class TrackingConfig(Strict):
 
 class ReportConfig(Strict):
     share_by: list[str] = Field(
-        [], description="scalar columns of the dataset by which the report shows the positive share"
+        [], description="stored scalar columns of the dataset by which the report shows the positive share"
     )
     baselines: bool = Field(
         True,

@@ -26,6 +26,7 @@ from sparkring.conf.secrets import redact, redacted
 
 # Of a recipe: the longest of ours has 300 values.
 MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 1 << 18, 10_000, 50, 100
+MOST_SHOWN = 200  # characters of a wrong value
 RECIPES: Traversable = files("sparkring.conf.recipes")  # also where the code is shipped as a zip
 
 
@@ -205,7 +206,7 @@ def _key_lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]
 def parse_override(text: str) -> tuple[str, Any]:
     """`key.path=value` with the value read as YAML: `optim.lr=1e-3`, `launch.world=4`, `train.steps=null`."""
     key, separator, value = text.partition("=")
-    if not separator or not re.fullmatch(r"[A-Za-z_][\w]*(\.[\w]+)*", key):
+    if not separator or not re.fullmatch(r"[A-Za-z_][\w]*(\.[\w-]+)*", key):
         raise ValueError("an override is key.path=value, such as optim.lr=1e-3")
     try:
         return key, parse_yaml(value)[0]
@@ -259,8 +260,11 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
     if error["type"] == "literal_error" and isinstance(error["input"], str) and expected:
         near = difflib.get_close_matches(error["input"], re.findall(r"'([^']+)'", expected), n=1)
         rule += f"; did you mean {near[0]!r}?" if near else ""
-    given = json.dumps(redacted(error["input"], key, numbers=True), default=str)[:200]
-    return f"{key} = {given}: {rule[0].lower()}{rule[1:]}{where}"
+    rule = rule[0].lower() + rule[1:]
+    given = json.dumps(redacted(error["input"], key, numbers=True), default=str)
+    if isinstance(error["input"], dict) and len(given) > MOST_SHOWN:  # a block: the rule names the keys within
+        return f"{key}: {rule}"
+    return f"{key} = {given[:MOST_SHOWN]}: {rule}{where}"
 
 
 def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
@@ -293,10 +297,11 @@ def _known_keys(location: tuple[Any, ...]) -> set[str]:
     for part in location:
         found: list[dict[str, Any]] = []
         for node in (v for outer in nodes for v in variants(outer)):
-            properties, values = node.get("properties", {}), node.get("additionalProperties")
+            properties = node.get("properties", {})
+            values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
             if part in properties:
                 found.append(properties[part])
-            elif properties.get("kind", {}).get("const") == part:  # the tag pydantic inserts for a union by `kind`
+            elif part in (properties.get("kind", {}).get("const"), node.get("title")):  # the tag of a union
                 found.append(node)
             elif isinstance(part, int) and "items" in node:
                 found.append(node["items"])

@@ -2,6 +2,8 @@
 
 A dataset is a folder of plain Parquet files and one `_manifest.json`, written last. A folder without a manifest is not
 a dataset; a Parquet file the manifest does not list is not part of it.
+
+Files hold values; `DatasetManifest.tensors` are what a model is given, by the feature state.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
+from sparkring.conf.features import EXACT_DTYPES, STORED_FOR, State, outputs, whole_number
+from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import (
     OPEN,
@@ -26,21 +31,24 @@ from sparkring.conf.stored import (
     Sha256,
     Stored,
     StoredError,
+    named,
     parse,
     read,
     up_to,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+VALUES_SINCE = 2
+"""Since this format shards hold values; before, they held what features made of them, codes and scaled numbers."""
 MANIFEST_NAME = "_manifest.json"
 ROW_NUMBER = "sparkring_row"
 """int64 column of every shard, beside the manifest's: the row's place in its split, from 0 in stored order. It is
 decoded with the values, so it says which rows those are; audits and evaluation read it. Under 0.1 byte a row."""
 
 Layout = Literal["scalar", "vector", "ragged", "nested", "binary"]
-Dtype = Literal["bool", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "binary"]
-Role = Literal["feature", "label", "id", "meta"]
-Nulls = Literal["refuse", "mask", "fill"]
+Dtype = Literal["bool", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "string", "binary"]
+Role = Literal["feature", "label", "id", "meta", "input"]
+Nulls = Literal["refuse", "mask", "fill", "keep"]
 
 
 class ManifestError(StoredError):
@@ -48,10 +56,11 @@ class ManifestError(StoredError):
 
 
 class Column(Stored):
-    """One stored column and the tensor it becomes.
+    """One stored column and the tensor it becomes; or a tensor that a feature makes of one.
 
     `dtype` is the tensor's element type by its numpy name (`bool`, `int8`..`int64`, `float16`, `float32`, `float64`),
-    or `binary` for undecoded bytes. `layout` says how rows become tensors: `scalar` -> (B,); `vector` -> (B, *shape);
+    `binary` for undecoded bytes, or `string`, which only features and people read. `role` `input`: values that features
+    are made of, no tensor. `layout` says how rows become tensors: `scalar` -> (B,); `vector` -> (B, *shape);
     `ragged` -> values (N, *shape) + offsets (B + 1,); `nested` -> values + one offsets tensor per level;
     `binary` -> a list of B byte strings, or what the reader's decoder makes of them.
     """
@@ -64,7 +73,8 @@ class Column(Stored):
     logical: str = Field(default="", description="the Spark type it came from, as DDL: `decimal(10,2)`, `date`")
     nulls: Nulls = Field(
         default="refuse",
-        description="refuse: a null is an error; mask: also a bool tensor `<name>__valid`; fill: replaced by `fill`",
+        description="refuse: a null is an error; mask: also a bool tensor `<name>__valid`; fill: replaced by `fill`; "
+        "keep: stored, and the state of a feature decides what a model sees of it",
     )
     fill: Finite | int | bool | str | None = None
     cardinality: Annotated[int, Field(strict=True, ge=0, lt=1 << 31)] | None = Field(
@@ -78,7 +88,8 @@ class Column(Stored):
 
 
 class DataFile(Stored):
-    """One Parquet file. `path` is relative to the dataset folder; `row_groups` are row counts in stored order."""
+    """One Parquet file. `path` is relative to `DatasetManifest.files_folder`; `row_groups` are row counts in stored
+    order. `row_offset`: rows of the split in earlier parts, which a reader adds to the file's row numbers."""
 
     path: RelativePath
     split: FolderName
@@ -86,6 +97,7 @@ class DataFile(Stored):
     bytes: Count
     sha256: Sha256
     row_groups: tuple[Count, ...]
+    row_offset: Count = 0
 
     @model_validator(mode="after")
     def _rows_add_up(self) -> Self:
@@ -162,7 +174,7 @@ class PassthroughState(_Feature):
 
 @OPEN
 class FeatureState(TypedDict):
-    """What etl/features.py fits and applies. `inputs`: raw column -> Spark type."""
+    """What etl/fit.py fits and training/data/features/transform.py applies. `inputs`: raw column -> Spark type."""
 
     version: Count
     inputs: dict[str, str]
@@ -205,7 +217,21 @@ class CheckResult(TypedDict):
     passed: bool
 
 
+class WindowPart(Stored):
+    """A part that a dataset shares with others: `folder`, below `files_folder`, has its `_part.json`."""
+
+    interval: FolderName
+    fingerprint: Sha256
+    folder: RelativePath
+    rows: Count
+
+
 class DatasetManifest(Stored):
+    """What a dataset is. One over parts has no files of its own: it lists theirs, in the order of intervals.
+
+    `missing`: intervals of the window that have no part, as the recipe allowed.
+    """
+
     format_version: Annotated[int, up_to(FORMAT_VERSION)] = FORMAT_VERSION
     name: Label
     fingerprint: Sha256
@@ -218,12 +244,24 @@ class DatasetManifest(Stored):
     checks: Annotated[list[dict[str, Any]], CheckedAs(list[CheckResult])] = []
     text: Annotated[dict[str, Any], CheckedAs(TextState)] = {}
     lineage: Lineage
+    parts: tuple[WindowPart, ...] = ()
+    missing: tuple[FolderName, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for what, names in (("files", [f.path for f in self.files]), ("columns", [c.name for c in self.columns])):
             if twice := sorted(name for name, times in Counter(names).items() if times > 1):
                 raise ValueError(f"{what}: {twice[0]!r} is listed twice")
+        stored = {column.name: column for column in self.columns}
+        for state in self.fitted:
+            check_input(state, stored.get(state["column"]), self.features["inputs"][state["column"]])
+        for state in self.features.get("features", []):
+            if state["kind"] == "categorical":
+                check_categories(state, self.features["inputs"][state["column"]])
+            elif state["kind"] == "passthrough" and state["name"] not in stored:
+                raise ValueError(f"features: {state['name']!r} is passed through, and is not among the stored columns")
+        if alike := same_but_for_case(tensor.name for tensor in self.tensors):
+            raise ValueError(f"features: two tensors would be called {alike[0]!r} and {alike[1]!r}")
         if unknown := sorted({f.split for f in self.files} - self.splits.keys()):
             raise ValueError(f"files are of the split {unknown[0]!r}, which is not listed")
         for split, info in self.splits.items():
@@ -235,12 +273,28 @@ class DatasetManifest(Stored):
                 )
         return self
 
+    def files_folder(self, folder: Storage) -> Storage:
+        """The folder that the files' paths are relative to: the dataset's own, or the one above, which parts are in."""
+        return folder.parent if self.parts else folder
+
+    @property
+    def fitted(self) -> list[State]:
+        """The states that a reader applies to stored columns."""
+        states: list[State] = self.features.get("features", []) if self.format_version >= VALUES_SINCE else []
+        return [state for state in states if state["kind"] != "passthrough"]
+
+    @property
+    def tensors(self) -> tuple[Column, ...]:
+        """What a reader serves: columns made by features, in their order, then others that are stored as tensors."""
+        return self.columns if self.format_version < VALUES_SINCE else tensor_columns(self.columns, self.features)
+
     def column(self, name: str) -> Column:
-        """The column of that name; KeyError names what there is."""
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise KeyError(f"dataset {self.name!r} has no column {name!r}; it has {[c.name for c in self.columns]}")
+        """The stored column of that name; KeyError names what there is."""
+        return _named(name, self.columns, f"dataset {self.name!r} has no column")
+
+    def tensor(self, name: str) -> Column:
+        """The tensor of that name; KeyError names what there is."""
+        return _named(name, self.tensors, f"dataset {self.name!r} has no column")
 
     def files_of(self, split: str) -> tuple[DataFile, ...]:
         """The files of a split in their stored order; ManifestError names the splits there are."""
@@ -257,6 +311,65 @@ class DatasetManifest(Stored):
         return parse(cls, text, where, ManifestError)
 
 
+def with_features(manifest: DatasetManifest, features: State) -> DatasetManifest:
+    """The dataset as another dataset's feature state makes tensors of it. ManifestError if its columns do not fit."""
+    if not features or features == manifest.features:
+        return manifest
+    with named(f"dataset {manifest.name!r}, read with the feature state of another", ManifestError):
+        return DatasetManifest.model_validate(dict(manifest) | {"features": features})
+
+
+def tensor_columns(columns: Sequence[Column], features: State) -> tuple[Column, ...]:
+    """List the tensors of stored `columns`: what the feature state makes of them, then others that are tensors."""
+    stored, tensors = {column.name: column for column in columns}, list[Column]()
+    for state in features.get("features", []):
+        if state["kind"] == "passthrough":
+            tensors.append(stored.pop(state["name"]))
+            continue
+        made = outputs(state)
+        logical = features["inputs"][state["column"]]
+        tensors += [Column(name=o.name, dtype=o.dtype, logical=logical, cardinality=o.cardinality) for o in made]
+    return (*tensors, *(c for c in stored.values() if c.role != "input" and c.dtype != "string"))
+
+
+def check_input(state: State, stored: Column | None, spark_type: str) -> None:
+    """Raise ValueError unless the stored column, whose Spark type is given, is one that the feature can be made of."""
+    name, kind = state["name"], state["kind"]
+    if stored is None:
+        raise ValueError(f"features: {name!r}: its column {state['column']!r} is not among the stored columns")
+    is_text = spark_type not in EXACT_DTYPES and not spark_type.startswith("decimal")
+    fits = stored.layout == "scalar" and stored.dtype in STORED_FOR[kind] and is_text == (stored.dtype == "string")
+    if kind == "categorical":  # looked up by the number behind a value: other types give their numbers other meanings
+        is_date, is_boolean = spark_type == "date", spark_type == "boolean"
+        fits = fits and is_date == (stored.logical == "date") and is_boolean == (stored.dtype == "bool")
+    if not fits:
+        raise ValueError(
+            f"features: {name!r}: a {kind} feature of {spark_type} is not made of a column that is stored as "
+            f"{stored.layout} {stored.dtype}" + (f" of {stored.logical}" if stored.logical else "")
+        )
+
+
+def check_categories(state: State, spark_type: str) -> None:
+    """Raise ValueError for a category that occurs twice, or is no value of the column's Spark type."""
+    values = state["values"]
+    if len(set(values)) < len(values):
+        raise ValueError(f"features: {state['name']!r}: a category occurs twice")
+    for text in values if spark_type in EXACT_DTYPES else ():
+        try:
+            whole_number(text, spark_type)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(
+                f"features: {state['name']!r}: the category {text!r} is no {spark_type}: {error}"
+            ) from None
+
+
+def _named(name: str, columns: Sequence[Column], missing: str) -> Column:
+    for column in columns:
+        if column.name == name:
+            return column
+    raise KeyError(f"{missing} {name!r}; it has {[c.name for c in columns]}")
+
+
 def read_manifest(folder: Storage) -> DatasetManifest:
     """Read the dataset in `folder`. Raises ManifestError if it is not one that this version can read."""
     if not folder.exists(MANIFEST_NAME):
@@ -265,7 +378,14 @@ def read_manifest(folder: Storage) -> DatasetManifest:
             f"{folder.uri}: not a dataset: {found}; it was never finished or is not one of ours. "
             "Run `sparkring etl` to build it, or correct the `dataset` key"
         )
-    return read(DatasetManifest, folder, MANIFEST_NAME, ManifestError)
+    manifest = read(DatasetManifest, folder, MANIFEST_NAME, ManifestError)
+    if manifest.format_version < VALUES_SINCE and manifest.features:
+        raise ManifestError(
+            f"{folder.uri}/{MANIFEST_NAME}: format_version = {manifest.format_version}: the dataset is of an older "
+            f"sparkring, its files hold codes where this one reads values (format {VALUES_SINCE}); run `sparkring etl` "
+            "to build it again"
+        )
+    return manifest
 
 
 def digest(value: Any) -> str:

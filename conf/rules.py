@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.secrets import HIDDEN, redact, redacted
+from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.storage import NO_SECRETS, check_uri
 
 BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
@@ -159,7 +160,11 @@ def uri_problems(config: RunConfig) -> list[str]:
     """List storage URIs that cannot be right on any machine."""
     uris = {"storage.datasets": config.storage.datasets, "storage.runs": config.storage.runs, "dataset": config.dataset}
     if config.etl is not None:
-        uris |= {f"etl.sources.{name}.path": source.path for name, source in config.etl.sources.items()}
+        uris |= {
+            f"etl.sources.{name}.path": source.path
+            for name, source in config.etl.sources.items()
+            if isinstance(source, (FilesSource, DeltaSource, IcebergSource))
+        }
     if config.data.mix is not None:
         uris |= {f"data.mix.parts.{i}.dataset": part.dataset for i, part in enumerate(config.data.mix.parts)}
     problems = []

@@ -52,6 +52,13 @@ class Storage:
         base, _, query = self.uri.partition("?")
         return Storage(self.fs, self.path(relative), f"{base.rstrip('/')}/{relative}" + (f"?{query}" if query else ""))
 
+    @property
+    def parent(self) -> Storage:
+        """The folder that this one is in."""
+        base, mark, query = self.uri.partition("?")
+        above = base.rstrip("/").rpartition("/")[0]
+        return Storage(self.fs, self.root.rpartition("/")[0] or "/", above + mark + query)
+
     def exists(self, relative: str = "") -> bool:
         return self.fs.get_file_info(self.path(relative)).type != pafs.FileType.NotFound
 
@@ -69,6 +76,33 @@ class Storage:
         """Write a file so that a reader sees all of it or none of it, and a crash leaves the previous one."""
         with self.create(relative) as file:
             file.write(data)
+
+    def put_new(self, relative: str, data: bytes) -> bool:
+        """Write a file whole unless there is one; False if there is.
+
+        On a local disk one of several writers wins. Other storage is asked first whether the file exists, so two
+        writers that ask at the same time may both get True.
+        """
+        target = self.path(relative)
+        if self.exists(relative):
+            return False
+        if not self.is_local:
+            self.put_atomic(relative, data)
+            return True
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        part = f"{target}.{uuid.uuid4().hex}{PART}"
+        with _part_file(part) as file:
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                os.link(part, target)  # unlike a rename, it does not replace
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(part)
+        _sync_folder(target)
+        return True
 
     @contextmanager
     def create(self, relative: str, on_progress: Callable[[], None] = lambda: None) -> Iterator[HashingFile]:
@@ -175,6 +209,11 @@ def publish(file: BinaryIO, part: str, target: str) -> None:
     file.flush()
     os.fsync(file.fileno())
     os.replace(part, target)
+    _sync_folder(target)
+
+
+def _sync_folder(target: str) -> None:
+    """Flush the entry of a file in its folder to the device."""
     folder = os.open(os.path.dirname(target), os.O_RDONLY)
     try:
         os.fsync(folder)  # POSIX: the rename itself is in the folder's entry

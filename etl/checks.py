@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -22,12 +24,12 @@ UNSPLIT = "split_column_is_null"
 
 @dataclass(frozen=True)
 class Checked:
-    """What one pass over the marked rows found; `report` is one JSON-able entry per rule."""
+    """What one pass over the marked rows counted."""
 
     rows_in: int
     quarantined: dict[str, int]  # by rule
     splits: dict[str, int]  # good rows by split
-    report: list[dict[str, Any]]
+    failing: dict[str, int]  # rows by check
 
 
 def mark(rows: DataFrame, checks: list[CheckConfig], tables: dict[str, DataFrame], key: list[str]) -> DataFrame:
@@ -87,18 +89,37 @@ def _simple_failure(check: CheckConfig) -> Column:
     return F.coalesce(reduce(Column.__or__, bounds), F.lit(False))
 
 
-def evaluate(marked: DataFrame, checks: list[CheckConfig]) -> Checked:
-    """Count every rule in one job. Raises ChecksFailed with all failed rules, EtlError for no good row."""
+def count(marked: DataFrame, checks: list[CheckConfig]) -> Checked:
+    """Count rows by split and rule, and every check's failing rows, in one job."""
     counts = [F.count_if(F.col(f"{FAIL}{i}")).alias(f"n{i}") for i in range(len(checks))]
     by_rule = marked.groupBy(RULE, SPLIT).agg(F.count(F.lit(1)).alias("rows"), *counts).collect()
-    rows_in = sum(row["rows"] for row in by_rule)
-    failing = [sum(row[f"n{i}"] for row in by_rule) for i in range(len(checks))]
-    report = [_entry(check, rows_in, count) for check, count in zip(checks, failing, strict=True)]
     quarantined: dict[str, int] = {}
     splits: dict[str, int] = {}
     for row in sorted(by_rule, key=lambda r: (r[RULE] or "", r[SPLIT] or "")):
         kind, name = (quarantined, row[RULE]) if row[RULE] else (splits, row[SPLIT])
         kind[name] = kind.get(name, 0) + row["rows"]
+    failing = {check.name: sum(row[f"n{i}"] for row in by_rule) for i, check in enumerate(checks)}
+    return Checked(sum(row["rows"] for row in by_rule), quarantined, splits, failing)
+
+
+def add(parts: Iterable[Checked]) -> Checked:
+    """Add what was counted of parts that have no row in common."""
+    quarantined, splits, failing = Counter[str](), Counter[str](), Counter[str]()
+    rows_in = 0
+    for part in parts:
+        rows_in += part.rows_in
+        for total, counts in ((quarantined, part.quarantined), (splits, part.splits), (failing, part.failing)):
+            total.update(counts)
+    return Checked(rows_in, dict(quarantined), dict(splits), dict(failing))
+
+
+def judge(checked: Checked, checks: list[CheckConfig]) -> list[dict[str, Any]]:
+    """Make the report, one JSON-able entry per rule.
+
+    Raises ChecksFailed with all failed rules, EtlError for no good row.
+    """
+    rows_in, quarantined = checked.rows_in, checked.quarantined
+    report = [_entry(check, rows_in, checked.failing[check.name]) for check in checks]
     if rows_in == 0:
         raise EtlError("etl.rows: gave no row at all; look at the joins and the sources' files")
     if broken := [entry for entry in report if not entry["passed"]]:
@@ -108,7 +129,7 @@ def evaluate(marked: DataFrame, checks: list[CheckConfig]) -> Checked:
         )
     if sum(quarantined.values()) == rows_in:
         raise EtlError(f"etl.checks: all {rows_in} rows were quarantined: {quarantined}; nothing is left to train on")
-    return Checked(rows_in, quarantined, splits, report)
+    return report
 
 
 def _entry(check: CheckConfig, rows: int, failing: int) -> dict[str, Any]:

@@ -12,23 +12,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column as Expression
-from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
-    DateType,
     DecimalType,
     DoubleType,
     StringType,
-    TimestampNTZType,
-    TimestampType,
     UserDefinedType,
 )
 
+from sparkring.conf.features import EXACT_DTYPES
 from sparkring.conf.manifest import Column, Nulls, Role
 from sparkring.etl.errors import EtlError
-from sparkring.etl.features import EXACT_DTYPES
 
 ARROW: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -39,7 +35,14 @@ ARROW: dict[str, pa.DataType] = {
     "float16": pa.float32(),  # Spark and most readers have no half type; the values are half-precision ones
     "float32": pa.float32(),
     "float64": pa.float64(),
+    "string": pa.string(),
     "binary": pa.binary(),
+}
+# Logical types that Parquet has one of its own for; the tensor has the whole number behind them.
+ARROW_DATES = {
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
 }
 EXACT_DECIMAL_DIGITS = 15  # every decimal of so many digits has its own double
 
@@ -54,9 +57,18 @@ class ColumnOptions:
     dtype: str | None = None
 
 
+def input_column(name: str, found: DataType) -> Column:
+    """Make the manifest's entry for a column that features are made of: its values as they are, nulls among them."""
+    simple = found.simpleString()
+    dtype = "string" if isinstance(found, StringType) else EXACT_DTYPES.get(simple, "float64")  # else it is a decimal
+    return Column(name=name, dtype=dtype, role="input", logical=simple, nulls="keep")
+
+
 def manifest_column(name: str, found: DataType, role: Role, options: ColumnOptions | None = None) -> Column:
     """Make the manifest's entry for a Spark column. Raises EtlError with the remedy for a type that has no tensor."""
     options = options or ColumnOptions()
+    if role == "meta" and isinstance(found, StringType):
+        return Column(name=name, dtype="string", role=role, logical=found.simpleString(), nulls="keep")
     shape = options.shape
     depth, element = _array_depth(found)
     layout = "binary" if isinstance(element, BinaryType) else ("scalar", "ragged")[depth] if depth < 2 else "nested"
@@ -149,35 +161,23 @@ def _refused(name: str, found: DataType, remedy: str) -> EtlError:
 
 
 def stored_expression(value: Expression, found: DataType, column: Column) -> Expression:
-    """Convert `value` to the stored type: decimals to doubles, dates to days, timestamps to microseconds since 1970."""
+    """Convert `value` to the stored type: vectors to arrays, decimals to doubles; the rest is stored as it is."""
     if isinstance(found, UserDefinedType):
         from pyspark.ml.functions import vector_to_array  # needs numpy in Spark's Python only when used
 
         return vector_to_array(value)
     depth, element = _array_depth(found)
-    value = _converted(value, depth, element)
-    if column.dtype == "float16" and isinstance(element, DoubleType):
-        value = value.cast("array<" * depth + "float" + ">" * depth)
-    return value
-
-
-def _converted(value: Expression, depth: int, element: DataType) -> Expression:
-    if depth:
-        if not isinstance(element, (DecimalType, DateType, TimestampType, TimestampNTZType)):
-            return value
-        return F.transform(value, lambda x: _converted(x, depth - 1, element))
     if isinstance(element, DecimalType):
-        return value.cast("double")
-    if isinstance(element, DateType):
-        return F.unix_date(value)
-    if isinstance(element, (TimestampType, TimestampNTZType)):
-        return F.unix_micros(value.cast("timestamp"))
+        return value.cast("array<" * depth + "double" + ">" * depth)
+    if column.dtype == "float16" and isinstance(element, DoubleType):
+        return value.cast("array<" * depth + "float" + ">" * depth)
     return value
 
 
 def arrow_field(column: Column) -> pa.Field:
     """The column's type in Parquet: plain lists for vectors (fixed-size lists decode three times slower)."""
-    kind = ARROW[column.dtype]
+    element = column.logical.replace("array<", "").rstrip(">")
+    kind = ARROW_DATES.get(element, ARROW[column.dtype])
     levels = len(column.shape) if column.layout == "vector" else column.logical.count("array<")
     for _ in range(levels):
         kind = pa.list_(pa.field("element", kind, nullable=False))

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from sparkring.conf.errors import first_line
+
 
 class EtlError(ValueError):
     """The dataset cannot be built; the message has the key or file, the value, the rule and what to do."""
+
+
+class NoFiles(EtlError):
+    """There is a table, and no file of it where the condition holds."""
 
 
 class ChecksFailed(EtlError):
@@ -13,3 +22,13 @@ class ChecksFailed(EtlError):
     def __init__(self, message: str, report: list[dict[str, object]]):
         super().__init__(message)
         self.report = report
+
+
+def innermost(error: Py4JJavaError | PySparkException) -> str:
+    """The first line of the innermost cause of an error in the JVM: what a driver or a file system answered."""
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    if cause is None:
+        return first_line(error)
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return first_line(cause.getMessage() or cause.toString())

@@ -1,12 +1,11 @@
-"""Fit features in Spark on the training split (two or three jobs), apply them to every row. For numpy: features.py."""
+"""Check what features are made of, and fit them on statistics of the training rows. Applying them: training/data/."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     BooleanType,
     DataType,
@@ -17,23 +16,20 @@ from pyspark.sql.types import (
 )
 
 from sparkring.conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature
+from sparkring.conf.features import STATE_VERSION, State
 from sparkring.etl.errors import EtlError
 from sparkring.etl.features import (
-    FIRST_CODE,
-    NULL_CODE,
-    STATE_VERSION,
-    UNSEEN_CODE,
     Moments,
-    State,
     anchor_of,
     categorical_state,
     input_column,
     numeric_state,
     plain_state,
 )
+from sparkring.etl.statistics import Statistics, moments, most_frequent
 
 
-def check_inputs(rows: DataFrame, features: dict[str, Feature]) -> dict[str, str]:
+def check_inputs(rows: DataFrame, features: Mapping[str, Feature]) -> dict[str, str]:
     """Find the Spark type of every input column. EtlError lists features whose column is missing or of a wrong type."""
     types = {f.name: f.dataType for f in rows.schema.fields}
     problems, inputs = [], {}
@@ -60,113 +56,38 @@ def _wrong_type(feature: Feature, found: DataType) -> str:
     return ""
 
 
-def fit(train: DataFrame, features: dict[str, Feature]) -> State:
-    """Fit the state of every feature on the training rows alone."""
-    inputs = check_inputs(train, features)
-    numeric = {n: f for n, f in features.items() if isinstance(f, NumericFeature)}
-    categorical = {n: f for n, f in features.items() if isinstance(f, CategoricalFeature)}
-    states = _fit_numeric(train, numeric) | _fit_categorical(train, categorical)
+def unfitted(features: Mapping[str, Feature], inputs: dict[str, str]) -> State:
+    """The state before anything is measured: it says which columns are stored and which tensors there may be."""
+    states = []
     for name, feature in features.items():
-        if not isinstance(feature, (NumericFeature, CategoricalFeature)):
-            states[name] = plain_state(name, feature)
-    return {"version": STATE_VERSION, "inputs": inputs, "features": [states[name] for name in features]}
-
-
-def _double(column: str) -> Column:
-    value = F.col(column).cast("double")
-    return F.when(~F.isnan(value), value)
-
-
-def _transformed(value: Column, transform: str) -> Column:
-    return F.log1p(F.greatest(value, F.lit(0.0))) if transform == "log1p" else value
-
-
-def _fit_numeric(train: DataFrame, features: dict[str, NumericFeature]) -> dict[str, State]:
-    if not features:
-        return {}
-    values = {}
-    for name, feature in features.items():
-        raw = _double(input_column(name, feature))
-        # greatest() skips nulls, so the null must be put back before it would become log1p(0).
-        values[name] = F.when(raw.isNotNull(), _transformed(raw, feature.transform))
-    rows, moments = _moments(train, values)
-    anchors = {name: anchor for name, (_, mean, std) in moments.items() if (anchor := anchor_of(mean, std))}
-    if anchors:
-        moments |= _moments(train, {name: values[name] - F.lit(anchor) for name, anchor in anchors.items()})[1]
-    return {
-        name: numeric_state(name, f, Moments(count, rows - count, mean, std, anchors.get(name, 0.0)))
-        for (name, f), (count, mean, std) in zip(features.items(), moments.values(), strict=True)
-    }
-
-
-def _moments(train: DataFrame, values: dict[str, Column]) -> tuple[int, dict[str, tuple[int, Any, Any]]]:
-    """Count rows, and by name find (values that are not null, mean, deviation), in one job."""
-    aggregates = [F.count(F.lit(1))]
-    for value in values.values():
-        aggregates += [F.count(value), F.avg(value), F.stddev_pop(value)]
-    rows, *found = train.agg(*[a.alias(f"a{i}") for i, a in enumerate(aggregates)]).collect()[0]
-    return rows, {name: tuple(found[3 * i : 3 * i + 3]) for i, name in enumerate(values)}
-
-
-def _fit_categorical(train: DataFrame, features: dict[str, CategoricalFeature]) -> dict[str, State]:
-    """One job counts every value of every feature; only those kept come to the driver."""
-    if not features:
-        return {}
-    names = list(features)
-    pairs = [
-        F.struct(F.lit(i).alias("feature"), F.col(input_column(n, features[n])).cast("string").alias("value"))
-        for i, n in enumerate(names)
-    ]
-    pair = train.select(F.explode(F.array(*pairs)).alias("pair")).select("pair.*").where("value is not null")
-    limits = [(i, f.min_count, f.max_size) for i, f in enumerate(features.values())]
-    limit = F.create_map(*[F.lit(x) for i, least, _ in limits for x in (i, least)])
-    size = F.create_map(*[F.lit(x) for i, _, most in limits for x in (i, most)])
-    counts = pair.groupBy("feature", "value").count().where(F.col("count") >= limit[F.col("feature")])
-    rank = F.row_number().over(Window.partitionBy("feature").orderBy(F.desc("count"), "value"))
-    kept = counts.withColumn("rank", rank).where(F.col("rank") <= size[F.col("feature")]).collect()
-    values: dict[str, list[str]] = {name: [] for name in names}
-    for row in sorted(kept, key=lambda r: (r["feature"], r["rank"])):
-        values[names[row["feature"]]].append(row["value"])
-    return {name: categorical_state(name, features[name], values[name]) for name in names}
-
-
-def apply(rows: DataFrame, state: State) -> tuple[DataFrame, dict[str, list[Column]]]:
-    """Join `rows` with the vocabularies; returns them, and by feature the expressions of its output columns."""
-    expressions: dict[str, list[Column]] = {}
-    for index, feature in enumerate(state["features"]):
-        if feature["kind"] == "categorical":
-            code = f"__code_{index}"
-            rows = _join_codes(rows, feature, code)
-            expressions[feature["name"]] = [F.col(code)]
-        elif feature["kind"] == "numeric":
-            expressions[feature["name"]] = _numeric(feature)
-        elif feature["kind"] == "cyclic":
-            expressions[feature["name"]] = _cyclic(feature)
+        if isinstance(feature, NumericFeature):
+            states.append(numeric_state(name, feature, Moments(count=1, nulls=1, mean=0.0, std=1.0)))
+        elif isinstance(feature, CategoricalFeature):
+            states.append(categorical_state(name, feature, []))
         else:
-            expressions[feature["name"]] = [F.col(feature["column"])]
-    return rows, expressions
+            states.append(plain_state(name, feature))
+    return {"version": STATE_VERSION, "inputs": inputs, "features": states}
 
 
-def _join_codes(rows: DataFrame, feature: State, code: str) -> DataFrame:
-    """A broadcast join: unlike a map literal it costs the same for ten values and for a million."""
-    pairs = [(value, FIRST_CODE + i) for i, value in enumerate(feature["values"])]
-    vocabulary = F.broadcast(rows.sparkSession.createDataFrame(pairs, f"{code}_value string, {code}_known int"))
-    joined = rows.join(vocabulary, F.col(feature["column"]).cast("string") == F.col(f"{code}_value"), "left")
-    unseen_or_known = F.coalesce(F.col(f"{code}_known"), F.lit(UNSEEN_CODE))
-    null = F.col(feature["column"]).isNull()
-    return joined.withColumn(code, F.when(null, F.lit(NULL_CODE)).otherwise(unseen_or_known)).drop(
-        f"{code}_value", f"{code}_known"
-    )
+def fit(train: Statistics, features: Mapping[str, Feature], inputs: dict[str, str]) -> State:
+    """Fit the state of every feature on the statistics of the training rows."""
+    states = []
+    for name, feature in features.items():
+        if isinstance(feature, NumericFeature):
+            states.append(numeric_state(name, feature, _moments(train, name, feature)))
+        elif isinstance(feature, CategoricalFeature):
+            counts = train.values[input_column(name, feature)]
+            values = most_frequent(counts, feature.min_count, feature.max_size)
+            states.append(categorical_state(name, feature, values))
+        else:
+            states.append(plain_state(name, feature))
+    return {"version": STATE_VERSION, "inputs": inputs, "features": states}
 
 
-def _numeric(feature: State) -> list[Column]:
-    raw = _double(feature["column"])
-    value = F.when(raw.isNull(), F.lit(feature["fill"])).otherwise(_transformed(raw, feature["transform"]))
-    out = [((value - F.lit(feature["mean"])) / F.lit(feature["std"])).cast("float")]
-    return [*out, raw.isNull().cast("float")] if feature["indicator"] else out
-
-
-def _cyclic(feature: State) -> list[Column]:
-    raw = _double(feature["column"])
-    angle = raw * F.lit(2.0 * math.pi / feature["period"])
-    return [F.when(raw.isNull(), F.lit(0.0)).otherwise(f(angle)).cast("float") for f in (F.sin, F.cos)]
+def _moments(train: Statistics, name: str, feature: NumericFeature) -> Moments:
+    numbers = train.numbers_of(input_column(name, feature), feature.transform)
+    count, nulls = numbers.count + numbers.infinite, train.rows - numbers.count - numbers.infinite
+    if numbers.infinite or not count:
+        return Moments(count, nulls, math.inf, math.inf)
+    anchor = anchor_of(*moments(numbers))
+    return Moments(count, nulls, *moments(numbers, anchor), anchor)

@@ -9,12 +9,14 @@ from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
+BY_FIELD_ID = "spark.sql.parquet.fieldId.read.enabled"
 # Settings that decide rows have one value on every cluster.
 FIXED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    BY_FIELD_ID: "true",  # only of columns that say their id, as those of lake tables do
     # Sources come as lists of files: listing each again in a task of its own would take longer than reading it.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # Rows of images or whole documents go to Python in batches of bounded size.
@@ -27,6 +29,7 @@ CLUSTER_DECIDES = (
     "spark.sql.artifact.",
     "spark.sql.autoBroadcastJoinThreshold",
     "spark.sql.broadcastTimeout",
+    "spark.sql.catalog.",  # where a table is; what is in it, its source pins
     "spark.sql.catalogImplementation",
     "spark.sql.cbo.",
     "spark.sql.codegen.",

@@ -8,6 +8,7 @@ buckets a shard begins in (at most 2^18 of either, or 16 per file), and one reco
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -39,7 +40,8 @@ from sparkring.etl.layout import (
     shard_count,
     shard_sql,
 )
-from sparkring.etl.split import SPLIT
+from sparkring.etl.split import FITTED, SPLIT
+from sparkring.etl.statistics import NOT_MEASURED, Measured, Statistics, StatisticsMerger, nothing
 from sparkring.etl.write import RESULT, SHARD, WriteTask, worker_uri, write_shard
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 ORDER = "__order"
 RANK = "__rank"
 BUCKET = "__bucket"
+STATISTICS = "statistics"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def with_order(rows: DataFrame, key: list[str], seed: int) -> DataFrame:
 
 
 def plan_files(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> ShardPlan:
-    """Choose sizes from the number of rows and the width of a row; runs one job if the width varies."""
+    """Choose sizes from the number of rows and the width of a row of tensors; runs one job if the width varies."""
     row_bytes = float(sum(fixed_row_bytes(c) or 0 for c in columns)) + _varying_bytes(rows, columns)
     row_group = config.row_group or row_group_rows(max(rows_by_split.values()), row_bytes)
     given = config.shards or {}
@@ -98,7 +101,12 @@ def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
 
 
 def write_shards(
-    rows: DataFrame, columns: list[Column], plan: ShardPlan, storage: Storage, folder: str
+    rows: DataFrame,
+    columns: list[Column],
+    plan: ShardPlan,
+    storage: Storage,
+    folder: str,
+    measured: Measured = NOT_MEASURED,
 ) -> list[DataFile]:
     """Write every shard as one file; returns the files in the plan's order.
 
@@ -110,6 +118,7 @@ def write_shards(
         plan: the files to write.
         storage: the dataset's folder.
         folder: the build's own folder below it.
+        measured: of the rows that features are fitted on; `take_statistics` collects it.
     """
     stored = [c.name for c in columns]
     arranged = (
@@ -121,14 +130,32 @@ def write_shards(
     )
     paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in plan.shards)
     first_rows = tuple(s.first for s in plan.shards)
-    task = WriteTask(worker_uri(storage), paths, first_rows, tuple(columns), plan.row_group, plan.compression)
+    task = WriteTask(
+        worker_uri(storage),
+        paths,
+        first_rows,
+        tuple(columns),
+        plan.row_group,
+        plan.compression,
+        measured,
+        tuple(
+            _statistics_path(p) if measured.columns and s.split in FITTED else None
+            for s, p in zip(plan.shards, paths, strict=True)
+        ),
+    )
     records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
-    by_shard = {r["shard"]: r for r in records}
+    files = _data_files(plan, paths, {record["shard"]: record for record in records})
+    _verify_footers(storage, files, plan)
+    return files
+
+
+def _data_files(plan: ShardPlan, paths: Sequence[str], records: Mapping[int, Any]) -> list[DataFile]:
+    """Make the manifest's entries of the records by shard. EtlError where they are not what was planned."""
     files = []
     for number, (shard, path) in enumerate(zip(plan.shards, paths, strict=True)):
-        record = by_shard.get(number)
+        record = records.get(number)
         if record is None or record["rows"] != shard.rows:
             got = 0 if record is None else record["rows"]
             raise EtlError(
@@ -140,8 +167,25 @@ def write_shards(
         files.append(
             DataFile(path=path, split=shard.split, rows=shard.rows, bytes=size, sha256=sha256, row_groups=groups)
         )
-    _verify_footers(storage, files, plan)
     return files
+
+
+def take_statistics(storage: Storage, folder: str, files: Sequence[DataFile], measured: Measured) -> Statistics:
+    """Merge what was measured of the files while they were written, and delete it from the build's own folder."""
+    merger = StatisticsMerger()
+    merger.add(nothing(measured))
+    paths = [_statistics_path(file.path) for file in files if file.split in FITTED and measured.columns]
+    with ThreadPoolExecutor(16) as pool:
+        for path, data in zip(paths, pool.map(storage.read_bytes, paths), strict=True):
+            merger.add(Statistics.from_bytes(data, f"{storage.uri}/{path}"))
+    storage.delete(f"{folder}/{STATISTICS}")
+    return merger.result()
+
+
+def _statistics_path(path: str) -> str:
+    """Where the statistics of a shard are while its dataset is built; no Parquet, so that nobody reads it as rows."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{STATISTICS}/{name.removesuffix('.parquet')}.arrow"
 
 
 def number_rows(rows: DataFrame, shards: list[Shard]) -> DataFrame:

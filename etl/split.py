@@ -15,6 +15,8 @@ from sparkring.conf.errors import first_line
 from sparkring.etl.errors import EtlError
 
 SPLIT = "__split"
+UNDIVIDED = "rows"  # the one split of a part whose window decides which split it is of
+FITTED = ("train", UNDIVIDED)  # splits whose rows features may be fitted on
 BUCKETS = 1_000_000
 # Keeps the hash of the split apart from the hash of the stored order, else a split's rows would be one range of it.
 SALT = "sparkring.split"

@@ -1,34 +1,61 @@
-"""Turn the rows of a table into the stored columns: features, then label and kept columns."""
+"""Turn the rows of a table into the stored columns: what features are made of, then label and kept columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, FloatType, IntegerType
+from pyspark.sql.types import DataType
 
-from sparkring.conf.config import EtlConfig, same_but_for_case
+from sparkring.conf.config import EtlConfig
+from sparkring.conf.features import State, output_names
 from sparkring.conf.manifest import Column, Role
-from sparkring.etl import fit
-from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
+from sparkring.conf.schema import same_but_for_case
+from sparkring.etl.columns import ColumnOptions, input_column, manifest_column, stored_expression
 from sparkring.etl.errors import EtlError
-from sparkring.etl.features import State, cardinality, output_names
 
 Types = dict[str, DataType]
 
 
 def stored_columns(rows: DataFrame, config: EtlConfig, features: State) -> list[Column]:
-    """List the manifest's columns, in stored order. EtlError for one that is missing, double or cannot be stored."""
-    types = _types(rows)
-    columns = [c for state in features["features"] for c in _feature_columns(state, types)]
+    """List the manifest's columns, in stored order. EtlError for one that is missing, double or cannot be stored.
+
+    A column that is passed through is stored by its feature's name, every other one by its own, once.
+    """
+    types, states = _types(rows), features["features"]
+    passed = {s["name"]: s for s in states if s["kind"] == "passthrough"}
+    columns = [_passed_column(state, types) for state in passed.values()]
     columns += [manifest_column(name, types[name], role) for name, role in plain_roles(config, types).items()]
-    if twice := same_but_for_case(c.name for c in columns):
+    made = [name for s in states if s["kind"] != "passthrough" for name in output_names(s)]
+    _check_distinct("read", [*made, *(c.name for c in columns if c.dtype != "string")])
+    _check_distinct("stored", [c.name for c in columns])
+    stored = {column.name: column for column in columns}
+    for state in states:
+        source = state["column"]
+        if state["kind"] == "passthrough":
+            continue
+        if source in passed and (passed[source]["column"] != source or stored[source].dtype == "float16"):
+            raise EtlError(
+                f"etl.features.{source}: the column {source!r} is stored as it is, since {state['name']!r} is made of "
+                f"it, and this feature would store other values by that name; rename the feature {source!r}"
+            )
+        stored.setdefault(source, input_column(source, types[source]))
+    _check_distinct("stored", stored)
+    order = [s["name"] if s["kind"] == "passthrough" else s["column"] for s in states]
+    return [stored[name] for name in dict.fromkeys([*order, *stored])]
+
+
+def _passed_column(state: State, types: Types) -> Column:
+    options = ColumnOptions(state["nulls"], state["fill"], state["shape"], state["dtype"])
+    return manifest_column(state["name"], types[state["column"]], "feature", options)
+
+
+def _check_distinct(what: str, names: Iterable[str]) -> None:
+    if twice := same_but_for_case(names):
         raise EtlError(
-            f"etl.features: two columns would be stored as {twice[0]!r} and {twice[1]!r}; rename one feature"
+            f"etl.features: two columns would be {what} as {twice[0]!r} and {twice[1]!r}; rename one feature"
         )
-    return columns
 
 
 def plain_roles(config: EtlConfig, types: Types) -> dict[str, Role]:
@@ -50,7 +77,7 @@ def plain_roles(config: EtlConfig, types: Types) -> dict[str, Role]:
 def to_stored(
     rows: DataFrame, config: EtlConfig, features: State, columns: list[Column], carry: Sequence[str] = ()
 ) -> DataFrame:
-    """Apply the features.
+    """Select the stored columns.
 
     Args:
         rows: the good rows, as the views give them.
@@ -60,30 +87,11 @@ def to_stored(
         carry: further columns of `rows` to pass through.
     """
     types = _types(rows)
-    joined, expressions = fit.apply(rows, features)
-    values = [_with_type(e, s, types) for s in features["features"] for e in expressions[s["name"]]]
-    values += [(F.col(name), types[name]) for name in plain_roles(config, types)]
-    stored = [stored_expression(e, t, c).alias(c.name) for (e, t), c in zip(values, columns, strict=True)]
-    return joined.select(*stored, *carry)
+    source = {s["name"]: s["column"] for s in features["features"] if s["kind"] == "passthrough"}
+    named = [(source.get(column.name, column.name), column) for column in columns]
+    stored = [stored_expression(F.col(name), types[name], column).alias(column.name) for name, column in named]
+    return rows.select(*stored, *carry)
 
 
 def _types(rows: DataFrame) -> Types:
     return {f.name: f.dataType for f in rows.schema.fields}
-
-
-def _feature_columns(state: State, types: Types) -> list[Column]:
-    found = types[state["column"]]
-    if state["kind"] == "passthrough":
-        options = ColumnOptions(state["nulls"], state["fill"], state["shape"], state["dtype"])
-        return [manifest_column(state["name"], found, "feature", options)]
-    logical = found.simpleString()
-    if state["kind"] == "categorical":
-        return [Column(name=state["name"], dtype="int32", logical=logical, cardinality=cardinality(state))]
-    return [Column(name=name, dtype="float32", logical=logical) for name in output_names(state)]
-
-
-def _with_type(expression: Expression, state: State, types: Types) -> tuple[Expression, DataType]:
-    """An output with the Spark type it has before storing."""
-    if state["kind"] == "passthrough":
-        return expression, types[state["column"]]
-    return expression, IntegerType() if state["kind"] == "categorical" else FloatType()

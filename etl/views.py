@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkring.conf.errors import first_line
 from sparkring.conf.references import load_reference, module_of
 from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.catalog.query_files import is_fixed
 
 STDLIB = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 
@@ -24,7 +25,7 @@ def build_rows(spark: SparkSession, tables: dict[str, DataFrame], views: dict[st
     """Register `tables` and `views` in this session and return the DataFrame `rows` names.
 
     Raises EtlError with the key's path when SQL or function fail, or the result is not a function of the sources
-    alone (`rand()`, `uuid()`): such rows would change between two passes over them.
+    alone (`rand()`, `current_date()`): such rows would change between two passes over them, or two runs.
     """
     for name, table in tables.items():
         table.createOrReplaceTempView(name)
@@ -32,9 +33,10 @@ def build_rows(spark: SparkSession, tables: dict[str, DataFrame], views: dict[st
         tables[name] = _query(spark, f"etl.views.{name}", sql)
         tables[name].createOrReplaceTempView(name)
     found = _call(rows, tables) if ":" in rows else tables[rows]
-    if not found._jdf.queryExecution().analyzed().deterministic():
+    if not is_fixed(found):
         raise EtlError(
-            f"etl.rows = {rows!r}: uses a random or position-dependent function; derive it from a hash of a key"
+            f"etl.rows = {rows!r}: uses a random or position-dependent function, or the current time or user; derive "
+            "it from a hash of a key, or write the value there"
         )
     return found
 
@@ -75,7 +77,7 @@ def own_modules(rows: str) -> dict[str, str]:
         spec = None if name in found else _spec(name)
         if spec is None or (name != first and _is_installed(spec)):
             continue
-        source = spec.loader.get_source(name)  # type: ignore[union-attr]
+        source = getattr(spec.loader, "get_source", lambda name: None)(name)  # not every kind of loader has it
         content = source.encode() if source is not None else Path(spec.origin or "").read_bytes()
         found[name] = hashlib.sha256(content).hexdigest()
         try:

@@ -18,8 +18,10 @@ from sparkring.conf.manifest import ROW_NUMBER, Column
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.columns import arrow_field
 from sparkring.etl.ragged import list_lengths, lists_of
+from sparkring.etl.statistics import NOT_MEASURED, Measured, StatisticsMerger, measure, nothing
 
 SHARD = "__shard"
+MEASURED_AT_ONCE = 1 << 16  # rows
 
 
 class BadRows(ValueError):
@@ -29,7 +31,8 @@ class BadRows(ValueError):
 @dataclass(frozen=True)
 class WriteTask:
     """All a worker needs. `paths` are relative to `root_uri`; they and `first_rows`, the ROW_NUMBER of each file's
-    first row, are one per shard number."""
+    first row, are one per shard number; so is `statistics`, the path where its `measured` statistics are stored, or
+    None for a shard that is not measured. Empty: none is."""
 
     root_uri: str
     paths: tuple[str, ...]
@@ -37,6 +40,8 @@ class WriteTask:
     columns: tuple[Column, ...]
     row_group: int
     compression: str
+    measured: Measured = NOT_MEASURED
+    statistics: tuple[str | None, ...] = ()
 
 
 RESULT = pa.schema(
@@ -105,6 +110,8 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
             f"column {column.name!r} has nulls (at least {array.null_count}); declare `nulls: mask` or `nulls: fill`, "
             "or quarantine those rows with a row-level check"
         )
+    if column.dtype == "string":
+        _check_text(array, column.name)
     inner, sizes = array, list(column.shape)
     while pa.types.is_list(inner.type):
         lengths = list_lengths(inner)
@@ -118,6 +125,16 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
         if inner.null_count:
             raise BadRows(f"column {column.name!r} has nulls inside its arrays; remove them with filter() in SQL")
     return _as_half(array, inner, column.name) if column.dtype == "float16" else array
+
+
+def _check_text(array: pa.Array, name: str) -> None:
+    """Raise BadRows for bytes that are no text: Spark's strings may hold any, other readers of Parquet refuse them."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise BadRows(
+            f"column {name!r} is text and holds bytes that are not UTF-8 ({error}); decode() them in the recipe's SQL"
+        ) from None
 
 
 def _as_half(array: pa.Array, inner: pa.Array, name: str) -> pa.Array:
@@ -147,8 +164,9 @@ def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str,
     row_number = pa.field(ROW_NUMBER, pa.int64(), nullable=False)
     schema = pa.schema([*(arrow_field(column) for column in task.columns), row_number])
     groups: list[int] = []
-    with open_storage(task.root_uri).create(task.paths[shard]) as sink:
-        # Dictionary pages help codes and repeated values; floats, tokens and images only pay for them, twice.
+    storage, statistics = open_storage(task.root_uri), _Measurer(task, shard)
+    with storage.create(task.paths[shard]) as sink:
+        # Dictionary pages help texts and repeated values; floats, tokens and images only pay for them, twice.
         coded = [c.name for c in task.columns if not c.dtype.startswith("float") and c.layout == "scalar"]
         with pq.ParquetWriter(
             pa.PythonFile(sink, mode="w"),
@@ -164,7 +182,35 @@ def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str,
                 numbers = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
                 writer.write_table(table.append_column(row_number, numbers), row_group_size=task.row_group)
                 groups.append(table.num_rows)
+                statistics.add(table)
+    statistics.store(storage)
     return {"rows": sum(groups), "bytes": sink.bytes, "sha256": sink.sha256, "row_groups": groups}
+
+
+class _Measurer:
+    """Measures the tables of a shard, several row groups at once: small ones would cost more than their rows."""
+
+    def __init__(self, task: WriteTask, shard: int) -> None:
+        self._wanted, self._path = task.measured, task.statistics[shard] if task.statistics else None
+        self._waiting: list[pa.Table] = []
+        self._merger = StatisticsMerger()
+        self._merger.add(nothing(self._wanted))
+
+    def add(self, table: pa.Table) -> None:
+        if self._path is not None:
+            self._waiting.append(table.select(self._wanted.columns))
+            if sum(t.num_rows for t in self._waiting) >= MEASURED_AT_ONCE:
+                self._measure()
+
+    def store(self, storage: Storage) -> None:
+        if self._path is not None:
+            self._measure()
+            storage.put_atomic(self._path, self._merger.result().to_bytes())
+
+    def _measure(self) -> None:
+        if self._waiting:
+            self._merger.add(measure(pa.concat_tables(self._waiting), self._wanted))
+            self._waiting = []
 
 
 def worker_uri(storage: Storage) -> str:

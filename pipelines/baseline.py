@@ -76,24 +76,17 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
 
 
 def prepared(frame: DataFrame, features: Sequence[Column], label: Column) -> DataFrame:
-    """Features as doubles (MLlib knows no other type), their masks, and the label as `__label`."""
-    stored = dict(frame.dtypes)
-    made = {column.name: as_number(column, stored[column.name]) for column in features}
-    made |= {c.mask: F.col(c.name).isNotNull().cast("double") for c in features if c.mask is not None}
-    made["__label"] = as_number(label, stored[label.name])
+    """Features, their masks, and the label as `__label`."""
+    made = {column.name: without_nan(column) for column in features}
+    made |= {c.mask: F.col(c.mask) for c in features if c.mask is not None}
+    made["__label"] = without_nan(label)
     return frame.select(*(value.alias(name) for name, value in made.items()))
 
 
-def as_number(column: Column, stored: str) -> SparkColumn:
-    """A stored column as a double. Nulls and NaN, which MLlib refuses, are filled as the reader fills nulls."""
-    value = F.col(column.name)
-    if stored == "date":
-        value = F.unix_date(value)
-    elif stored.startswith("timestamp"):
-        value = F.unix_micros(value.cast("timestamp"))
-    number = value.cast("double")
+def without_nan(column: Column) -> SparkColumn:
+    """A column of doubles with NaN, which MLlib refuses, filled as the reader fills nulls."""
     fill = float(column.fill) if column.nulls == "fill" and column.fill is not None else 0.0
-    return F.when(number.isNull() | F.isnan(number), F.lit(fill)).otherwise(number)
+    return F.when(F.isnan(column.name), F.lit(fill)).otherwise(F.col(column.name))
 
 
 def majority_scores(train: DataFrame, test: DataFrame) -> Scores:

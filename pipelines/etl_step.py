@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyspark
@@ -11,11 +13,14 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
-from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.manifest import Column, DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.fingerprint import dataset_fingerprint
-from sparkring.etl.sources.snapshot import SourceSnapshot, pin_sources
+from sparkring.etl.session import build_session
+from sparkring.etl.sources.pin import PinContext, pin_sources
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 
@@ -31,20 +36,40 @@ class Dataset:
     folder: Storage
     rebuilt: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # by stage of the build; empty where it was found
+    written_parts: tuple[str, ...] = ()  # intervals of a window whose parts were written for it
 
 
-Sources = dict[str, SourceSnapshot]
+Sources = dict[str, SourceSnapshot] | PinnedWindow
+"""What a dataset is made of: a snapshot of each source or, of a recipe with intervals, the parts of its window."""
 
 
-def pin(config: RunConfig) -> Sources:
-    """Pin the sources, which reads each of their files once; {} where the dataset is given. Needs no Spark."""
-    return pin_sources(config.etl.sources) if config.etl is not None else {}
+def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownParts = NONE_KNOWN) -> Sources:
+    """Pin the sources, which reads each of their files once; {} where the dataset is given.
+
+    `session` opens Spark, and is called for sources that only Spark can pin. The sources of `known` parts are not
+    looked at.
+    """
+    if config.etl is None:
+        return {}
+    settings = config.spark.settings()
+    own_session = functools.cache(lambda: build_session(session(), settings))
+    context = PinContext(own_session, config.storage.datasets)
+    if config.etl.interval is not None:
+        return pin_window(config.etl, pyspark.__version__, settings, context, known)
+    return pin_sources(config.etl.sources, context)
+
+
+def pins_without_spark(config: RunConfig) -> bool:
+    """Whether `pin` leaves Spark alone."""
+    return config.etl is None or not any(source.NEEDS_SPARK for source in config.etl.sources.values())
 
 
 def wanted_fingerprint(config: RunConfig, sources: Sources) -> str:
     """The fingerprint of the dataset that this configuration makes of its pinned sources. Needs no Spark."""
     if config.dataset is not None:
         return read_manifest(open_storage(config.dataset)).fingerprint
+    if isinstance(sources, PinnedWindow):
+        return sources.fingerprint
     assert config.etl is not None
     return dataset_fingerprint(config.etl, sources, pyspark.__version__, config.spark.settings())
 
@@ -82,18 +107,19 @@ def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str
     assert config.etl is not None
     began = time.monotonic()
     with tracker.part(ETL):
+        window = sources if isinstance(sources, PinnedWindow) else None
         request = BuildRequest(
             config.etl,
-            sources,
+            {} if isinstance(sources, PinnedWindow) else sources,
             name=config.name,
             root_uri=config.storage.datasets,
             settings=config.spark.settings(),
             code_commit=commit,
             config_digest=resolved.digest,
         )
-        built = build_dataset(spark, request)
+        built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
-        dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds)
+        dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds, built.written_parts)
         record_build(tracker, dataset)
     accounting = built.manifest.accounting
     log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
@@ -101,11 +127,13 @@ def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str
 
 
 def record_build(tracker: Tracker, dataset: Dataset) -> None:
-    """Rows by split and quarantine rule, seconds by stage, the dataset, its checks and its manifest."""
+    """Rows by split and quarantine rule, parts, seconds by stage, the dataset, its checks and its manifest."""
     manifest = dataset.manifest
     counts = {f"rows/quarantined_{rule}": float(n) for rule, n in manifest.accounting.quarantined.items()}
     counts |= {"rows/in": float(manifest.accounting.rows_in), "rows/out": float(manifest.accounting.rows_out)}
     counts |= {f"rows/{split}": float(info.rows) for split, info in manifest.splits.items()}
+    if manifest.parts:
+        counts |= {"parts/all": float(len(manifest.parts)), "parts/written": float(len(dataset.written_parts))}
     tracker.metrics(ETL, 0, counts | {f"time/{name}": value for name, value in dataset.seconds.items()})
     tracker.dataset(ETL, dataset_info(dataset), "output")
     tracker.artifact_json(ETL, manifest.checks, "checks.json", "etl")
@@ -121,12 +149,16 @@ def dataset_info(dataset: Dataset) -> DatasetInfo:
         fingerprint=manifest.fingerprint,
         profile={f"rows_{split}": info.rows for split, info in manifest.splits.items()}
         | {"files": len(manifest.files)},
-        schema=[{"name": column.name, "type": mlflow_type(column.dtype)} for column in manifest.columns],
+        schema=[{"name": column.name, "type": mlflow_type(column)} for column in manifest.columns],
     )
 
 
-def mlflow_type(dtype: str) -> str:
-    """MLflow's name for a stored element type."""
+def mlflow_type(column: Column) -> str:
+    """MLflow's name for the type of a column's stored elements."""
+    element, dtype = column.logical.replace("array<", "").rstrip(">"), column.dtype
+    if element in ("date", "timestamp", "timestamp_ntz"):
+        return "datetime"
     if dtype in ("int8", "int16", "int32"):
         return "integer"
-    return {"bool": "boolean", "int64": "long", "float64": "double", "binary": "binary"}.get(dtype, "float")
+    same = {"bool": "boolean", "int64": "long", "float64": "double", "string": "string", "binary": "binary"}
+    return same.get(dtype, "float")

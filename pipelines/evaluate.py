@@ -64,8 +64,8 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
                 job.spark,
                 split_rows(dataset, "train", config.data, result.train.train_left_out),
                 scored_rows(config, dataset, result),
-                [dataset.manifest.column(name) for name in columns.read],
-                dataset.manifest.column(columns.label),
+                [dataset.manifest.tensor(name) for name in columns.read],
+                dataset.manifest.tensor(columns.label),
             )
             scores, missing = scores | baselines.scores, baselines.missing
     return replace(result, scores=scores, missing=missing), held_out
@@ -114,7 +114,8 @@ def read_held_out(config: RunConfig, dataset: Dataset, folder: Storage, result: 
     rows = scored_rows(config, dataset, result)
     labels, scores = read_predictions(folder, result.predictions, rows)
     names = config.report.share_by
-    return HeldOut(labels, scores, {name: group_values(rows.column(name), dataset.manifest, name) for name in names})
+    stored = [dataset.manifest.column(name) for name in names]
+    return HeldOut(labels, scores, {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored})
 
 
 def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[np.ndarray, np.ndarray]:
@@ -138,13 +139,14 @@ def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[n
     return table["label"].to_numpy()[order].astype(np.float64), values[order]
 
 
-def group_values(stored: pa.ChunkedArray, manifest: DatasetManifest, column: str) -> np.ndarray:
-    """The column's values as text; dictionary codes become the values they stand for."""
-    values = stored.to_numpy()
-    vocabulary = next(
-        (s["values"] for s in manifest.features.get("features", []) if s["name"] == column and "values" in s), None
-    )
-    if vocabulary is None:
-        return values.astype(str)
-    names = np.array(["null", "unseen", *vocabulary])
-    return names[values]
+def group_values(stored: pa.ChunkedArray) -> np.ndarray:
+    """The column's values as text, (N,): numbers as numpy writes them, dates as ISO 8601, nulls as `null`.
+
+    Work is per distinct value: one Python string is made of each.
+    """
+    parts = [np.zeros(0, object)]
+    for chunk in stored.chunks:
+        coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        texts = np.array([*map(str, coded.dictionary.to_numpy(zero_copy_only=False)), "null"], object)
+        parts.append(texts[coded.indices.fill_null(len(coded.dictionary)).to_numpy()])
+    return np.concatenate(parts)

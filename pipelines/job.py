@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from sparkring.pipelines.plan import layout_problems_of
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.runs import RunRecord, Runs, Status
-from sparkring.pipelines.spark import spark_session
+from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
 from sparkring.training.checkpoint.weights import FILE
@@ -47,11 +48,18 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
 
     Raises what the parts raise; MLflow's status and run.json are right by then.
     """
-    config, began = resolved.config, time.monotonic()
+    config = resolved.config
     if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
         raise ConfigError(config.name, problems)
+    with session_on_demand(config.name, config.spark, config.launch) as session:
+        return run_parts(resolved, session, etl=etl, train=train)
+
+
+def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool, train: bool) -> int:
+    """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
+    config, began = resolved.config, time.monotonic()
     tracking = config.tracking.named(config.name)
-    sources = etl_step.pin(config)
+    sources = etl_step.pin(config, session)
     fingerprint = etl_step.wanted_fingerprint(config, sources)
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
     if found is not None and not train:
@@ -65,10 +73,8 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
         job_id = f"{config.name}/{record.folder}" if record else digest([resolved.digest, fingerprint])[:16]
         commit = git_commit(Path(__file__).parent) or ""
         try:
-            with (
-                Tracker(tracking, job_id, config.name, {"sparkring.commit": commit}, continued) as tracker,
-                spark_session(config.name, config.spark, config.launch) as spark,
-            ):
+            with Tracker(tracking, job_id, config.name, {"sparkring.commit": commit}, continued) as tracker:
+                spark = session()
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)
                 if train:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from pyspark.sql import SparkSession
 from torch import nn
 
 from sparkring.conf.config import RunConfig
@@ -107,7 +108,7 @@ def one_row(
         samples: the model needs the rows' numbers too.
     """
     if config.model.task == "language_model":
-        length = manifest.column("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
+        length = manifest.tensor("tokens").shape[0] - 1 if manifest is not None else sequence_length(config)
         return (torch.zeros(1, length, dtype=torch.int64, device="meta"),)
     assert manifest is not None
     columns = pick_columns(manifest, config.model.inputs, config.model.label, samples)
@@ -115,7 +116,7 @@ def one_row(
     for name in columns.read:
         if name in rows:
             continue
-        column = manifest.column(name)
+        column = manifest.tensor(name)
         if not is_fixed(column):
             return Untraceable(f"column {name!r} is {column.layout}: only its values determine how large a row is")
         rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")
@@ -173,8 +174,19 @@ def known_manifest(config: RunConfig) -> DatasetManifest | None:
     if config.dataset is not None:
         folder = open_storage(config.dataset)
         return read_manifest(folder) if folder.exists("_manifest.json") else None
+    if not etl_step.pins_without_spark(config):
+        if knows_its_size(config):
+            return None
+        raise ManifestError(
+            "only Spark finds the dataset of a catalog's or database's tables, and this command starts nothing: name "
+            "the folder that `sparkring etl` built, etl=null dataset=FOLDER"
+        )
     try:
-        found = etl_step.find(config, etl_step.wanted_fingerprint(config, etl_step.pin(config)))
+        found = etl_step.find(config, etl_step.wanted_fingerprint(config, etl_step.pin(config, _no_session)))
     except ValueError:  # sources are not there
         return None
     return found.manifest if found is not None else None
+
+
+def _no_session() -> SparkSession:
+    raise AssertionError("these sources are pinned without Spark")

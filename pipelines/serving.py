@@ -27,10 +27,10 @@ from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import StoredError, parse
-from sparkring.etl.features import apply_numpy
 from sparkring.etl.tokenizer import Codec
 from sparkring.pipelines.tracking.ops import NamedType
 from sparkring.training.checkpoint.weights import FILE, read_weights
+from sparkring.training.data.features.transform import apply_numpy
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.tasks import build_task
@@ -100,7 +100,7 @@ class Predictor:
             raw = {name: present(rows[name]) if name in nullable else rows[name].tolist() for name in rows}
             made = dict(apply_numpy(self.manifest.features, raw))
         columns = {}
-        for column in (self.manifest.column(name) for name in self.columns.read):
+        for column in (self.manifest.tensor(name) for name in self.columns.read):
             if not {column.name, column.mask} & {*self.columns.features}:
                 continue  # the label
             if column.name not in made:

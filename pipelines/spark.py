@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,6 +75,13 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
         finally:
             with contextlib.suppress(Exception):  # the JVM may have ended first; another error reports that
                 spark.stop()
+
+
+@contextmanager
+def session_on_demand(name: str, config: SparkConfig, launch: LaunchConfig) -> Iterator[Callable[[], SparkSession]]:
+    """Give a function that opens the job's session when it is first called, and returns it ever after."""
+    with contextlib.ExitStack() as opened:
+        yield functools.cache(lambda: opened.enter_context(spark_session(name, config, launch)))
 
 
 @contextmanager

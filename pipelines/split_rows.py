@@ -12,17 +12,20 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkring.conf.config import DataConfig
-from sparkring.conf.manifest import ROW_NUMBER, DataFile
+from sparkring.conf.manifest import ROW_NUMBER, DataFile, DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.etl_step import Dataset
+from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.select import RowFilter, make_row_filter
+from sparkring.training.data.source import with_offset
 
 
 @dataclass(frozen=True)
 class SplitRows:
     """Rows of some files, filtered as the ranks' readers filter, in stored order."""
 
-    folder: Storage
+    folder: Storage  # that the files' paths are relative to
+    manifest: DatasetManifest
     files: tuple[DataFile, ...]
     first_rows: tuple[int, ...]  # ROW_NUMBER of each file's first row
     keep: RowFilter | None  # the readers' filter; None: all rows
@@ -34,27 +37,33 @@ class SplitRows:
         ranges = [np.arange(a, a + file.rows) for a, file in zip(self.first_rows, self.files, strict=True)]
         return np.concatenate([np.zeros(0, np.int64), *ranges])
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """The column's stored values."""
-        parts = []
+    def column(self, name: str, text: bool = False) -> pa.ChunkedArray:
+        """The column's stored values; a `text` column's as indices of dictionaries."""
+        parts: list[pa.Array] = []
         for file in self.files:
-            table = pq.read_table(self.folder.path(file.path), columns=self._with([name]), filesystem=self.folder.fs)
-            parts.append((table if self.keep is None else table.filter(self.keep.expression))[name])
+            path, texts = self.folder.path(file.path), [name] if text else []
+            table = pq.read_table(path, columns=self._with([name]), filesystem=self.folder.fs, read_dictionary=texts)
+            table = with_offset(table, file)
+            parts += (table if self.keep is None else table.filter(self.keep.expression))[name].chunks
         return pa.chunked_array(parts)
 
     def frame(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
-        """The named columns in Spark; unlisted files of the folder are never read."""
+        """The named scalar tensors in Spark, and the masks of those that have one, all as doubles.
+
+        Made by the reader's own code; unlisted files of the folder are never read.
+        """
+        tensors = TensorSource(self.manifest, list(names))
         frame = spark.read.parquet(*[f"{spark_path(self.folder)}/{file.path}" for file in self.files])
-        frame = frame.select(*self._with(names))
-        if self.keep is None:
-            return frame
-        expression = self.keep.expression  # pyarrow's, for Spark's own comparisons treat NaN and null otherwise
+        frame = frame.select(*self._with(column.name for column in tensors.stored))
+        keep = self.keep
 
-        def kept(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                yield from pa.Table.from_batches([batch]).filter(expression).to_batches()
+                table = pa.Table.from_batches([batch])
+                # pyarrow's filter, for Spark's own comparisons treat NaN and null otherwise
+                yield tensors.doubles(table if keep is None else table.filter(keep.expression))
 
-        return frame.mapInArrow(kept, frame.schema)
+        return frame.mapInArrow(made, ", ".join(f"`{name}` double" for name in tensors.scalar_names))
 
     def _with(self, names: Iterable[str]) -> list[str]:
         """The names, and those the filter looks at."""
@@ -67,7 +76,8 @@ def split_rows(dataset: Dataset, split: str, data: DataConfig, left_out: Collect
     firsts = accumulate((file.rows for file in files), initial=0)
     read = [(file, first) for file, first in zip(files, firsts, strict=False) if file.path not in left_out]
     keep = make_row_filter(dataset.manifest, data.filters) if data.filters else None
-    return SplitRows(dataset.folder, tuple(f for f, _ in read), tuple(first for _, first in read), keep)
+    files, first_rows = tuple(f for f, _ in read), tuple(first for _, first in read)
+    return SplitRows(dataset.manifest.files_folder(dataset.folder), dataset.manifest, files, first_rows, keep)
 
 
 def spark_path(folder: Storage) -> str:

@@ -97,8 +97,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One local[2] session in UTC for the whole suite."""
     from pyspark.sql import SparkSession
 
+    from tests.etl.sources.postgres import driver_jar
+
+    builder = SparkSession.builder.config("spark.jars", jar) if (jar := driver_jar()) else SparkSession.builder
     session = (
-        SparkSession.builder.master("local[2]")
+        builder.master("local[2]")
         .appName("sparkring-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")

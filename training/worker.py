@@ -383,15 +383,16 @@ def pick_columns(
     `samples`: add the rows' numbers, for a model that takes all columns as one dict. ValueError names the key and the
     dataset's columns.
     """
-    names = {column.name for column in manifest.columns}
-    masks = {column.mask: column.name for column in manifest.columns if column.mask is not None}
+    tensors = manifest.tensors
+    names = {column.name for column in tensors}
+    masks = {column.mask: column.name for column in tensors if column.mask is not None}
     for key, given, known in (("model.inputs", inputs or [], names | set(masks)), ("model.label", [label], names)):
         if unknown := [name for name in given if name and name not in known]:
             raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(known)}")
-    stored = [column for column in manifest.columns if column.role == "feature"]
-    features = inputs or [*(c.name for c in stored), *(c.mask for c in stored if c.mask is not None)]
+    made = [column for column in tensors if column.role == "feature"]
+    features = inputs or [*(c.name for c in made), *(c.mask for c in made if c.mask is not None)]
     features = [*features, *([SAMPLE] if samples and inputs is None else [])]
-    labels = [label] if label else [c.name for c in manifest.columns if c.role == "label"]
+    labels = [label] if label else [c.name for c in tensors if c.role == "label"]
     if len(labels) > 1:
         raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
     if shown := [name for name in labels if name in features]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from sparkring.conf.config import CsvOptions
+from sparkring.conf.sources import CsvOptions
 from sparkring.etl.sources.values import TEXTS, convert
 
 BLOCK_BYTES = 8 << 20  # the longest record; Arrow reads a handful of them ahead
@@ -45,7 +45,10 @@ class Wrong:
         self.count += count
 
     def __str__(self) -> str:
-        return self.shown + (f" (and {self.count - 1} more)" if self.count > 1 else "")
+        return self.shown + self.others()
+
+    def others(self) -> str:
+        return f" (and {self.count - 1} more)" if self.count > 1 else ""
 
 
 def read(opener: Opener, options: CsvOptions, types: Types) -> Iterator[pa.RecordBatch]:

@@ -1,165 +1,183 @@
-"""Read a pinned source as a typed DataFrame, after checking every file against the declared columns."""
+"""Read listed files as a typed DataFrame, after checking every file against the declared columns."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+import logging
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from urllib.parse import quote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from sparkring.conf.config import CsvOptions
 from sparkring.conf.errors import first_line
-from sparkring.conf.storage import open_storage
+from sparkring.conf.sources import CsvOptions, FilesSource
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources import csv_file
-from sparkring.etl.sources.files import SourceFile
-from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources import json_file
+from sparkring.etl.sources.file_task import FOUND, CsvFormat, FileTask, JsonFormat, LineFormat
+from sparkring.etl.sources.files import FileList
+from sparkring.etl.sources.footers import check_footers
+from sparkring.etl.sources.spark_path import HOST, as_glob
 from sparkring.etl.sources.values import arrow_type
 from sparkring.etl.write import worker_uri
 
-TASK_BYTES = 128 << 20  # of csv read by one task, where its files are smaller
-FOOTER_THREADS = 16
+log = logging.getLogger(__name__)
+TASK_BYTES = 128 << 20  # of csv or json read by one task, where its files are smaller
 SHOWN = 20  # problems in a message
-HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host, which Spark may write in more ways than one
+FILE, JOINED, PATH = "__file", "__joined", "__path"  # a row's file: as Spark names it, as listed, below the root
+JAVA_PLAIN = frozenset(string.ascii_letters + string.digits + "_-!.~'()*:@&=+$,;/")  # in the path of a java.net.URI
+BLANK = ("Zs", "Zl", "Zp", "Cc")  # Unicode's categories of blanks and control characters
 
 
-def read_source(spark: SparkSession, source: SourceSnapshot) -> DataFrame:
-    """Read the typed table. Raises EtlError naming every file and column that does not match the declaration."""
-    schema = _declared(source)
-    if source.config.format == "csv":
-        return _read_csv(spark, source, schema)
-    if source.config.format == "text":
-        return _read_text(spark, source)
-    _check_footers(source, schema)
-    return spark.read.schema(schema).parquet(*source.spark_paths()).select(*schema.names)
+def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileList) -> DataFrame:
+    """Read the typed table `key` declares. EtlError names every file and column that does not match."""
+    schema = declared_schema(key, config.columns)
+    partitions = declared_schema(key, config.partitions, "partitions")
+    if config.format in ("csv", "json"):
+        return _read_lines(spark, key, _line_format(key, config, schema), listed, partitions)
+    if config.format == "text":
+        return _read_text(spark, key, listed, partitions)
+    _check_columns(spark, key, config.format, listed, (schema, partitions))
+    inside = StructType([f for f in schema if f.name not in partitions.names])
+    found = _scan(spark, config.format, listed, inside)
+    if partitions.names:
+        found = _with_files(spark, found, listed, partitions)
+    return found.select(*dict.fromkeys([*schema.names, *partitions.names]))
 
 
-def _read_text(spark: SparkSession, source: SourceSnapshot) -> DataFrame:
-    """One row per file: `path` below the source's root, `text`."""
-    root = HOST.sub("", source.spark_paths()[0]).removesuffix(source.files[0].path)
-    # The path is a URI, percent-encoded; unlike input_file_name() it counts as a deterministic column.
-    uri = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
-    path = F.substr(F.regexp_replace(uri, HOST.pattern, ""), F.lit(len(root) + 1))
-    found = spark.read.text(source.spark_paths(), wholetext=True).select(
-        path.alias("path"), F.col("value").alias("text")
-    )
-    broken = found.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
-    _raise(source, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
-    return found
-
-
-def _declared(source: SourceSnapshot) -> StructType:
+def declared_schema(key: str, columns: Mapping[str, str], block: str = "columns") -> StructType:
+    """Make Spark's schema of the columns `key` declares in `block`. Raises EtlError for what is no type of Spark."""
     fields = []
-    for name, ddl in source.config.columns.items():
+    for name, ddl in columns.items():
         try:
             fields.append(StructField(name, DataType.fromDDL(ddl)))
         except Exception as error:  # the parser's exceptions differ between Spark Classic and Connect
-            raise EtlError(f"{source.key}.columns.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
+            raise EtlError(f"{key}.{block}.{name} = {ddl!r}: not a Spark type ({first_line(error)})") from error
     return StructType(fields)
 
 
-# --- CSV: checked by line and value before the first row is used
+# --- CSV and JSON: checked by line and value before the first row is used
 
 
-def _read_csv(spark: SparkSession, source: SourceSnapshot, schema: StructType) -> DataFrame:
-    types = {f.name: _text_type(source, f) for f in schema.fields}
-    task = CsvTask(worker_uri(source.storage), source.files, source.config.options or CsvOptions(), types)
-    count = min(len(source.files), max(spark.sparkContext.defaultParallelism, source.bytes // TASK_BYTES))
-    numbers = spark.sparkContext.parallelize(range(len(source.files)), count)
-    files = spark.createDataFrame(numbers.map(lambda n: (n,)), "file int")
-    found = files.mapInArrow(task.check, "file int, problem string").orderBy("file").collect()
-    _raise(source, [row["problem"] for row in found])
-    return files.mapInArrow(task.read, schema)
-
-
-@dataclass(frozen=True)
-class CsvTask:
-    """What a worker needs to check or read files, which come as batches of their numbers."""
-
-    root_uri: str
-    files: tuple[SourceFile, ...]
-    options: CsvOptions
-    types: csv_file.Types
-
-    def check(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, file, opener in self._files(batches):
-            problems = [f"{file.path}: {p}" for p in csv_file.check(opener, self.options, self.types)]
-            numbers = pa.array([number] * len(problems), pa.int32())
-            yield pa.RecordBatch.from_pydict({"file": numbers, "problem": pa.array(problems, pa.string())})
-
-    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _, _, opener in self._files(batches):
-            yield from csv_file.read(opener, self.options, self.types)
-
-    def _files(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, SourceFile, csv_file.Opener]]:
-        fs = open_storage(self.root_uri).fs
-        for batch in batches:
-            for number in batch.column("file").to_pylist():
-                file = self.files[number]
-                yield number, file, partial(fs.open_input_stream, file.full, compression="detect")
-
-
-def _text_type(source: SourceSnapshot, field: StructField) -> str:
-    kind = field.dataType.simpleString()
-    if arrow_type(kind) is None:
-        raise EtlError(
-            f"{source.key}.columns.{field.name} = {kind!r}: no value of a csv file is read as one; declare it string, "
-            "and make the value in the recipe's SQL"
-        )
-    return kind
-
-
-# --- Parquet: every footer is checked, so that drift between files is found before Spark reads nulls or garbage
-
-
-def _check_footers(source: SourceSnapshot, schema: StructType) -> None:
-    with ThreadPoolExecutor(FOOTER_THREADS) as pool:
-        problems = pool.map(lambda file: _footer_problems(source, file, schema), source.files)
-        _raise(source, [problem for found in problems for problem in found])
-
-
-def _footer_problems(source: SourceSnapshot, file: SourceFile, schema: StructType) -> list[str]:
-    try:
-        found: pa.Schema = pq.read_schema(file.full, filesystem=source.storage.fs)
-    except (pa.ArrowInvalid, OSError) as error:
-        return [f"{file.path}: not a readable Parquet file: {first_line(error)}"]
-    problems = []
-    for field in schema.fields:
-        if alike := [n for n in found.names if n != field.name and n.lower() == field.name.lower()]:
-            problems.append(
-                f"{file.path}: has a column {alike[0]!r}, which Spark, as it ignores case, takes for the declared "
-                f"{field.name!r}; rename it"
+def _line_format(key: str, config: FilesSource, schema: StructType) -> LineFormat:
+    for f in schema:
+        kind = f.dataType.simpleString()
+        why = json_file.check_type(f.dataType) if config.format == "json" else "" if arrow_type(kind) else kind
+        if why:
+            raise EtlError(
+                f"{key}.columns.{f.name} = {kind!r}: no value of a {config.format} file is read as one; declare it "
+                "string, and make the value in the recipe's SQL"
             )
+    return JsonFormat(schema) if config.format == "json" else CsvFormat(schema, config.options or CsvOptions())
+
+
+def _read_lines(
+    spark: SparkSession, key: str, format: LineFormat, listed: FileList, partitions: StructType
+) -> DataFrame:
+    """Check and read the files in tasks of whole files.
+
+    Args:
+        spark: the session.
+        key: names the source in errors.
+        format: of the files.
+        listed: the files.
+        partitions: the columns whose values are those of the folders.
+    """
+    fields = {f.name: f for f in [*format.schema, *partitions]}
+    task = FileTask(worker_uri(listed.storage), listed.files, format, partitions, tuple(fields))
+    count = min(len(listed.files), max(spark.sparkContext.defaultParallelism, listed.bytes // TASK_BYTES))
+    numbers = spark.sparkContext.parallelize(range(len(listed.files)), count)
+    files = spark.createDataFrame(numbers.map(lambda n: (n,)), "file int")
+    found = files.mapInArrow(task.check, FOUND).orderBy("file").collect()
+    _raise(key, [row["problem"] for row in found if row["problem"] is not None])
+    undeclared: Counter[str] = Counter()
+    for row in found:
+        undeclared[row["key"]] += row["records"]
+    if undeclared:
+        shown = ", ".join(f"{name!r} (in {count} records)" for name, count in undeclared.most_common(SHOWN))
+        log.warning("%s: %d keys are not declared, and not read: %s", key, len(undeclared), shown)
+    return files.mapInArrow(task.read, StructType(list(fields.values())))
+
+
+# --- Parquet, ORC and text: read by Spark, joined with what is known of each row's file
+
+
+def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType | None = None) -> DataFrame:
+    reader = spark.read.schema(schema) if schema is not None else spark.read.option("wholetext", True)
+    found = reader.format(kind).load([as_glob(path) for path in listed.spark_paths()])
+    # Unlike input_file_name() it counts as a deterministic column.
+    return found.select("*", F.col("_metadata.file_path").alias(FILE))
+
+
+def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: StructType) -> DataFrame:
+    """One row per file: `path` below the source's root, `text`, and its partition's values."""
+    found = _with_files(spark, _scan(spark, "text", listed).withColumnRenamed("value", "text"), listed, partitions)
+    rows = found.select(F.col(PATH).alias("path"), "text", *partitions.names)
+    broken = rows.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
+    _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
+    return rows
+
+
+def _check_columns(
+    spark: SparkSession, key: str, kind: str, listed: FileList, declared: tuple[StructType, StructType]
+) -> None:
+    """Raise EtlError where a file has other columns, or partition columns of its own with other values.
+
+    Args:
+        spark: the session.
+        key: names the source in errors.
+        kind: parquet or orc.
+        listed: the files.
+        declared: the columns, and the partition columns.
+    """
+    footers = check_footers(listed, kind, *declared)
+    _raise(key, [problem for footer in footers for problem in footer.problems])
+    for field in declared[1]:
+        have = zip(listed.files, footers, strict=True)
+        some = replace(listed, files=tuple(file for file, footer in have if field.name in footer.partition_columns))
+        if not some.files:
             continue
-        if field.name not in found.names:
-            problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
-            continue
-        have = _spark_type(found.field(field.name).type)
-        if have != field.dataType.simpleString():
-            want = field.dataType.simpleString()
-            problems.append(f"{file.path}: column {field.name!r} is {have}, declared {want}")
-    return problems
+        own = F.col(f"__own_{field.name}")
+        scan = _scan(spark, kind, some, StructType([field])).withColumnRenamed(field.name, f"__own_{field.name}")
+        found = _with_files(spark, scan, some, declared[1])
+        differ = found.where(~own.eqNullSafe(F.col(field.name))).select(PATH, own.cast("string").alias("value"))
+        wrong = [(row[PATH], row["value"] or "null") for row in differ.limit(SHOWN).collect()]
+        _raise(key, [f"{p}: has the partition column {field.name!r} itself, and there it is {v!r}" for p, v in wrong])
 
 
-def _spark_type(arrow: pa.DataType) -> str:
-    if pa.types.is_dictionary(arrow):
-        arrow = arrow.value_type
-    try:
-        return str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
-    except Exception:  # PySparkTypeError or its subclasses: a type Spark does not have
-        return f"{arrow} (unknown to Spark)"
+def _with_files(spark: SparkSession, scan: DataFrame, listed: FileList, partitions: StructType) -> DataFrame:
+    """Add the path of each row's file, and its partition columns, which Spark itself decodes wrongly beyond ASCII.
+
+    A row of a file that is not found among the listed ones stops the job: the names of files are joined as text.
+    """
+    rows = [
+        (_as_java(HOST.sub("", address)), file.path, *file.partition)
+        for address, file in zip(listed.spark_paths(), listed.files, strict=True)
+    ]
+    files = StructType([StructField(JOINED, StringType()), StructField(PATH, StringType()), *partitions])
+    table = F.broadcast(spark.createDataFrame(rows, files))
+    begin = F.expr(f"locate('/', {FILE}, locate('://', {FILE}) + 3)")  # behind scheme and host
+    found = scan.join(table, F.substr(FILE, begin) == F.col(JOINED), "left")
+    unknown = F.raise_error(F.concat(F.lit("a row of a file that was not listed: "), F.col(FILE)))
+    known = [
+        F.when(F.col(JOINED).isNotNull(), F.col(name)).otherwise(unknown).alias(name)
+        for name in (PATH, *partitions.names)
+    ]
+    return found.select(*(name for name in scan.columns if name != FILE), *known)
 
 
-def _raise(source: SourceSnapshot, problems: list[str]) -> None:
+def _as_java(path: str) -> str:
+    """The path as Java writes it in a URI: beyond ASCII only blanks and control characters are percent-encoded."""
+    plain = {c for c in set(path) if c in JAVA_PLAIN or (c > "\x7f" and unicodedata.category(c) not in BLANK)}
+    return "".join(c if c in plain else quote(c) for c in path)
+
+
+def _raise(key: str, problems: list[str]) -> None:
     if problems:
         shown = "\n".join(f"  - {p}" for p in problems[:SHOWN])
         more = f"\n  - and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise EtlError(f"{source.key}: files do not match the declared columns:\n{shown}{more}")
+        raise EtlError(f"{key}: files do not match the declared columns:\n{shown}{more}")

@@ -1,29 +1,22 @@
-"""Pin the sources of a dataset: their files as they are now, each file hashed once, and a fingerprint of each table."""
+"""A source at one moment: what every kind of source is pinned to before anything is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from sparkring.conf.config import SourceConfig
-from sparkring.conf.manifest import digest
-from sparkring.conf.storage import Storage
-from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.files import SourceFile, list_files
+from pyspark.sql import DataFrame, SparkSession
 
-HASH_THREADS = 16
+from sparkring.conf.sources import SourceConfig
 
 
 @dataclass(frozen=True)
-class SourceSnapshot:
-    """A declared table, its files and their fingerprint at one moment."""
+class SourceSnapshot(ABC):
+    """A declared table at one moment. Equal fingerprints mean equal rows, columns and types, wherever the table is."""
 
     name: str
     config: SourceConfig
-    storage: Storage
-    files: tuple[SourceFile, ...]
     fingerprint: str
 
     @property
@@ -31,55 +24,18 @@ class SourceSnapshot:
         return f"etl.sources.{self.name}"
 
     @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
+    def is_empty(self) -> bool:
+        """Whether there is no file to read, as may be of a lake table after `where`."""
+        return False
 
-    def spark_paths(self) -> list[str]:
-        """Full paths as Spark reads them: `file:///...` locally, else with the scheme and host of the recipe."""
-        if self.storage.is_local:
-            return [f"file://{file.full}" for file in self.files]
-        root = self.storage.uri.partition("?")[0].rstrip("/")
-        return [root + file.full[len(self.storage.root.rstrip("/")) :] for file in self.files]
+    @abstractmethod
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Read the typed table. Raises EtlError naming what does not match the declaration."""
 
-    def lineage(self) -> dict[str, Any]:
-        """What the manifest records about this source."""
-        return {
-            "path": self.config.path,
-            "format": self.config.format,
-            "files": len(self.files),
-            "bytes": self.bytes,
-            "fingerprint": self.fingerprint,
-        }
-
+    @abstractmethod
     def check_unchanged(self) -> None:
-        """Raise EtlError if files were added, removed or written since the snapshot, by name, size and time."""
-        if list_files(self.name, self.config)[1] != self.files:
-            raise EtlError(f"{self.key}: its files changed while they were read; run again when they are at rest")
+        """Raise EtlError if the rows that `read` gives may have changed since the snapshot was taken."""
 
-
-def pin_sources(sources: Mapping[str, SourceConfig]) -> dict[str, SourceSnapshot]:
-    """Pin every source, by name. This reads each file once (with `fingerprint: stat`, none)."""
-    return {name: pin(name, config) for name, config in sources.items()}
-
-
-def pin(name: str, config: SourceConfig) -> SourceSnapshot:
-    """Pin one source. Raises EtlError if it has no files."""
-    storage, files = list_files(name, config)
-    return SourceSnapshot(name, config, storage, files, _fingerprint(config, storage, files))
-
-
-def _fingerprint(config: SourceConfig, storage: Storage, files: tuple[SourceFile, ...]) -> str:
-    """sha256 over the declared columns, options and files: their bytes, or with `stat` their sizes and times."""
-    if config.fingerprint == "stat":
-        states: list[list[Any]] = [[f.path, f.bytes, f.mtime_ns] for f in files]
-    else:
-        with ThreadPoolExecutor(HASH_THREADS) as pool:
-            hashes = pool.map(lambda f: _sha256(storage, f.full), files)
-            states = [[f.path, f.bytes, h] for f, h in zip(files, hashes, strict=True)]
-    declared = config.model_dump(mode="json", include={"format", "columns", "options", "fingerprint"})
-    return digest([declared, list(config.columns), states])
-
-
-def _sha256(storage: Storage, full: str) -> str:
-    folder, _, name = full.rpartition("/")
-    return Storage(storage.fs, folder, storage.uri).sha256(name)
+    @abstractmethod
+    def lineage(self) -> dict[str, Any]:
+        """What the manifest records about this source: where it is, what was read, its fingerprint."""

@@ -113,6 +113,22 @@ def parser(kind: str) -> Callable[[str], Any]:
     return parsers[kind]
 
 
+def scalar(text: str, kind: str) -> Any:
+    """Convert one text to the Python value of its type: a `timestamp` is a datetime in UTC.
+
+    It raises ValueError or ArithmeticError for a wrong text.
+    """
+    if kind == "string":
+        return text
+    value = parser(kind)(text)
+    if kind == "date":
+        return (EPOCH + dt.timedelta(days=value)).date()
+    if kind in ("timestamp", "timestamp_ntz"):
+        moment = EPOCH + value * MICROSECOND
+        return moment.replace(tzinfo=dt.UTC) if kind == "timestamp" else moment
+    return value
+
+
 def _boolean(text: str) -> bool:
     if text.lower() not in TRUE | FALSE:  # not casefold(), which makes an s of ſ
         raise ValueError(text)

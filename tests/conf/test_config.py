@@ -72,6 +72,27 @@ def test_flights_block_is_valid():
         ({"keep": ["Y"]}, "'Y' and 'y' are one name"),
         ({"sources": {"t": {"path": "t.csv", "columns": {"a": "int"}, "options": {"escape": "x"}}}}, "escape"),
         ({"sources": {"t": {"path": "t", "format": "parquet", "columns": {"a": "int"}, "options": {}}}}, "for csv"),
+        (
+            {"sources": {"t": {"path": "t", "format": "avro"}}},
+            "spark-submit --packages org.apache.spark:spark-avro_2.13",
+        ),
+        (
+            {"sources": {"t": {"path": "t", "format": "xml"}}},
+            "format must be one of ['csv', 'delta', 'iceberg', 'jdbc', 'json', 'orc', ",
+        ),
+        ({"sources": {"t": {"path": "t", "columns": {"a": "int"}, "where": "a = 1"}}}, "declare them in partitions"),
+        (
+            {"sources": {"t": {"path": "t", "columns": {"a": "int"}, "partitions": {"a": "date"}}}},
+            "'a' is date in partitions and int in columns",
+        ),
+        (
+            {"sources": {"t": {"path": "t", "columns": {"a": "int"}, "partitions": {"A": "int"}}}},
+            "columns and partitions: 'a' and 'A' are one name",
+        ),
+        (
+            {"sources": {"t": {"path": "t", "format": "text", "partitions": {"Path": "string"}}}},
+            "columns and partitions: 'path' and 'Path' are one name",
+        ),
     ],
 )
 def test_impossible_blocks_are_refused_by_rule(changes, words):
@@ -136,3 +157,55 @@ def test_values_that_cannot_be(values: dict[str, object], match: str) -> None:
 
 def test_no_hang_limit_is_allowed() -> None:
     assert LaunchConfig(hang_timeout_s=None).hang_timeout_s is None
+
+
+IN_PARTS = {
+    "sources": {
+        "t": {"path": "t", "format": "parquet", "columns": {"a": "int"}, "partitions": {"day": "date", "n": "int"}},
+        "u": {"format": "jdbc", "url_env": "U", "dbtable": "u"},
+    },
+    "one_per": "t",
+    "label": None,
+    "interval": {"column": "day", "sources": {"t": "day"}, "last": "2013-03-28", "window": 28},
+}
+
+
+def test_a_recipe_in_parts():
+    config = EtlConfig.model_validate(BLOCK | IN_PARTS)
+    assert config.interval is not None and config.interval.every == "day" and config.interval.missing == "fail"
+    yaml_day = IN_PARTS | {"interval": IN_PARTS["interval"] | {"last": yaml.safe_load("2013-03-28")}}
+    assert EtlConfig.model_validate(BLOCK | yaml_day) == config
+
+
+def with_interval(**changes):
+    return {"interval": IN_PARTS["interval"] | changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (with_interval(sources={"x": "day"}), "'x' is no source"),
+        (with_interval(sources={"t": "day", "u": "day"}), "interval.sources.u: a jdbc source is read whole"),
+        (with_interval(sources={"t": "month"}), "must be a partition column of type date, and it is none"),
+        (with_interval(sources={"t": "n"}), "must be a partition column of type date, and it is int"),
+        (with_interval(sources={}), "one_per = 't': must be one of interval.sources"),
+        ({"one_per": None} | with_interval(look_back=1), "interval.look_back: needs `one_per`"),
+        (with_interval(time_zone="Mars"), "'Mars' is no time zone"),
+        (with_interval(time_zone="America"), "'America' is no time zone"),
+        (with_interval(last="2013-02-30"), "interval.last"),
+        (with_interval(window=0), "interval.window"),
+        (with_interval(every="hour"), "interval.every"),
+        (
+            {"split": {"kind": "time", "column": "at", "boundaries": {"valid": "2013-03-27"}}},
+            "split.column = 'at': must be interval.column, 'day'",
+        ),
+        ({"shard": {"shards": {"train": 2}}}, "shard.shards: every part has files of its own"),
+        (
+            {"checks": [{"name": "once", "kind": "unique", "columns": ["a"], "level": "row"}]},
+            "'once': which of equal rows is kept must not depend on other parts; add 'day'",
+        ),
+        ({"kind": "text", "text": {}, "features": {}}, "text is packed across documents"),
+    ],
+)
+def test_what_cannot_be_in_parts_is_refused(changes, words):
+    assert words in refused(**IN_PARTS | changes)

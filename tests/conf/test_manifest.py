@@ -69,3 +69,10 @@ def test_a_manifest_that_contradicts_itself_is_refused(changes: dict[str, Any], 
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
     assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"a": 1, "b": [3]})
+
+
+def test_files_of_parts_are_below_the_folder_above() -> None:
+    folder = open_storage("/d/sets/flights-1")
+    part = {"interval": "2013-03-28", "fingerprint": "0" * 64, "folder": "parts/t/2013-03-28/0", "rows": 3}
+    alone, shared = (DatasetManifest.from_json(manifest(parts=parts), "m") for parts in ([], [part]))
+    assert alone.files_folder(folder) == folder and shared.files_folder(folder).root == "/d/sets"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,3 +83,31 @@ def test_a_relative_uri_means_the_same_folder_from_any_working_directory(
     folder = open_storage("data").at("x")
     monkeypatch.chdir("/")
     assert open_storage(folder.uri).root == folder.root == f"{tmp_path}/data/x"
+
+
+def test_of_several_writers_of_a_new_file_one_wins(tmp_path: Path) -> None:
+    folder, won = open_storage(str(tmp_path)), list[int]()
+    barrier = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        if folder.put_new("a/marker", b"%d" % number):
+            won.append(number)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1 and folder.read_bytes("a/marker") == b"%d" % won[0]
+    assert not folder.put_new("a/marker", b"late") and folder.list_files() == ["a/marker"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "above"),
+    [("/d/sets/x", "/d/sets"), ("s3://bucket/sets/x?scheme=http", "s3://bucket/sets?scheme=http")],
+)
+def test_the_folder_above(uri: str, above: str) -> None:
+    parent = open_storage(uri).parent
+    assert (parent.root, parent.uri) == (open_storage(above).root, above)
+    assert parent.at("x").uri == uri

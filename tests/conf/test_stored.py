@@ -17,8 +17,8 @@ from sparkring.conf.stored import StoredError, parse
 
 FILE = {"path": "d/a.parquet", "split": "train", "rows": 3, "bytes": 9, "sha256": "0" * 64, "row_groups": [2, 1]}
 MANIFEST: dict[str, Any] = {
-    "format_version": 1, "name": "flights", "fingerprint": "a" * 64, "created_at": "2026-11-22T00:00:00+00:00",
-    "columns": [{"name": "x", "dtype": "float32"}, {"name": "y", "dtype": "int8", "role": "label"}],
+    "format_version": 2, "name": "flights", "fingerprint": "a" * 64, "created_at": "2026-11-22T00:00:00+00:00",
+    "columns": [{"name": "x", "dtype": "float32", "role": "input"}, {"name": "y", "dtype": "int8", "role": "label"}],
     "files": [FILE], "splits": {"train": {"rows": 3, "files": 1}},
     "accounting": {"rows_in": 4, "rows_out": 3, "quarantined": {"rule": 1}},
     "features": {
@@ -41,6 +41,32 @@ def top(**changes: Any) -> Change:
 
 def feature(**changes: Any) -> Change:
     return lambda m: m["features"]["features"][0].update(changes)
+
+
+def coded(spark_type: str, values: list[str]) -> Change:
+    """A categorical feature of a column that is stored as int32."""
+
+    def change(m: dict[str, Any]) -> None:
+        m["columns"] = [{"name": "x", "dtype": "int32", "role": "input", "logical": spark_type}]
+        m["features"]["inputs"] = {"x": spark_type}
+        m["features"]["features"] = [{"name": "x", "kind": "categorical", "column": "x", "values": values}]
+
+    return change
+
+
+def retyped(spark_type: str, value: str) -> Change:
+    """A state of another dataset, whose column of that name is of `spark_type`, over a column of whole numbers."""
+
+    def change(m: dict[str, Any]) -> None:
+        coded(spark_type, [value])(m)
+        m["columns"][0]["logical"] = "int"
+
+    return change
+
+
+def passed(m: dict[str, Any]) -> None:
+    state = {"name": "x", "kind": "passthrough", "column": "x", "dtype": None, "shape": None, "nulls": "refuse"}
+    m["columns"], m["features"]["features"] = m["columns"][1:], [state | {"fill": None}]
 
 
 @pytest.mark.parametrize(
@@ -67,13 +93,26 @@ def feature(**changes: Any) -> Change:
         (top(columns=[{"name": "x", "dtype": "object"}]), r"columns\.0\.dtype = 'object'"),
         (top(columns=[{"name": "x", "dtype": "int8"}] * 2), "columns: 'x' is listed twice"),
         (top(columns=[{"name": "x", "dtype": "int8", "shape": [-1]}]), "shape"),
-        (top(format_version=2, news=1), "format_version = 2: this sparkring reads 1 to 1; upgrade sparkring"),
+        (top(format_version=3, news=1), "format_version = 3: this sparkring reads 1 to 2; upgrade sparkring"),
         (top(format_version=None), "format_version = None"),
         (top(features={"features": []}), r"features\.version: field required"),
         (feature(kind="subprocess"), "features"),
         (feature(std=0.0), "std"),
         (feature(column="z"), "'z' is not among the inputs"),
         (top(features=-0.0), "features"),
+        (top(columns=MANIFEST["columns"][1:]), "'x': its column 'x' is not among the stored columns"),
+        (top(columns=[{"name": "x", "dtype": "string"}]), "numeric feature of double is not made of .* scalar string"),
+        (feature(name="Y"), "two tensors would be called 'Y' and 'y'"),
+        (feature(kind="categorical", values=["a"]), "categorical feature of double is not made of .* scalar float32"),
+        (coded("int", ["1", "one"]), "the category 'one' is no int: invalid literal"),
+        (coded("int", ["007"]), "the category '007' is no int"),
+        (coded("int", ["1", "1"]), "'x': a category occurs twice"),
+        (coded("date", ["2013-02-30"]), "the category '2013-02-30' is no date: "),
+        (coded("string", ["a"]), "categorical feature of string is not made of .* scalar int32"),
+        (retyped("date", "2013-01-31"), "categorical feature of date is not made of .* scalar int32 of int"),
+        (retyped("boolean", "true"), "categorical feature of boolean is not made of .* scalar int32 of int"),
+        (passed, "'x' is passed through, and is not among the stored columns"),
+        (top(format_version=1), "format_version = 1: .* files hold codes .* run `sparkring etl` to build it again"),
         (top(checks={}), "checks"),
         (top(text={"tokenizer_json": 3}), "tokenizer_json"),
         (top(checks=[{"name": "r"}]), r"checks\.0"),

@@ -10,6 +10,9 @@ def test_every_setting_of_spark_sql_decides_rows_unless_it_is_known_not_to(key):
     assert decides_rows(key)
 
 
-@pytest.mark.parametrize("key", [*FIXED, "spark.sql.adaptive.enabled", "spark.sql.ui.x", "spark.executor.memory"])
-def test_settings_of_speed_and_those_the_build_fixes_do_not(key):
+OTHERS = ["spark.sql.adaptive.enabled", "spark.sql.ui.x", "spark.executor.memory", "spark.sql.catalog.prod.uri"]
+
+
+@pytest.mark.parametrize("key", [*FIXED, *OTHERS])
+def test_settings_of_speed_and_place_and_those_the_build_fixes_do_not(key):
     assert not decides_rows(key)

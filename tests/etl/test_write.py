@@ -98,6 +98,11 @@ def test_rows_of_two_shards_in_one_partition_are_an_error(tmp_path):
         ),
         (Column(name="x", dtype="float32", layout="ragged", logical="array<float>"), pa.array([[1.0, None]]), "inside"),
         (Column(name="x", dtype="float16"), pa.array([1.0, 7e4], pa.float32()), "does not fit float16: it holds 70000"),
+        (
+            Column(name="x", dtype="string", role="input", nulls="keep"),
+            pa.array([b"a", b"\xff"], pa.binary()).view(pa.string()),
+            "column 'x' is text and holds bytes that are not UTF-8",
+        ),
     ],
 )
 def test_what_a_column_cannot_hold_is_reported_and_leaves_no_file(tmp_path, column, array, words):

@@ -24,6 +24,8 @@ from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, read
 from sparkring.etl.tokenizer import Codec, train_bpe
+from sparkring.etl.windows.parts import PART_NAME, Part, find_part
+from sparkring.etl.windows.window import list_files
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluate import read_predictions
 from sparkring.pipelines.runs import RunRecord, Runs
@@ -36,6 +38,7 @@ from sparkring.training.checkpoint.format import CheckpointError
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS_FILE
 from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.data.audit.log import read_records
+from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
 from sparkring.training.loop import LoopRecord, TrainerState
 from sparkring.training.parallel.state import TensorInfo
@@ -60,7 +63,12 @@ class Kind:
 def kinds(folder: Path) -> dict[str, Kind]:
     """All kinds; files are read from below `folder`."""
     logging.getLogger().setLevel(logging.CRITICAL)
-    made = {"manifest": _manifest(folder), "run.json": _run(folder), SUMMARY: _summary(folder)}
+    made = {
+        "manifest": _manifest(folder),
+        PART_NAME: _part(folder / "part"),
+        "run.json": _run(folder),
+        SUMMARY: _summary(folder),
+    }
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
     made |= {"tokenizer": _tokenizer(), "predictions": _predictions(folder), "journal": _journal(folder / "tracking")}
     header = {"format": 3, "attempt": 1, "rank": 0, "size": 2, "dataset": "d", "order_state": {"seed": 1}}
@@ -86,16 +94,20 @@ def _manifest(folder: Path) -> Kind:
         "fill": None,
     }
     states = [numeric, plain, {"name": "c", "kind": "categorical", "column": "c", "values": ["a", "b"]},
-              {"name": "h", "kind": "cyclic", "column": "h", "period": 24.0}]  # fmt: skip
+              {"name": "day", "kind": "categorical", "column": "d", "values": ["2013-01-31", "-0044-03-15"]},
+              {"name": "hour", "kind": "cyclic", "column": "h", "period": 24.0}]  # fmt: skip
     check = {"name": "r", "kind": "range", "level": "row", "rows": 4, "failing": 1, "share": 0.25, "max_share": 1.0,
              "passed": True, "rule": "0 <= x", "detail": ""}  # fmt: skip
     table = {
-        "format_version": 1, "name": "flights", "fingerprint": SHA, "created_at": "2026-11-22T00:00:00+00:00",
-        "columns": [{"name": "x", "dtype": "float32"}, {"name": "v", "dtype": "int8", "shape": [3]}],
+        "format_version": 2, "name": "flights", "fingerprint": SHA, "created_at": "2026-11-22T00:00:00+00:00",
+        "columns": [{"name": "x", "dtype": "float64", "role": "input"}, {"name": "p", "dtype": "float64"},
+                    {"name": "c", "dtype": "string", "role": "input", "nulls": "keep"}, {"name": "h", "dtype": "int8"},
+                    {"name": "d", "dtype": "int32", "logical": "date"}, {"name": "v", "dtype": "int8", "shape": [3]}],
         "files": [file, file | {"path": "d/b.parquet", "split": "valid"}],
         "splits": {"train": {"rows": 3, "files": 1}, "valid": {"rows": 3, "files": 1}},
         "accounting": {"rows_in": 7, "rows_out": 6, "quarantined": {"r": 1}},
-        "features": {"version": 1, "inputs": dict.fromkeys("xpch", "double"), "features": states},
+        "features": {"version": 1, "inputs": dict.fromkeys("xph", "double") | {"c": "string", "d": "date"},
+                     "features": states},
         "checks": [check], "lineage": {"sources": {"t": {"path": "x", "files": 1}}},
     }  # fmt: skip
     about = {"tokenizer_json": "", "size": 256, "pad_id": 257, "seq_len": 16}
@@ -105,11 +117,30 @@ def _manifest(folder: Path) -> Kind:
         (folder / "_manifest.json").write_bytes(data)
         manifest = read_manifest(open_storage(str(folder)))
         manifest.to_json()
+        TensorSource(manifest, None)
         serving.signature_inputs(manifest)
         for split in manifest.splits:
             manifest.files_of(split)
 
     return Kind([json.dumps(table).encode(), json.dumps(text).encode()], check_manifest, (ManifestError,), 2.0)
+
+
+def _part(folder: Path) -> Kind:
+    file = {"path": "d/rows-0.parquet", "split": "rows", "rows": 3, "bytes": 0, "sha256": SHA, "row_groups": [2, 1]}
+    part = {
+        "interval": "2013-03-28", "fingerprint": SHA, "created_at": "2026-11-22T00:00:00+00:00",
+        "columns": [{"name": "x", "dtype": "float64", "role": "input"}], "inputs": {"x": "double"}, "files": [file],
+        "splits": {"rows": 3}, "statistics": "d/statistics.arrow", "statistics_sha256": SHA, "failing": {"r": 1},
+        "accounting": {"rows_in": 4, "rows_out": 3, "quarantined": {"r": 1}}, "lineage": {"sources": {"t": [None]}},
+    }  # fmt: skip
+    storage = open_storage(str(folder))
+
+    def check(data: bytes) -> None:
+        storage.put_atomic(PART_NAME, data)
+        find_part(storage, SHA)
+        list_files([read(Part, storage, PART_NAME)], ["p"], [None], ["rows"])
+
+    return Kind([json.dumps(part).encode()], check, (StoredError,))
 
 
 def _run(folder: Path) -> Kind:

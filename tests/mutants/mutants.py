@@ -30,8 +30,25 @@ ORDER, AUDIT, POOL = "training/data/order.py", "training/data/audit/check.py", "
 AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
-FEATURES, CHECKS, SPLIT, FIT = "etl/features.py", "etl/checks.py", "etl/split.py", "etl/fit.py"
+FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
+STATISTICS = "etl/statistics.py"
+INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
+CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
+T_CONVERT = (
+    "tests/training/data/petastorm_adapter/test_petastorm_reader.py"
+    "::test_dates_and_timestamps_are_what_the_native_reader_makes_of_them"
+)
+STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluate.py"
+PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
+PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
+JSON_FILE, T_JSON_FILE = "etl/sources/json_file.py", "tests/etl/sources/test_json_file.py"
+FILE_TASK, T_FILES = "etl/sources/file_task.py", "tests/spark/test_etl_files.py"
 CSV_FILE, T_CSV_FILE = "etl/sources/csv_file.py", "tests/etl/sources/test_csv_file.py"
+DELTA, DELTA_LOG, LAKE_FILES = (f"etl/sources/{name}.py" for name in ("delta/source", "delta/log", "lake_files"))
+T_DELTA, T_DELTA_LOG = (f"tests/etl/sources/delta/test_{name}.py" for name in ("source", "log"))
+T_LAKE_ROWS = "tests/spark/test_etl_lake_files.py"
+ICE_TABLE, ICE_WHERE, ICE_SCHEMA = (f"etl/sources/iceberg/{name}.py" for name in ("table", "where", "schema"))
+T_ICE_TABLE, T_ICE_WHERE = (f"tests/etl/sources/iceberg/test_{name}.py" for name in ("table", "where"))
 
 RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
@@ -43,8 +60,14 @@ T_LOOP, T_POLICY = "tests/training/test_loop.py", "tests/training/checkpoint/tes
 T_CHECKPOINT, T_DAMAGE = "tests/training/checkpoint/test_checkpointer.py", "tests/training/checkpoint/test_damage.py"
 T_OPTIM, T_LOSS = "tests/training/test_optim.py", "tests/training/models/test_loss.py"
 T_SCHEDULES, T_GRADIENTS = "tests/training/parallel/test_schedules.py", "tests/training/parallel/test_gradients.py"
-T_NUMPY, T_FEATURES = "tests/etl/test_features_numpy.py", "tests/spark/test_etl_features.py"
+T_NUMPY, T_FEATURES = "tests/training/data/features/test_transform.py", "tests/spark/test_etl_features.py"
+T_STATISTICS, T_INTERVAL, T_PARTS, T_WINDOW = (
+    f"tests/etl/{name}.py"
+    for name in ("test_statistics", "windows/test_interval", "windows/test_parts", "windows/test_window")
+)
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
+T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/catalog/test_source.py"
+JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
 
 MUTANTS = (
     # Gradients: what is summed, weighted, clipped and stepped.
@@ -184,29 +207,68 @@ MUTANTS = (
     # Text files.
     Mutant(CSV_FILE, "csv.field_size_limit(BLOCK_BYTES)", "csv.field_size_limit()", T_CSV_FILE),
     Mutant(CSV_FILE, 'data + b"\\n" if unended else data', "data", T_CSV_FILE),
+    Mutant(JSON_FILE, "self.other_case[prefix + key] =", "alike[0] =", T_JSON_FILE),
+    Mutant(JSON_FILE, "if len(found) < len(pairs):", "if not found:", T_JSON_FILE),
+    # Partitions.
+    Mutant(
+        PREDICATE,
+        "return self.decides if self.decides in found else None if None in found else not self.decides",
+        "return None if None in found else self.decides if self.decides in found else not self.decides",
+        T_PREDICATE,
+    ),
+    Mutant(PREDICATE, "return None if found is None else not found", "return not found", T_PREDICATE),
+    Mutant(PARTITIONS, "if self.keep(child.values):", "if self.keep(child.values) or True:", T_PARTITIONS),
+    Mutant(PARTITIONS, 'errors="strict"', 'errors="replace"', T_PARTITIONS),
+    Mutant(
+        FILE_TASK, "pc.not_equal(values, value), True)", "pc.not_equal(values, value), False)", f"{T_FILES} -k same"
+    ),
     # Features, checks and splits.
     Mutant(
         FEATURES,
-        "code_of.get(as_text(v, spark_type), UNSEEN_CODE)",
-        "code_of.get(as_text(v, spark_type), NULL_CODE)",
+        "code_of.get(as_text(v, self._type), UNSEEN_CODE)",
+        "code_of.get(as_text(v, self._type), NULL_CODE)",
         T_NUMPY,
     ),
-    Mutant(FEATURES, 'x = np.where(null, state["fill"], x)', "x = np.where(null, 0.0, x)", T_NUMPY),
-    Mutant(FEATURES, "np.log1p(np.maximum(x, 0.0))", "np.log1p(x)", T_NUMPY),
+    Mutant(FEATURES, "(self._fill - self._mean) / self._std, where=null", "0.0, where=null", T_NUMPY),
+    Mutant(FEATURES, "np.log1p(np.where(values < 0.0, 0.0, values))", "np.log1p(values)", T_NUMPY),
+    Mutant(FEATURES, "np.copyto(codes, NULL_CODE, where=null)", "np.copyto(codes, UNSEEN_CODE, where=null)", T_NUMPY),
+    Mutant(FEATURES, "self._mean, dtype=np.float64)", "self._mean, dtype=np.float32)", T_NUMPY),
+    Mutant(FEATURES, 'dtype=np.int64), mode="clip"', 'dtype=np.int64), mode="wrap"', T_NUMPY),
+    Mutant(CONVERT, "if np.isnat(moments).any():", "if False:", T_CONVERT),
+    Mutant(FOOTERS, 'physical_type == "INT96"', 'physical_type == "INT64"', "tests/etl/sources/test_footers.py"),
+    Mutant(MANIFEST, 'c.role != "input" and c.dtype', "c.dtype", "tests/etl/test_table.py"),
+    Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", "tests/pipelines/test_evaluate.py"),
+    Mutant(MANIFEST, 'is_date == (stored.logical == "date") and ', "", "tests/conf/test_stored.py"),
     Mutant(
-        FEATURES,
+        STATE,
         "(spread or 1.0) if feature.scale else 1.0",
         "spread if feature.scale else 1.0",
         f"{T_NUMPY} {T_FEATURES}",
     ),
-    Mutant(FIT, "F.when(null, F.lit(NULL_CODE)).otherwise(unseen_or_known)", "unseen_or_known", T_FEATURES),
-    Mutant(FIT, "F.stddev_pop(value)", "F.stddev_samp(value)", T_FEATURES),
+    # Parts and windows: exact statistics, what decides a part, rows numbered through.
+    Mutant(STATISTICS, "- exact**2", "", f"{T_STATISTICS} {T_FEATURES}"),
+    Mutant(STATISTICS, "x = x[~np.isnan(x)]", "x = np.nan_to_num(x, nan=0.0)", T_STATISTICS),
+    Mutant(STATISTICS, "2 * a * c + b * b", "2 * a * c", T_STATISTICS),
+    Mutant(STATISTICS, "finite = x[np.isfinite(x)] + 0.0", "finite = x[np.isfinite(x)]", T_STATISTICS),
+    Mutant(INTERVAL, "dt.time(), ZoneInfo(zone)).astimezone(dt.UTC)", "dt.time(), dt.UTC)", T_INTERVAL),
+    Mutant(PARTS, '"numeric": {"fill", "scale"}', '"numeric": {"fill", "scale", "transform"}', T_PARTS),
+    Mutant(PARTS, "prints, cut, block", "prints, block", f"{T_PARTS} {T_WINDOW}"),
+    Mutant(PARTS, "    job.storage.delete(job.folder)\n    return found", "    return found", T_PARTS),
+    Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
+    Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
     Mutant(
-        FIT,
-        "F.when(raw.isNotNull(), _transformed(raw, feature.transform))",
-        "_transformed(raw, feature.transform)",
-        T_FEATURES,
+        "etl/windows/independence.py",
+        ", *[column.isNull() for column in columns])",
+        ")",
+        "tests/spark/test_etl_independence.py",
     ),
+    Mutant(
+        "training/data/source.py",
+        "return with_offset(kept, file), ",
+        "return kept, ",
+        "tests/training/data/test_source.py",
+    ),
+    Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
     Mutant(
         CHECKS, "F.coalesce(F.expr(check.sql), F.lit(False))", "F.coalesce(F.expr(check.sql), F.lit(True))", T_CHECKS
     ),
@@ -228,4 +290,35 @@ MUTANTS = (
         "F.when(column > F.lit(text)",
         T_CHECKS,
     ),
+    Mutant(DELTA, "if gone := self.files.gone():", "if gone := self.files.gone()[1:]:", T_DELTA),
+    Mutant(DELTA_LOG, "protocol.min_reader_version == 2 or", "True or", T_DELTA_LOG),
+    Mutant(DELTA_LOG, "at_ms, key=time_ms)", "at_ms - 1, key=time_ms)", T_DELTA_LOG),
+    Mutant(DELTA_LOG, "DeltaFile(unquote(uri), size", "DeltaFile(uri, size", T_DELTA_LOG),
+    Mutant(DELTA_LOG, "max(self.commits[version], latest + 1)", "self.commits[version]", T_DELTA_LOG),
+    Mutant(DELTA_LOG, "if oldest - 1 <= v <= latest]", "if v <= latest]", T_DELTA_LOG),
+    Mutant(LAKE_FILES, "_digest(f.deleted)]", "len(f.deleted)]", "tests/etl/sources/test_lake_files.py"),
+    Mutant(LAKE_FILES, '[FILE, ROW], "left_anti"', '[ROW], "left_anti"', T_LAKE_ROWS),
+    Mutant(LAKE_FILES, 'F.replace(uri, F.lit("+"), F.lit("%2B"))', "uri", T_LAKE_ROWS),
+    Mutant(LAKE_FILES, "if want.dataType != ", "if want.name != want.name and ", T_LAKE_ROWS),
+    Mutant(
+        ICE_TABLE, "return snapshot, snapshot.schema_id", "return snapshot, metadata.current_schema_id", T_ICE_TABLE
+    ),
+    Mutant(ICE_TABLE, "entry.timestamp_ms <= (", "entry.timestamp_ms < (", T_ICE_TABLE),
+    Mutant(ICE_TABLE, "found[max(found)]", "max(found.values())", T_ICE_TABLE),
+    Mutant(ICE_WHERE, "OPPOSITE[compare] if negated else compare", "compare", T_ICE_WHERE),
+    Mutant(ICE_WHERE, "test.decides != negated", "test.decides", T_ICE_WHERE),
+    Mutant(ICE_WHERE, "Fraction(value) * 10**scale", "Fraction(value.scaleb(scale))", T_ICE_WHERE),
+    Mutant(
+        ICE_SCHEMA,
+        '_field(f"__field_{field_id(f)}", field_id',
+        "_field(f.name, field_id",
+        "tests/spark/test_etl_iceberg.py",
+    ),
+    # Sources that only Spark can pin.
+    Mutant(JDBC, "; SET TRANSACTION SNAPSHOT '{snapshot}'", "", f"{T_JDBC} -k eight"),
+    Mutant(JDBC, 'f"-c lock_timeout={LOCK_LIMIT_S * 1000}"', '""', f"{T_JDBC} -k to_be_truncated"),
+    Mutant(JDBC, "SET TIME ZONE 'UTC'", "SELECT 1", f"{T_JDBC} -k zone"),
+    Mutant(JDBC, '"preferTimestampNTZ": "true"', '"preferTimestampNTZ": "false"', f"{T_JDBC} -k zone"),
+    Mutant("etl/sources/landing.py", "(*rows.columns, *signs)", "(*rows.columns)", "tests/etl/sources/test_landing.py"),
+    Mutant(QUERY_FILES, "(plan.children(), plan.subqueries())", "(plan.children(),)", f"{T_CATALOG} -k all_tables"),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from sparkring.pipelines.evaluate import lost_to
+from sparkring.pipelines.evaluate import group_values, lost_to
 from sparkring.training.result import MODEL
 
 BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}
@@ -39,3 +42,19 @@ def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:
     ours = {MODEL: {"loss": 0.4}, "majority rate": {"loss": 0.6}}
     assert lost_to(ours, ["loss"], missing) == ["logistic regression could not be computed (out of memory)"]
     assert lost_to(ours, [], missing) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (pa.array(["UA", None, "AA", "UA"]).dictionary_encode(), ["UA", "null", "AA", "UA"]),
+        (pa.array([3, None, -1], pa.int64()), ["3", "null", "-1"]),
+        (pa.array([0.1, None], pa.float32()), ["0.1", "null"]),
+        (pa.array([True, None, False]), ["True", "null", "False"]),
+        (pa.array([dt.date(2013, 11, 4), None]), ["2013-11-04", "null"]),
+        (pa.array([3_000_000], pa.int32()).view(pa.date32()), ["10183-09-21"]),
+    ],
+)
+def test_rows_are_grouped_by_the_values_that_people_know(stored: pa.Array, shown: list[Any]) -> None:
+    assert group_values(pa.chunked_array([stored, stored.slice(1)])).tolist() == [*shown, *shown[1:]]
+    assert group_values(pa.chunked_array([], stored.type)).tolist() == []

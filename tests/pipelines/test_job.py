@@ -100,7 +100,7 @@ def test_a_dataset_that_is_there_is_found_without_spark(
     """A session of Spark takes ten seconds and a JVM."""
     (tmp_path / "_manifest.json").write_bytes(manifest().to_json().encode())
     resolved = load_config("flights", ["etl=null", f"dataset={tmp_path}", "tracking.enabled=false"])
-    monkeypatch.setattr("sparkring.pipelines.job.spark_session", None)
+    monkeypatch.setattr("sparkring.pipelines.spark.spark_session", None)
     with caplog.at_level("INFO"):
         assert run_job(resolved, etl=True, train=False) == Exit.OK
     assert f"dataset: {tmp_path} is there already" in caplog.text

@@ -16,6 +16,7 @@ from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.plan import (
     cost_plan,
+    known_manifest,
     layout_problems_of,
     meta_model,
     plan_and_measured,
@@ -79,6 +80,17 @@ def test_a_model_of_unknown_size_has_no_plan() -> None:
         show_plan(load_config("text").config)
 
 
+def test_a_dataset_that_only_spark_finds_is_asked_for_by_its_folder() -> None:
+    """`plan` starts nothing, and a database's rows are known only once they are landed."""
+    users = {"format": "jdbc", "url_env": "U", "dbtable": "users"}
+    small = {"sources": {"users": users}, "rows": "users", "features": {"x": {"kind": "numeric"}}}
+    config = RunConfig.model_validate({"name": "b", "etl": small})
+    with pytest.raises(ManifestError, match=r"name the folder .* etl=null dataset=FOLDER"):
+        known_manifest(config)
+    sized = config.model_copy(update={"model": config.model.model_copy(update={"args": {"vocab": 9}})})
+    assert known_manifest(sized) is None
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -93,7 +105,7 @@ def test_a_layout_that_cannot_be_ends_the_command_before_spark(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("sparkring.pipelines.job.spark_session", started)
+    monkeypatch.setattr("sparkring.pipelines.spark.spark_session", started)
     words = ["gpt-124m", "train.device=cpu", *override.split()]
     assert said in "\n".join(layout_problems_of(load_config(words[0], words[1:]).config))
     assert main(["run", *words]) == 2

@@ -49,9 +49,9 @@ def resolved(folder: Path, *words: str) -> Resolved:
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
     monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config, sources: "f")
-    monkeypatch.setattr(etl_step, "pin", lambda config: {})
+    monkeypatch.setattr(etl_step, "pin", lambda *_: {})
     monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace())
-    monkeypatch.setattr(job_module, "spark_session", lambda *_: nullcontext())
+    monkeypatch.setattr(job_module, "session_on_demand", lambda *_: nullcontext(lambda: None))
     for name in ("check_against", "describe_job"):
         monkeypatch.setattr(job_module, name, lambda *_, **__: None)
     monkeypatch.setattr(job_module, "layout_problems_of", lambda *_: [])

@@ -41,14 +41,20 @@ RAW = pd.DataFrame(
 )
 
 
-def manifest() -> DatasetManifest:
-    columns = [
-        Column(name="carrier", dtype="int32", cardinality=4),
-        Column(name="month", dtype="int32", cardinality=4),
-        *(Column(name=n, dtype="float32") for n in ("wind", "wind__null", "hour_sin", "hour_cos")),
-        Column(name="late", dtype="int8", role="label"),
-    ]
+def manifest(format_version: int = 2) -> DatasetManifest:
+    """Of a dataset of values; of an older sparkring's, 1, whose columns are the tensors."""
+    kinds = {"carrier": "string", "month": "int32", "wind": "float64", "hour": "int32"}
+    label = Column(name="late", dtype="int8", role="label")
+    columns = [*(Column(name=n, dtype=t, role="input", nulls="keep") for n, t in kinds.items()), label]
+    if format_version == 1:
+        columns = [
+            Column(name="carrier", dtype="int32", cardinality=4),
+            Column(name="month", dtype="int32", cardinality=4),
+            *(Column(name=n, dtype="float32") for n in ("wind", "wind__null", "hour_sin", "hour_cos")),
+            label,
+        ]
     return DatasetManifest(
+        format_version=format_version,
         name="flights", fingerprint="a" * 64, created_at="", columns=tuple(columns), files=(), splits={},
         accounting=Accounting(rows_in=0, rows_out=0), features=FEATURES, lineage=Lineage(sources={}),
     )  # fmt: skip
@@ -141,7 +147,7 @@ def test_a_model_folder_whose_parts_make_no_model_is_one_error(folder: Path, mod
 
 
 def test_a_column_of_more_codes_than_an_int32_has_is_refused_by_file_and_key(folder: Path) -> None:
-    content = json.loads((folder / "manifest.json").read_text())
+    content = json.loads(manifest(1).to_json())
     content["columns"][0]["cardinality"] = 2**40
     (folder / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(StoredError, match=r"manifest\.json: columns\.0\.cardinality = 1099511627776: .*less than"):
@@ -149,7 +155,7 @@ def test_a_column_of_more_codes_than_an_int32_has_is_refused_by_file_and_key(fol
 
 
 def test_a_table_larger_than_its_weights_is_refused_before_it_takes_memory(folder: Path) -> None:
-    content = json.loads((folder / "manifest.json").read_text())
+    content = json.loads(manifest(1).to_json())
     content["columns"][0]["cardinality"] = 2**31 - 1
     (folder / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(StoredError, match="size mismatch"):  # and not torch's, that it cannot allocate
@@ -181,6 +187,12 @@ def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) ->
     assert len(predictor.predict(RAW.iloc[:0])) == 0
     with pytest.raises(KeyError, match=r"'wind' needs the column 'wind'"):
         predictor.predict(RAW.drop(columns="wind"))
+
+
+def test_a_model_of_an_older_sparkring_serves_as_it_did(folder: Path) -> None:
+    expected = _load_pyfunc(str(folder)).predict(RAW)
+    (folder / "manifest.json").write_text(manifest(1).to_json())
+    assert _load_pyfunc(str(folder)).predict(RAW).equals(expected)
 
 
 def test_a_language_model_continues_prompts(tmp_path: Path) -> None:

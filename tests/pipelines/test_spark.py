@@ -6,10 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
+
+from sparkring.conf.config import LaunchConfig, SparkConfig
+from sparkring.pipelines import spark as spark_module
+from sparkring.pipelines.spark import session_on_demand
 
 pytestmark = pytest.mark.spark
 SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
@@ -50,3 +57,23 @@ def test_a_jvm_told_to_end_waits_for_the_job_to_have_ended(tmp_path: Path, comma
         os.killpg(process.pid, signal.SIGTERM)
         assert any(line.startswith("COUNTED AGAIN 10") for line in output)
         assert process.wait(timeout=60) == 143
+
+
+def test_a_session_is_opened_once_when_it_is_needed_and_closed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def recorded(name: str, *_: Any) -> Iterator[object]:
+        events.append(f"open {name}")
+        yield object()
+        events.append("close")
+
+    monkeypatch.setattr(spark_module, "spark_session", recorded)
+    with session_on_demand("unused", SparkConfig(), LaunchConfig()):
+        pass
+    assert events == []
+    with session_on_demand("used", SparkConfig(), LaunchConfig()) as session:
+        assert session() is session() and events == ["open used"]
+    assert events == ["open used", "close"]

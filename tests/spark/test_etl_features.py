@@ -5,14 +5,17 @@ import json
 import random
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
 from sparkring.conf.config import Feature
-from sparkring.etl import fit
 from sparkring.etl.errors import EtlError
-from sparkring.etl.features import apply_numpy, output_names
+from sparkring.etl.fit import check_inputs, fit
+from sparkring.etl.statistics import measure, measured_by, merge
+from sparkring.training.data.features.transform import apply_numpy
+from tests.spark.feature_oracle import feature_frame
 
 pytestmark = pytest.mark.spark
 SCHEMA = (
@@ -69,18 +72,26 @@ def frame(spark, rows):
     return spark.createDataFrame(rows, SCHEMA).withColumn("price", (F.col("code") * F.lit(1.25)).cast("decimal(8,2)"))
 
 
+def fitted(rows, wanted):
+    """Fit on a DataFrame, as its stored rows would be measured: each partition by itself."""
+    inputs = check_inputs(rows, wanted)
+    stored = [
+        F.col(c).cast("double").alias(c) if kind.startswith("decimal") else F.col(c) for c, kind in inputs.items()
+    ]
+    batches = rows.select(*stored).toArrow().to_batches(max_chunksize=97)
+    measured = measured_by(wanted, inputs)
+    return fit(merge(measure(pa.Table.from_batches([batch]), measured) for batch in batches), wanted, inputs)
+
+
 def in_spark(spark, rows, state):
-    joined, expressions = fit.apply(rows, state)
-    names = [n for s in state["features"] for n in output_names(s)]
-    values = [e for s in state["features"] for e in expressions[s["name"]]]
-    table = joined.select(*[v.alias(n) for v, n in zip(values, names, strict=True)]).coalesce(1).toArrow()
-    return {n: table[n].to_numpy() for n in names}
+    table = feature_frame(rows, state).coalesce(1).toArrow()
+    return {n: table[n].to_numpy() for n in table.column_names}
 
 
 def test_spark_and_numpy_agree_and_the_state_survives_json(spark):
     train = frame(spark, make_rows(400, 0)).coalesce(1)
     other = frame(spark, make_rows(300, 1)).coalesce(1)
-    state = json.loads(json.dumps(fit.fit(train, FEATURES)))
+    state = json.loads(json.dumps(fitted(train, FEATURES)))
     raw = {name: [row[name] for row in other.collect()] for name in other.columns}
     want, got = in_spark(spark, other, state), apply_numpy(state, raw)
     assert want.keys() == got.keys()
@@ -96,14 +107,14 @@ def test_spark_and_numpy_agree_and_the_state_survives_json(spark):
 
 def test_training_columns_have_mean_zero_and_deviation_one(spark):
     rows = spark.range(1000).selectExpr("cast(id * id as double) x")
-    state = fit.fit(rows, features(x={"kind": "numeric"}))
+    state = fitted(rows, features(x={"kind": "numeric"}))
     out = in_spark(spark, rows, state)["x"].astype(np.float64)
     assert abs(out.mean()) < 1e-6 and abs(out.std() - 1) < 1e-6
 
 
 def test_missing_values_are_not_counted_as_zeros_of_a_logarithm(spark):
     rows = frame(spark, make_rows(400, seed=0))
-    (state,) = (each for each in fit.fit(rows, FEATURES)["features"] if each["name"] == "count_log")
+    (state,) = (each for each in fitted(rows, FEATURES)["features"] if each["name"] == "count_log")
     known = [max(row["count"], 0) for row in rows.collect() if row["count"] is not None]
     assert state["train_nulls"] == 400 - len(known) > 0
     assert state["mean"] == pytest.approx(np.log1p(known).mean()) and state["std"] == pytest.approx(
@@ -115,7 +126,7 @@ def test_large_values_that_differ_little_are_centred_too(spark):
     """Ten digits of a mean of 1e12 are off by up to fifty: more than these values differ by."""
     rows = spark.range(1000).selectExpr("1e12D + 123 + id % 7 x", "1234567890123D flat", "id % 2 plain")
     spec = features(x={"kind": "numeric"}, flat={"kind": "numeric"}, plain={"kind": "numeric"})
-    states = [json.dumps(fit.fit(rows.repartition(n), spec)) for n in (1, 3)]
+    states = [json.dumps(fitted(rows.repartition(n), spec)) for n in (1, 3)]
     out = in_spark(spark, rows, json.loads(states[0]))
     assert states[0] == states[1]
     assert abs(out["x"].mean()) < 1e-4 and abs(out["x"].std() - 1) < 1e-4
@@ -124,7 +135,7 @@ def test_large_values_that_differ_little_are_centred_too(spark):
 
 def test_the_state_does_not_depend_on_partitions(spark):
     rows = frame(spark, make_rows(500, 2))
-    states = [json.dumps(fit.fit(rows.repartition(n, "hour"), FEATURES)) for n in (1, 3, 8)]
+    states = [json.dumps(fitted(rows.repartition(n, "hour"), FEATURES)) for n in (1, 3, 8)]
     assert states[0] == states[1] == states[2]
 
 
@@ -137,7 +148,7 @@ def test_all_wrong_columns_are_listed(spark):
         c={"kind": "cyclic", "column": "s", "period": 1},
     )
     with pytest.raises(EtlError) as caught:
-        fit.fit(rows, bad)
+        fitted(rows, bad)
     message = str(caught.value)
     assert (
         "etl.features.gone: rows have no column 'gone'" in message and "etl.features.x: column 'x' is double" in message
@@ -148,4 +159,4 @@ def test_all_wrong_columns_are_listed(spark):
 def test_a_feature_without_training_values_is_refused(spark):
     rows = spark.createDataFrame([(None,)], "x double")
     with pytest.raises(EtlError, match=r"etl\.features\.x: the training split has no value"):
-        fit.fit(rows, features(x={"kind": "numeric"}))
+        fitted(rows, features(x={"kind": "numeric"}))

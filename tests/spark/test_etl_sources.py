@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkring.conf.config import SourceConfig
+from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.read import read_source
-from sparkring.etl.sources.snapshot import pin
+from sparkring.etl.sources.pin import pin
 from sparkring.etl.views import build_rows
 
 pytestmark = pytest.mark.spark
@@ -27,12 +26,12 @@ def csv_source(tmp_path, **files):
     for name, text in files.items():
         write(tmp_path / "t" / f"{name}.csv", text)
     config = {"path": str(tmp_path / "t"), "columns": COLUMNS, "options": {"nullValue": "NA"}}
-    return pin("t", SourceConfig.model_validate(config))
+    return pin("t", FilesSource.model_validate(config))
 
 
 def test_csv_rows_are_typed_and_nulls_are_nulls(spark, tmp_path):
     source = csv_source(tmp_path, a="id,day,price,note\n1,2024-02-29,3.50,x\n", b="id,day,price,note\nNA,NA,NA,\n")
-    rows = sorted(read_source(spark, source).collect(), key=lambda r: r.id or 0)
+    rows = sorted(source.read(spark).collect(), key=lambda r: r.id or 0)
     assert tuple(rows[0]) == (None, None, None, None)
     assert rows[1].day == dt.date(2024, 2, 29) and str(rows[1].price) == "3.50"
 
@@ -41,7 +40,7 @@ def test_bad_values_are_counted_by_file_and_column_with_an_example(spark, tmp_pa
     good = "id,day,price,note\n1,2024-01-01,1.00,x\n"
     bad = "id,day,price,note\n1.5,2024-01-01,1.00,x\n2,2024-13-01,1.00,x\nseven,2024-01-01,99999.00,x\n"
     with pytest.raises(EtlError) as caught:
-        read_source(spark, csv_source(tmp_path, good=good, bad=bad))
+        csv_source(tmp_path, good=good, bad=bad).read(spark)
     message = str(caught.value)
     assert "etl.sources.t" in message and "good.csv" not in message
     assert "bad.csv: line 2: column 'id' is int, and cannot keep '1.5' (and 1 more)" in message
@@ -57,7 +56,7 @@ def test_csv_values_of_every_type_come_through_spark(spark, tmp_path):
     write(tmp_path / "t.csv", ",".join(kinds) + "\n" + line + "\n" + "," * 11 + "\n")
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    read = read_source(session, pin("t", SourceConfig(path=f"{tmp_path}/t.csv", columns=kinds)))
+    read = pin("t", FilesSource(path=f"{tmp_path}/t.csv", columns=kinds)).read(session)
     assert {f.name: f.dataType.simpleString() for f in read.schema} == kinds
     asked = "a", "b", "c", "d", "e = float(0.1)", "f", "g", "h", "unix_micros(i)", "unix_micros(timestamp(j))", "k", "l"
     found, empty = (tuple(row) for row in read.selectExpr(*asked).collect())
@@ -69,7 +68,7 @@ def test_csv_values_of_every_type_come_through_spark(spark, tmp_path):
 def test_a_csv_table_is_never_taken_for_a_small_one_in_a_join(spark, tmp_path):
     """Spark sends what it believes small to every executor; of files it does not read itself it must not guess so."""
     source = csv_source(tmp_path, a="id,day,price,note\n1,2024-01-01,1.00,x\n")
-    tables = [read_source(spark, source).alias(name) for name in "xy"]
+    tables = [source.read(spark).alias(name) for name in "xy"]
     plan = tables[0].join(tables[1], "id")._jdf.queryExecution().sparkPlan().toString()
     assert "SortMergeJoin" in plan and "Broadcast" not in plan
 
@@ -77,9 +76,9 @@ def test_a_csv_table_is_never_taken_for_a_small_one_in_a_join(spark, tmp_path):
 def test_a_type_no_csv_value_has_is_refused(spark, tmp_path):
     write(tmp_path / "t.csv", "a\n1\n")
     for kind in ("array<int>", "varchar(3)", "interval day"):
-        source = pin("t", SourceConfig(path=f"{tmp_path}/t.csv", columns={"a": kind}))
+        source = pin("t", FilesSource(path=f"{tmp_path}/t.csv", columns={"a": kind}))
         with pytest.raises(EtlError, match=r"etl\.sources\.t\.columns\.a = .*declare it string"):
-            read_source(spark, source)
+            source.read(spark)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +91,12 @@ def test_a_type_no_csv_value_has_is_refused(spark, tmp_path):
 )
 def test_csv_headers_must_be_the_declared_columns(spark, tmp_path, header, words):
     with pytest.raises(EtlError, match=words):
-        read_source(spark, csv_source(tmp_path, a=header + "\n"))
+        csv_source(tmp_path, a=header + "\n").read(spark)
 
 
 def test_an_empty_csv_file_is_named(spark, tmp_path):
     with pytest.raises(EtlError, match=r"b\.csv: is empty"):
-        read_source(spark, csv_source(tmp_path, a="id,day,price,note\n", b=""))
+        csv_source(tmp_path, a="id,day,price,note\n", b="").read(spark)
 
 
 def test_every_parquet_footer_is_checked(spark, tmp_path):
@@ -105,9 +104,9 @@ def test_every_parquet_footer_is_checked(spark, tmp_path):
     pq.write_table(pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}), tmp_path / "p/0.parquet")
     pq.write_table(pa.table({"a": pa.array([1], pa.int64()), "c": ["x"]}), tmp_path / "p/1.parquet")
     (tmp_path / "p/2.parquet").write_bytes(b"PAR1 not really")
-    config = SourceConfig(path=str(tmp_path / "p"), format="parquet", columns={"a": "int", "b": "string"})
+    config = FilesSource(path=str(tmp_path / "p"), format="parquet", columns={"a": "int", "b": "string"})
     with pytest.raises(EtlError) as caught:
-        read_source(spark, pin("p", config))
+        pin("p", config).read(spark)
     message = str(caught.value)
     assert "1.parquet: column 'a' is bigint, declared int" in message and "0.parquet" not in message
     assert "1.parquet: has no column 'b'" in message and "2.parquet: not a readable Parquet file" in message
@@ -116,23 +115,23 @@ def test_every_parquet_footer_is_checked(spark, tmp_path):
 def test_a_parquet_column_that_differs_by_case_is_named(spark, tmp_path):
     for name, table in {"beside": {"v": [1], "V": [2]}, "instead": {"V": [1]}}.items():
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
-        config = SourceConfig(path=f"{tmp_path}/{name}.parquet", format="parquet", columns={"v": "bigint"})
+        config = FilesSource(path=f"{tmp_path}/{name}.parquet", format="parquet", columns={"v": "bigint"})
         with pytest.raises(EtlError, match=rf"{name}\.parquet: has a column 'V', which Spark.* declared 'v'"):
-            read_source(spark, pin("p", config))
+            pin("p", config).read(spark)
 
 
 def test_a_parquet_table_is_read_by_its_declared_columns(spark, tmp_path):
     pq.write_table(pa.table({"b": ["x"], "a": [1], "c": [0.5]}), tmp_path / "p.parquet")
-    config = SourceConfig(path=str(tmp_path / "p.parquet"), format="parquet", columns={"a": "bigint", "b": "string"})
-    assert [tuple(r) for r in read_source(spark, pin("p", config)).collect()] == [(1, "x")]
+    config = FilesSource(path=str(tmp_path / "p.parquet"), format="parquet", columns={"a": "bigint", "b": "string"})
+    assert [tuple(r) for r in pin("p", config).read(spark).collect()] == [(1, "x")]
 
 
 def test_text_documents_have_path_and_text(spark, tmp_path):
     write(tmp_path / "docs/a/one.py", "first\nsecond\n")
     write(tmp_path / "docs/two.txt", "other")
     write(tmp_path / f"docs{tmp_path}/docs/a b+.py", "its path repeats the root's")
-    found = pin("d", SourceConfig(path=f"{tmp_path}/docs/**/*.py", format="text"))
-    rows = {r.path: r.text for r in read_source(spark, found).collect()}
+    found = pin("d", FilesSource(path=f"{tmp_path}/docs/**/*.py", format="text"))
+    rows = {r.path: r.text for r in found.read(spark).collect()}
     again = f"{tmp_path}/docs/a b+.py".lstrip("/")
     assert rows == {"a/one.py": "first\nsecond\n", again: "its path repeats the root's"}
 
@@ -140,7 +139,7 @@ def test_text_documents_have_path_and_text(spark, tmp_path):
 def test_a_type_that_is_none_is_named(spark, tmp_path):
     write(tmp_path / "t.csv", "a\n1\n")
     with pytest.raises(EtlError, match=r"etl\.sources\.t\.columns\.a = 'integr'"):
-        read_source(spark, pin("t", SourceConfig(path=str(tmp_path / "t.csv"), columns={"a": "integr"})))
+        pin("t", FilesSource(path=str(tmp_path / "t.csv"), columns={"a": "integr"})).read(spark)
 
 
 def test_views_build_on_each_other_and_errors_have_the_key(spark):
@@ -157,6 +156,8 @@ def test_views_build_on_each_other_and_errors_have_the_key(spark):
         build_rows(session, tables, {"u": "selec a from t"}, "u")
     with pytest.raises(EtlError, match="random"):
         build_rows(session, tables, {"u": "select a, rand() r from t"}, "u")
+    with pytest.raises(EtlError, match="or the current time or user"):
+        build_rows(session, tables, {"v": "select a from t where current_date() > date'2020-01-01'"}, "v")
     with pytest.raises(EtlError, match=r"etl\.rows = 'nowhere:f': cannot be imported"):
         build_rows(session, tables, {}, "nowhere:f")
 

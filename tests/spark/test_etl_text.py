@@ -14,7 +14,7 @@ from sparkring.etl import text
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError
 from sparkring.etl.shard import with_order
-from sparkring.etl.sources.snapshot import pin_sources
+from sparkring.etl.sources.pin import pin_sources
 from sparkring.etl.tokenizer import Codec
 
 pytestmark = pytest.mark.spark

@@ -78,6 +78,14 @@ def listed(folder: Path, path: Path, split: str, row_groups: tuple[int, ...]) ->
     )
 
 
+def described(columns: Sequence[Column], features: dict[str, Any] | None = None) -> DatasetManifest:
+    """The manifest of a dataset without files."""
+    return DatasetManifest(
+        name="test", fingerprint="ab" * 32, created_at="", columns=tuple(columns), files=(), splits={},
+        accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}), features=features or {},
+    )  # fmt: skip
+
+
 @pytest.fixture
 def make_dataset() -> MakeDataset:
     return write_dataset

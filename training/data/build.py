@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from sparkring.conf.config import DataConfig, MixConfig
-from sparkring.conf.manifest import read_manifest
+from sparkring.conf.manifest import read_manifest, with_features
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import SAMPLE, Reader
 from sparkring.training.data.cache import CachedFiles, DecodedGroups, DiskCache
 from sparkring.training.data.files import FileOpener
 from sparkring.training.data.mix import MixedReader, make_mix
-from sparkring.training.data.reader import ParquetReader, read_columns
+from sparkring.training.data.reader import ParquetReader, tensor_source
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.data.select import apply_filters, quarantine, select_all
 
@@ -44,9 +44,9 @@ def _native(config: DataConfig, request: ReadRequest, rank: DataRank) -> Parquet
     manifest, cache = request.manifest, config.cache
     files = manifest.files_of(request.split)
     keys = [file.sha256 for file in manifest.files]
-    opener = FileOpener(request.storage)
+    opener = FileOpener(request.files_folder)
     if cache.files is not None:
-        opener = CachedFiles(request.storage, DiskCache(cache.files, cache.files_max_bytes, keys))
+        opener = CachedFiles(request.files_folder, DiskCache(cache.files, cache.files_max_bytes, keys))
     selection = select_all(files)
     if config.on_corrupt == "quarantine":
         selection = quarantine(files, opener, rank)
@@ -54,7 +54,7 @@ def _native(config: DataConfig, request: ReadRequest, rank: DataRank) -> Parquet
     selection = apply_filters(selection, manifest, config.filters, opener, rank)
     decoded = None
     if cache.decoded is not None:
-        names = [column.name for column in read_columns(manifest, request.columns, config.audit)]
+        names = [column.name for column in tensor_source(manifest, request.columns, config.audit).stored]
         decoded = DecodedGroups(DiskCache(cache.decoded, cache.decoded_max_bytes, keys), names, config.filters)
     return ParquetReader(request, rank, config, opener, decoded, selection)
 
@@ -64,26 +64,28 @@ def _petastorm(config: DataConfig, request: ReadRequest, rank: DataRank) -> Read
     from sparkring.training.data.petastorm_adapter.reader import PetastormReader
 
     manifest, url = request.manifest, config.petastorm.url
-    names = [c.name for c in manifest.columns] if request.columns is None else list(request.columns)
-    declared = {c.name: c for c in manifest.columns}
-    # Another dataset's columns have the manifest's types only if it has all of them.
-    known = url is None or set(names) <= set(declared) | {SAMPLE}
+    names = [c.name for c in manifest.tensors] if request.columns is None else list(request.columns)
+    if url is None:
+        urls = urls_of(request.files_folder, manifest, request.split)
+        return PetastormReader(urls, names, request.global_batch, rank, config, manifest)
+    declared = {c.name: c for c in manifest.tensors}
+    # Another dataset's columns are tensors as they are, and have the manifest's types only if it has all of them.
+    known = set(names) <= set(declared) | {SAMPLE}
     columns = [declared.get(name, name) for name in names] if known else names
-    urls = urls_of(request.storage, manifest, request.split) if url is None else url
-    return PetastormReader(
-        urls, columns, request.global_batch, rank, config, manifest.fingerprint if url is None else ""
-    )
+    return PetastormReader(url, columns, request.global_batch, rank, config)
 
 
 def _mixed(config: DataConfig, mix: MixConfig, request: ReadRequest, rank: DataRank) -> MixedReader:
     """Make a mix and the readers of its parts.
 
-    Parts differ in their seeds, share memory, and never pad: the mix cuts the batches, and moves them to devices.
+    Parts differ in their seeds, share memory, and never pad: the mix cuts the batches, and moves them to devices. The
+    job's own feature state is applied to all of them: a model has one code for a value, whichever part it comes from.
     """
     parts = []
     for number, part in enumerate(mix.parts):
         storage = open_storage(part.dataset)
-        own = ReadRequest(storage, read_manifest(storage), part.split, request.columns, request.global_batch)
+        manifest = with_features(read_manifest(storage), request.manifest.features)
+        own = ReadRequest(storage, manifest, part.split, request.columns, request.global_batch)
         share = max(1, config.max_bytes // len(mix.parts))
         part_config = _changed(config, seed=config.seed + number, tail="pad", max_bytes=share)
         parts.append(_native(part_config, own, replace(rank, device=None)))

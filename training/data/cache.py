@@ -268,7 +268,7 @@ class DecodedGroups:
     def put(self, file: DataFile, group: int, table: pa.Table) -> None:
         def write(out: BinaryIO) -> None:
             with pa.ipc.new_file(out, table.schema) as writer:
-                writer.write_table(table)
+                writer.write_table(table.unify_dictionaries())  # the format has one dictionary per column
 
         size = table.nbytes + (1 << 16)  # an upper bound: the file is cut to its length
         self._cache.fill(self._key(file, group), size, write)

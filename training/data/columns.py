@@ -63,6 +63,8 @@ def check_type(column: Column, stored: pa.DataType) -> None:
     """Raise DataError where a stored type cannot become the declared one unchanged."""
     if column.layout == "binary":
         fits = _is_bytes(stored) or pa.types.is_string(stored) or pa.types.is_large_string(stored)
+    elif column.dtype == "string":
+        fits = pa.types.is_string(stored.value_type if pa.types.is_dictionary(stored) else stored)
     elif column.layout == "scalar":
         fits = _scalar_fits(column, stored)
     elif column.layout == "vector" and _is_bytes(stored):
@@ -93,7 +95,7 @@ def fixed_values(column: Column, data: pa.ChunkedArray) -> tuple[Array, Array | 
 
     Returns the values (n, *shape), and which rows are present (n,); None: all.
     """
-    array = _one_array(data)
+    array = one_array(data)
     present = _present(column, array)
     if column.layout == "vector":
         values = vector_values(column, array if present is None else array.drop_null())
@@ -108,7 +110,7 @@ def fixed_values(column: Column, data: pa.ChunkedArray) -> tuple[Array, Array | 
     return out, present
 
 
-def _one_array(data: pa.ChunkedArray) -> pa.Array:
+def one_array(data: pa.ChunkedArray) -> pa.Array:
     return data.chunk(0) if data.num_chunks == 1 else pa.concat_arrays(data.chunks or [pa.array([], data.type)])
 
 
@@ -166,6 +168,13 @@ def plain_values(array: pa.Array) -> Array:
     return np.frombuffer(buffer, PLAIN[array.type], count=end)[array.offset :]
 
 
+def nulls_of(array: pa.Array) -> NDArray[np.bool_]:
+    """Which rows (n,) of an array that has nulls are null."""
+    end = array.offset + len(array)
+    valid = np.unpackbits(np.frombuffer(array.buffers()[0], np.uint8), count=end, bitorder="little")
+    return ~valid[array.offset :].view(np.bool_)
+
+
 def _refuse_overflow(column: Column, values: Array, target: np.dtype[Any]) -> None:
     limits = np.iinfo(target)
     if len(values) and (values.min() < limits.min or values.max() > limits.max):
@@ -176,7 +185,7 @@ def vector_values(column: Column, array: pa.Array) -> Array:
     """Convert a list or bytes array without nulls to (n, *shape) values."""
     width = int(np.prod(column.shape, dtype=np.int64))
     if _is_bytes(array.type):
-        offsets, values = _byte_rows(array)
+        offsets, values = byte_rows(array)
         _same_length(column, np.diff(offsets), width * numpy_dtype(column).itemsize, "bytes")
         return values.view(numpy_dtype(column)).reshape(-1, *column.shape)
     leaf = array
@@ -207,14 +216,14 @@ def ragged_values(column: Column, data: pa.ChunkedArray) -> tuple[RaggedArray, A
 
     Returns them, and which are present (n,); None: all.
     """
-    array = _one_array(data)
+    array = one_array(data)
     present = _present(column, array)
     if present is not None and column.fill is not None:
         raise DataError(
             f"column {column.name!r} is {column.layout}: its nulls become empty rows, fill {column.fill!r} cannot be"
         )
     if column.layout == "binary":
-        offsets, values = _byte_rows(array)
+        offsets, values = byte_rows(array)
         return RaggedArray(values, (offsets,)), present
     levels: list[NDArray[np.int64]] = []
     while _is_list(array.type):
@@ -228,7 +237,7 @@ def ragged_values(column: Column, data: pa.ChunkedArray) -> tuple[RaggedArray, A
     return RaggedArray(values.reshape(-1, *column.shape), tuple(levels)), present
 
 
-def _byte_rows(array: pa.Array) -> tuple[NDArray[np.int64], Array]:
+def byte_rows(array: pa.Array) -> tuple[NDArray[np.int64], Array]:
     """offsets (n + 1,) and bytes of a binary or string array; a null row has no bytes."""
     if pa.types.is_fixed_size_binary(array.type):
         width = array.type.byte_width

@@ -5,16 +5,16 @@ One gather per column makes batches of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparkring.conf.manifest import Column
 from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.columns import DataError, RaggedArray, fixed_values, is_fixed, numpy_dtype, ragged_values
+from sparkring.training.data.columns import DataError, RaggedArray, is_fixed, numpy_dtype
+from sparkring.training.data.features.tensors import Made
 
 Array = NDArray[Any]
 
@@ -64,21 +64,19 @@ class RowGroupPool:
         self._free.extend(range(2 * self._slots - 1, self._slots - 1, -1))
         self._slots *= 2
 
-    def put(self, slot: int, table: pa.Table, order: NDArray[np.int64]) -> None:
-        """Write a decoded row group into its slot: row i is row order[i] of the table.
+    def put(self, slot: int, made: Iterable[Made], order: NDArray[np.int64]) -> None:
+        """Write the tensors of a decoded row group into its slot: row i is row order[i] of what was made.
 
         The permutation (n,) happens here, while the row group is in the cache and in the decoding thread: rows served
         one after the other are then next to each other, and a gather over many windows reads whole cache lines.
         """
         base = slot * self.slot_rows
-        place = slice(base, base + table.num_rows)
-        for column in self._columns:
-            data = table.column(column.name)
-            if is_fixed(column):
-                values, present = fixed_values(column, data)
-                _take(values, order, self._fixed[column.name][place])
+        place = slice(base, base + len(order))
+        for column, values, present in made:
+            if isinstance(values, RaggedArray):
+                self._ragged[column.name][slot] = values
             else:
-                self._ragged[column.name][slot], present = ragged_values(column, data)
+                _take(values, order, self._fixed[column.name][place])
             if column.nulls == "mask":
                 self._valid[column.name][place] = True if present is None else present[order]
         self._order[slot] = order

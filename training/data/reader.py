@@ -24,6 +24,7 @@ from sparkring.training.data.collate import Collator
 from sparkring.training.data.columns import DataError, is_fixed, row_bytes
 from sparkring.training.data.engine import Engine
 from sparkring.training.data.epochs import EpochSpan
+from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.files import FileOpener, unlisted_files
 from sparkring.training.data.order import ORDER_VERSION, RankOrder, group_order, make_plan
 from sparkring.training.data.pool import RowGroupPool
@@ -64,15 +65,16 @@ class ParquetReader:
         rank, config = rank or DataRank(), config or DataConfig()
         self.meter = Meter()
         self._request, self._rank, self._config = request, rank, config
-        self._columns = read_columns(request.manifest, request.columns, config.audit)
+        self._tensors = tensor_source(request.manifest, request.columns, config.audit)
+        self._columns = self._tensors.columns
         self._numbers_samples = SAMPLE in (request.columns or ())
         self.selection = selection or select_all(request.manifest.files_of(request.split))
         self.plan = make_plan(self.selection.group_rows, request.global_batch, config)
         self.epochs = self.plan.epochs
         self.steps_per_epoch = self.epochs.steps
         self._order = RankOrder(self.plan, rank.rank, rank.size)
-        opener = opener or FileOpener(request.storage)
-        self._source = FileSource(opener, self.selection, self._columns, decoded, config.verify != "hash")
+        opener = opener or FileOpener(request.files_folder)
+        self._source = FileSource(opener, self.selection, self._tensors.stored, decoded, config.verify != "hash")
         self._row_bytes = _row_bytes(self._columns, self.selection.files)
         self._ahead, self._slots = self._plan_memory()
         self._executor = ThreadPoolExecutor(config.threads, thread_name_prefix="sparkring-decode")
@@ -258,7 +260,7 @@ class ParquetReader:
             order = group_order(self.plan, epoch, group, self._order.lanes)
             if len(order) != table.num_rows:
                 raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {len(order)}")
-            self._pool.put(slot, table, order)
+            self._pool.put(slot, self._tensors.made(table), order)
         except ValueError as error:
             raise type(error)(f"{self._source.describe(index)}: {error}") from error
         return Meter({"read": read_s, "decode": decode_s, "shuffle": time.perf_counter() - began})
@@ -300,10 +302,9 @@ class _Chunk:
     meter: Meter
 
 
-def read_columns(manifest: DatasetManifest, names: Sequence[str] | None, audit: bool) -> tuple[Column, ...]:
-    """The columns of `names` (None: all), and in audit mode the row numbers."""
-    named = manifest.columns if names is None else tuple(manifest.column(name) for name in names if name != SAMPLE)
-    return (*named, Column(name=ROW_NUMBER, dtype="int64")) if audit else named
+def tensor_source(manifest: DatasetManifest, names: Sequence[str] | None, audit: bool) -> TensorSource:
+    """The tensors of `names` (None: all), and in audit mode the row numbers; the reader itself numbers samples."""
+    return TensorSource(manifest, None if names is None else [name for name in names if name != SAMPLE], audit)
 
 
 def _row_bytes(columns: Sequence[Column], files: Sequence[DataFile]) -> int:

@@ -37,6 +37,11 @@ class ReadRequest:
     columns: Sequence[str] | None
     global_batch: int
 
+    @property
+    def files_folder(self) -> Storage:
+        """The folder that the files' paths are relative to."""
+        return self.manifest.files_folder(self.storage)
+
 
 @dataclass(frozen=True)
 class DataRank:

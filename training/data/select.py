@@ -6,6 +6,7 @@ all-gather of what they found makes the same selection everywhere.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import operator
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparkring.conf.manifest import DataFile, DatasetManifest
+from sparkring.conf.manifest import Column, DataFile, DatasetManifest
 from sparkring.training.data.columns import DataError, StorageFailure
 from sparkring.training.data.files import FileOpener
 from sparkring.training.data.request import DataRank
@@ -31,7 +32,7 @@ COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "in": lambda field, values: field.isin(list(values)),
-    "not in": lambda field, values: ~field.isin(list(values)),
+    "not in": lambda field, values: ~field.isin(list(values)) & field.is_valid(),
 }
 
 
@@ -127,19 +128,30 @@ def _shown(conditions: Sequence[Condition]) -> str:
     return str([list(condition) for condition in conditions])
 
 
+def literal(column: Column, value: Any) -> Any:
+    """The value that a condition compares with: dates and timestamps are written as ISO 8601, in UTC without a zone."""
+    if not isinstance(value, str) or column.logical not in ("date", "timestamp", "timestamp_ntz"):
+        return value
+    if column.logical == "date":
+        return dt.date.fromisoformat(value)
+    moment = dt.datetime.fromisoformat(value)
+    return moment if column.logical == "timestamp_ntz" else moment.replace(tzinfo=moment.tzinfo or dt.UTC)
+
+
 def make_row_filter(manifest: DatasetManifest, conditions: Sequence[Condition]) -> RowFilter:
     """Make the filter that keeps rows which meet all conditions."""
     expression, columns = None, set()
     for name, compare, value in conditions:
         try:
-            layout = manifest.column(name).layout
+            column = manifest.column(name)
         except KeyError as error:
             raise ValueError(f"data.filters: {error.args[0]}") from None
-        if layout not in ("scalar", "binary"):
-            raise ValueError(f"data.filters: column {name!r} is {layout}; only scalar columns can be compared")
+        if column.layout not in ("scalar", "binary"):
+            raise ValueError(f"data.filters: column {name!r} is {column.layout}; only scalar columns can be compared")
         try:
-            one = COMPARE[compare](pc.field(name), value)
-        except (pa.ArrowException, TypeError) as error:
+            given = [literal(column, v) for v in value] if isinstance(value, list) else literal(column, value)
+            one = COMPARE[compare](pc.field(name), given)
+        except (pa.ArrowException, TypeError, ValueError) as error:
             raise ValueError(f"data.filters = {_shown([(name, compare, value)])}: {error}") from error
         expression = one if expression is None else expression & one
         columns.add(name)

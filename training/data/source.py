@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile
@@ -35,7 +36,7 @@ class FileSource:
         """Args:
         opener: reads files, from their storage or from a cache.
         selection: the files, and the filter that their rows must pass.
-        columns: what is decoded.
+        columns: the stored columns to decode.
         decoded: row groups that were kept from earlier epochs.
         check_pages: verify the checksum of every page, a quarter of the time; needless where hashes were checked.
         """
@@ -43,6 +44,7 @@ class FileSource:
         self._files, self._filter = selection.files, selection.row_filter
         self._columns, self._check_pages = tuple(columns), check_pages
         self._names = [c.name for c in columns]
+        self._texts = [c.name for c in columns if c.dtype == "string"]
         counts = np.fromiter((len(f.row_groups) for f in self._files), np.int64, len(self._files))
         self._first_group = np.concatenate(([0], np.cumsum(counts)))  # (files + 1,)
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
@@ -59,7 +61,7 @@ class FileSource:
         file, inside = self.locate(group)
         began = time.perf_counter()
         if self.decoded is not None and (kept := self.decoded.get(file, inside)) is not None:
-            return kept, time.perf_counter() - began, 0.0
+            return with_offset(kept, file), time.perf_counter() - began, 0.0
         table, opened = self._decode(file, inside)
         if table.num_rows != file.row_groups[inside]:
             raise DataError(
@@ -69,7 +71,7 @@ class FileSource:
             table = table.filter(self._filter.expression).select(self._names)
         if self.decoded is not None:
             self.decoded.put(file, inside, table)
-        return table, opened - began, time.perf_counter() - opened
+        return with_offset(table, file), opened - began, time.perf_counter() - opened
 
     def describe(self, group: int) -> str:
         file, inside = self.locate(group)
@@ -102,6 +104,7 @@ class FileSource:
             pre_buffer=not self.opener.storage.is_local,
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=self._check_pages,
+            read_dictionary=self._texts,  # a text is one row's index of a dictionary, never a Python string per row
         )
         if footer is None:
             self._check_footer(file, parquet)
@@ -144,6 +147,17 @@ class FileSource:
                 f"{file.path}: column {column.name!r} is stored as {stored}, "
                 f"in {where} as {first} (schema drift); rebuild the dataset"
             )
+
+
+def with_offset(table: pa.Table, file: DataFile) -> pa.Table:
+    """Rows of the file, numbered in their split, where the file numbers them in its part of it.
+
+    Caches hold the file's own numbers, for it belongs to several datasets.
+    """
+    index = table.schema.get_field_index(ROW_NUMBER)
+    if not file.row_offset or index < 0:
+        return table
+    return table.set_column(index, table.schema.field(index), pc.add(table[ROW_NUMBER], file.row_offset))
 
 
 def _brief(values: Sequence[Any]) -> str:

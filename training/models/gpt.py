@@ -157,7 +157,7 @@ class GPT(nn.Module):
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> GPT:
         """Take the vocabulary from the dataset: `cardinality` of the column `tokens`."""
-        cardinality = manifest.column("tokens").cardinality
+        cardinality = manifest.tensor("tokens").cardinality
         if "vocab" not in args and not cardinality:
             raise ValueError("model.args.vocab: the dataset's column 'tokens' has no cardinality; give the vocabulary")
         return cls(**{"vocab": cardinality, **args})

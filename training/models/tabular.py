@@ -124,7 +124,7 @@ class Tabular(nn.Module):
 
         So is the mask of a column that may be null: without it, nulls would look like zeros.
         """
-        features = [c for c in manifest.columns if c.role == "feature"]
+        features = [c for c in manifest.tensors if c.role == "feature"]
         if odd := [c.name for c in features if c.layout != "scalar"]:
             raise ValueError(
                 f"sparkring.training.models.tabular takes scalar features; {odd} are not: bring your own model.factory"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from sparkring.conf.config import CsvOptions
+from sparkring.conf.sources import CsvOptions
 from sparkring.etl.sources import csv_file
 from sparkring.etl.sources.csv_file import BLOCK_BYTES, check, read
 

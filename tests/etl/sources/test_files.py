@@ -1,15 +1,18 @@
 """Which files a declared path means, and folders of table formats it may not reach into. No Spark."""
 
+import pyarrow.fs as pafs
 import pytest
+import yaml
 
-from sparkring.conf.config import SourceConfig
+from sparkring.conf.sources import DeltaSource, FilesSource
+from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.files import _split_glob, list_files
+from sparkring.etl.sources.files import _address, _split_glob, list_files
 
 
 def files_of(path, kind="parquet"):
     columns = {} if kind == "text" else {"a": "int"}
-    return [f.path for f in list_files("t", SourceConfig(path=str(path), format=kind, columns=columns))[1]]
+    return [f.path for f in list_files("t", FilesSource(path=str(path), format=kind, columns=columns)).files]
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +29,45 @@ def lake(tmp_path_factory):
 
 
 TABLES = {"delta": "Delta", "ice": "Iceberg", "hadoop": "Iceberg", "hudi": "Hudi"}
+REMEDIES = {"Delta": 't: {format: delta, path: "', "Iceberg": "t: {format: iceberg, ", "Hudi": "Export the rows"}
 PATHS = ["{}", "{}/*.parquet", "{}/a.parquet", "{}/data", "{}/data/day=1/b.parquet", "{}*/a.parquet"]
 
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_into_a_table_of_a_lake_is_refused_with_its_name_and_a_remedy(lake, table, path):
-    with pytest.raises(EtlError, match=rf"sources\.t\.path = .*/{table}/ is a table of {TABLES[table]}; .* Export the"):
+    kind = TABLES[table]
+    with pytest.raises(EtlError, match=rf"sources\.t\.path = .*/{table}/ is a table of {kind}; ") as caught:
         files_of(lake / path.format(table))
+    assert REMEDIES[kind] in str(caught.value)
+
+
+@pytest.mark.parametrize("path", PATHS[:-1])
+def test_the_remedy_for_a_delta_table_is_a_source_that_can_be_declared(lake, path):
+    with pytest.raises(EtlError) as caught:
+        files_of(lake / path.format("delta"))
+    declared = yaml.safe_load(str(caught.value).splitlines()[-1])["t"]
+    assert DeltaSource.model_validate(declared) == DeltaSource(format="delta", path=str(lake / "delta"))
+
+
+def test_the_remedy_for_an_iceberg_table_is_its_folder_where_its_files_are_numbered_else_its_name(lake):
+    with pytest.raises(EtlError, match=r"\n  t: \{format: iceberg, table: catalog.namespace.table\}$"):
+        files_of(lake / "ice")
+    with pytest.raises(EtlError, match=rf"\n  t: \{{format: iceberg, path: \"{lake}/hadoop\"\}}$"):
+        files_of(lake / "hadoop")
+
+
+@pytest.mark.parametrize(
+    ("root", "uri", "folder", "address"),
+    [
+        ("b/lake/t", "s3://b/lake/t?region=x", "b/lake/t", "s3://b/lake/t?region=x"),
+        ("b/lake/t/data", "s3://b/lake/t/data?region=x", "b/lake/t", "s3://b/lake/t?region=x"),
+        ("b/lake", "s3://b/lake/", "b/lake/t", "s3://b/lake/t"),
+        ("/lake/t/data", "hdfs://name:8020/lake/t/data", "/lake/t", "hdfs://name:8020/lake/t"),
+    ],
+)
+def test_the_remedy_names_the_table_as_a_uri_of_its_storage(root, uri, folder, address):
+    assert _address(Storage(pafs.SubTreeFileSystem("/", pafs.LocalFileSystem()), root, uri), folder) == address
 
 
 @pytest.mark.parametrize("kind", ["csv", "text"])
@@ -82,4 +116,4 @@ def test_a_question_mark_begins_the_options_of_a_uri(path, root, pattern):
 @pytest.mark.parametrize("path", ["nowhere", "nowhere/*.csv"])
 def test_a_missing_table_is_one_clear_error(tmp_path, path):
     with pytest.raises(EtlError, match=r"etl\.sources\.t\.path.*the table 't' is missing"):
-        list_files("t", SourceConfig(path=str(tmp_path / path), columns={"a": "int"}))
+        list_files("t", FilesSource(path=str(tmp_path / path), columns={"a": "int"}))

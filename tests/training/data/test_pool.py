@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from sparkring.conf.manifest import Column
 from sparkring.training.data.buffers import BufferPool
 from sparkring.training.data.columns import DataError, RaggedArray
+from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.pool import RowGroupPool
+from tests.training.conftest import described
 
 COLUMNS = (
     Column(name="id", dtype="int64"),
@@ -23,6 +25,9 @@ COLUMNS = (
     Column(name="n", dtype="int32", layout="nested"),
     Column(name="b", dtype="binary", layout="binary"),
 )
+
+
+TENSORS = TensorSource(described(COLUMNS), None)
 
 
 def value(name: str, i: int) -> Any:
@@ -59,7 +64,7 @@ def test_a_gather_is_the_rows_in_the_order_of_their_positions(
     pool, places, first = RowGroupPool(COLUMNS, len(groups), max(groups)), [], 0
     for rows in groups:
         slot, order = pool.take_slot(), np.random.default_rng(rows).permutation(rows)
-        pool.put(slot, table(first, rows), order)
+        pool.put(slot, TENSORS.made(table(first, rows)), order)
         places += [(slot * pool.slot_rows + i, first + int(order[i])) for i in range(rows)]
         first += rows
     if grow:

@@ -453,7 +453,7 @@ def test_integers_that_do_not_fit_are_refused(make_dataset: MakeDataset, tmp_pat
 
 
 def test_a_newer_manifest_is_refused(make_dataset: MakeDataset, tmp_path: Path) -> None:
-    text = make_dataset(tmp_path, [[3]]).to_json().replace('"format_version": 1', '"format_version": 99')
+    text = make_dataset(tmp_path, [[3]]).to_json().replace('"format_version": 2', '"format_version": 99')
     with pytest.raises(ManifestError, match="format_version = 99"):
         DatasetManifest.from_json(text, "here")
 

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from sparkring.conf.config import DataConfig
-from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.data.select import make_row_filter
 
 MakeDataset = Callable[..., DatasetManifest]
 
@@ -128,3 +131,43 @@ def test_filters_say_what_they_cannot_do(make_dataset: MakeDataset, tmp_path: Pa
     for filters, message in (([("y", ">", 3)], "no column 'y'"), ([("id", ">", 99)], "the split has no rows")):
         with pytest.raises(ValueError, match=message):
             make_reader(DataConfig(filters=filters), request(tmp_path, manifest, 5))
+
+
+def test_conditions_compare_values_as_people_write_them(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    """Texts, dates and timestamps; a null meets no condition, `not in` and `!=` neither."""
+    columns = (
+        Column(name="id", dtype="int64"),
+        Column(name="carrier", dtype="string", role="meta", logical="string", nulls="keep"),
+        Column(name="day", dtype="int32", logical="date"),
+        Column(name="at", dtype="int64", logical="timestamp"),
+    )
+
+    def make(ids: np.ndarray) -> dict[str, Any]:
+        days = pa.array(ids.astype(np.int32), pa.int32()).view(pa.date32())
+        at = pa.array(ids * 3_600_000_000, pa.int64()).view(pa.timestamp("us", "UTC"))
+        return {
+            "id": ids,
+            "carrier": pa.array([(None, "UA", "AA")[i % 3] for i in ids], pa.string()),
+            "day": days,
+            "at": at,
+        }
+
+    manifest = make_dataset(tmp_path, [[7, 7], [6]], columns, make)
+    for condition, kept in (
+        (("carrier", "==", "UA"), range(1, 20, 3)),
+        (("carrier", "!=", "UA"), range(2, 20, 3)),
+        (("carrier", "not in", ["UA"]), range(2, 20, 3)),
+        (("day", ">=", "1970-01-15"), range(14, 20)),
+        (("day", "in", ["1970-01-03", "1970-01-05"]), (2, 4)),
+        (("at", "<", "1970-01-01T03:00:00"), range(3)),
+        (("at", "<", "1970-01-01T03:00:00+02:00"), range(1)),
+    ):
+        config = DataConfig.model_validate({"filters": [condition]})
+        reader = make_reader(config, request(tmp_path, manifest, 4, ["id", "day"]), evaluation=True)
+        found = sorted(i for b in reader.batches(0) for i in b.columns["id"][b.row_weights() > 0].tolist())
+        reader.close()
+        assert found == list(kept), condition
+    with pytest.raises(ValueError, match=r"data\.filters = \[\['day', '>', 'May'\]\]: Invalid isoformat"):
+        make_row_filter(manifest, [("day", ">", "May")])
+    with pytest.raises(ValueError, match=r"'carrier'.*stored are \{'carrier': 'string'\}"):
+        make_reader(DataConfig.model_validate({"filters": [["carrier", "==", 3]]}), request(tmp_path, manifest, 4))

@@ -15,6 +15,8 @@ from sparkring.training.data.batch import Ragged
 from sparkring.training.data.columns import DataError, numpy_dtype
 
 Array = NDArray[Any]
+NULLS = "column {!r} holds nulls, which petastorm cannot give to torch; fill them, or use reader: native"
+UNITS = {"date": "D", "timestamp": "us", "timestamp_ntz": "us"}
 
 
 def stack_rows(rows: Iterator[Any], at_once: int = 256) -> Iterator[dict[str, Array]]:
@@ -59,15 +61,13 @@ def tensor_of(name: str, values: Array | list[Any]) -> torch.Tensor | Ragged | l
     array = values if isinstance(values, np.ndarray) else _as_column(values)
     kind = array.dtype.kind
     if kind == "M":  # dates and timestamps: microseconds, as everywhere here
-        return torch.from_numpy(array.astype("datetime64[us]").astype(np.int64))
+        return torch.from_numpy(since_1970(name, array, "us"))
     if kind == "u" and array.dtype.itemsize > 1:
         return torch.from_numpy(array.astype(np.int64))
     if kind not in "OSU":
         return torch.from_numpy(np.ascontiguousarray(array))
     if any(v is None for v in array):
-        raise DataError(
-            f"column {name!r} holds nulls, which petastorm cannot give to torch; fill them, or use reader: native"
-        )
+        raise DataError(NULLS.format(name))
     rows = list(array)
     if rows and all(isinstance(v, np.ndarray) and v.dtype.kind not in "OSU" for v in rows):
         if len({v.shape for v in rows}) == 1:
@@ -79,8 +79,28 @@ def tensor_of(name: str, values: Array | list[Any]) -> torch.Tensor | Ragged | l
     return [str(v) if kind == "U" else v for v in rows]
 
 
+def since_1970(name: str, values: Array, unit: str) -> Array:
+    """Convert dates or timestamps, or arrays of them, to whole days (`unit` D) or microseconds (us) since 1970.
+
+    Whole numbers stay as they are: a feature's codes. DataError for a null.
+    """
+    array = np.asarray(values)
+    if array.dtype == object and len(array) and isinstance(array[0], np.ndarray):
+        rows = np.empty(len(array), object)
+        rows[:] = [since_1970(name, row, unit) for row in array]
+        return rows
+    if array.dtype.kind in "iu":
+        return array
+    moments = array.astype(f"datetime64[{unit}]")
+    if np.isnat(moments).any():
+        raise DataError(NULLS.format(name))
+    return moments.astype(np.int64)
+
+
 def declared_tensor(column: Column, values: Array) -> torch.Tensor | Ragged | list[Any]:
     """Convert a column to its declared dtype and shape, or raise DataError."""
+    if unit := UNITS.get(column.logical.replace("array<", "").rstrip(">")):
+        values = since_1970(column.name, values, unit)
     made = tensor_of(column.name, values)
     wanted = torch.from_numpy(np.zeros(0, numpy_dtype(column))).dtype
     if not isinstance(made, torch.Tensor):

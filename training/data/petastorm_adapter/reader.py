@@ -16,13 +16,18 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 from numpy.random import PCG64, RandomState, SeedSequence
 
 from sparkring.conf.config import DataConfig
-from sparkring.conf.manifest import Column
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
+from sparkring.training.data.columns import DataError
 from sparkring.training.data.epochs import EpochSteps, StepRange
+from sparkring.training.data.features.raw import INEXACT_IN_DOUBLE
+from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.petastorm_adapter.convert import Array, declared_tensor, rebatch, stack_rows, tensor_of
 from sparkring.training.data.petastorm_adapter.dataset import (
     equal_steps,
@@ -47,15 +52,16 @@ class PetastormReader:
         global_batch: int,
         rank: DataRank | None = None,
         config: DataConfig | None = None,
-        fingerprint: str = "",
+        manifest: DatasetManifest | None = None,
     ) -> None:
         """Args:
         urls: a folder's URL, or the URLs of files.
-        columns: what to read, and as what where they are `Column`s; None takes all as petastorm gives them.
+        columns: what to read, and as what where they are `Column`s; None takes all as petastorm gives them. Of a
+            dataset of ours, the names of tensors.
         global_batch: rows of all ranks.
         rank: this rank's share; None: it is the only one.
         config: seed, shuffle, and the petastorm block; None: the defaults.
-        fingerprint: of the dataset, for `order_state`.
+        manifest: of the dataset, if it is one of ours: its feature state is applied.
         """
         self._rank, config = rank or DataRank(), config or DataConfig()
         self._seed, self._shuffle, self._settings = config.seed, config.shuffle, config.petastorm
@@ -65,7 +71,11 @@ class PetastormReader:
         self._names = None if names is None else [name for name in names if name != SAMPLE]
         self._numbers_samples = SAMPLE in (names or ())
         self._declared = {c.name: c for c in columns or () if isinstance(c, Column)}
-        self._fingerprint, self._global_batch = fingerprint, global_batch
+        self._tensors = None if manifest is None else TensorSource(manifest, self._names)
+        if self._tensors is not None:
+            self._names = [c.name for c in self._tensors.stored]
+            self._declared = {c.name: c for c in self._tensors.columns}
+        self._fingerprint, self._global_batch = "" if manifest is None else manifest.fingerprint, global_batch
         self.is_unischema = is_unischema(self._urls)
         self._rows = rows_per_shard(row_group_rows(self._urls), self._rank.size)
         self.steps_per_epoch = equal_steps(self._rows, global_batch)
@@ -160,9 +170,40 @@ class PetastormReader:
             seed=self._seed + epoch if shuffle else None,
             cur_shard=self._rank.rank if size > 1 else None,
             shard_count=size if size > 1 else None,
+            transform_spec=None if self._tensors is None or not self._tensors.fitted else transform_spec(self._tensors),
         )
         with reader:
             if self.is_unischema:
                 yield from stack_rows(reader)
             else:
                 yield from (row._asdict() for row in reader)
+
+
+def transform_spec(tensors: TensorSource) -> Any:
+    """Apply the feature state in petastorm's workers: what they hand on has no nulls, which it makes texts of."""
+    from petastorm.transform import TransformSpec
+
+    plain, made = [c.name for c in tensors.plain], {c.name for c in tensors.columns}
+
+    def transformed(frame: Any) -> Any:
+        table = pa.table({c.name: as_stored(c, frame[c.name]) for c in tensors.inputs})
+        return frame[plain].assign(**{c.name: values for c, values, _ in tensors.fitted_of(table)})
+
+    return TransformSpec(
+        transformed,
+        edit_fields=[(c.name, np.dtype(c.dtype).type, (), False) for c in tensors.fitted],
+        removed_fields=[c.name for c in tensors.stored if c.name not in made],
+    )
+
+
+def as_stored(column: Column, values: Any) -> pa.Array:
+    """A pandas column as it was stored. DataError for whole numbers that nulls made floats, and are others now."""
+    if column.dtype == "string":
+        return pa.array(values, pa.string(), from_pandas=True)
+    if np.dtype(column.dtype).kind == "i" and values.dtype.kind == "f" and (values.abs() >= INEXACT_IN_DOUBLE).any():
+        raise DataError(
+            f"column {column.name!r} holds nulls and numbers beyond 2^53, of which petastorm makes other ones; "
+            "use reader: native"
+        )
+    stored = pa.date32() if column.logical == "date" else pa.from_numpy_dtype(np.dtype(column.dtype))
+    return pa.array(values, stored, from_pandas=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from sparkring.conf.config import DataConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.build import make_reader
+from sparkring.training.data.columns import DataError
 from sparkring.training.data.petastorm_adapter.reader import PetastormReader
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
@@ -93,6 +96,44 @@ def test_integers_with_nulls_are_refused_not_turned_into_floats(tmp_path: Path) 
     pq.write_table(pa.table({"n": pa.array([1, None, 3] * 10, pa.int64())}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"column 'n' is declared int64, petastorm gives torch.float64"):
         read(tmp_path, columns=[Column(name="n", dtype="int64")])
+
+
+def test_dates_and_timestamps_are_what_the_native_reader_makes_of_them(make_dataset: Any, tmp_path: Path) -> None:
+    kinds = {"day": pa.date32(), "at": pa.timestamp("us", "UTC"), "wall": pa.timestamp("us")}
+    kinds |= {f"{name}s": pa.list_(kind) for name, kind in kinds.items()}
+    names = {"day": "date", "at": "timestamp", "wall": "timestamp_ntz"}
+    columns = [Column(name="id", dtype="int64")]
+    for name, logical in names.items():
+        dtype: Any = "int32" if name == "day" else "int64"
+        columns.append(Column(name=name, dtype=dtype, logical=logical))
+        pair = {"layout": "vector", "shape": (2,), "logical": f"array<{logical}>"}
+        columns.append(Column.model_validate({"name": f"{name}s", "dtype": dtype} | pair))
+
+    def make(ids: np.ndarray, gone: tuple[int, ...] = ()) -> dict[str, Any]:
+        numbers = [None if i in gone else int(i) * 7_919 - 9_000 for i in ids]  # before 1970, and after
+        rows = {n: numbers if n in names else [[n or 0, 5] for n in numbers] for n in kinds}
+        arrays = {name: pa.array(values).cast(pa.int32()) if name == "day" else pa.array(values)
+                  for name, values in rows.items()}  # fmt: skip
+        arrays["days"] = arrays["days"].cast(pa.list_(pa.int32()))
+        return {"id": ids} | {name: array.cast(kinds[name]) for name, array in arrays.items()}
+
+    manifest = make_dataset(tmp_path, [[10, 10]], columns, make)
+    request = ReadRequest(open_storage(str(tmp_path)), manifest, "train", None, 20)
+    read_by = {}
+    for reader in ("native", "petastorm"):
+        with closing(make_reader(DataConfig.model_validate({"reader": reader}), request)) as opened:
+            (batch,) = opened.batches(0)
+        order = batch.columns["id"].argsort()
+        read_by[reader] = {name: batch.columns[name][order] for name in batch.columns}
+    for name, values in read_by["native"].items():
+        assert torch.equal(read_by["petastorm"][name], values) and read_by["petastorm"][name].dtype == values.dtype
+    assert read_by["native"]["at"].tolist() == [i * 7_919 - 9_000 for i in range(20)]
+    for name in names:
+        folder = tmp_path / name
+        folder.mkdir()
+        pq.write_table(pa.table({name: make(np.arange(20), gone=(3,))[name]}), folder / "a.parquet")
+        with pytest.raises(DataError, match=f"column '{name}' holds nulls"):
+            read(folder, columns=[c for c in columns if c.name == name])
 
 
 def test_partitions_of_folders_become_columns(tmp_path: Path) -> None:

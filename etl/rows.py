@@ -1,0 +1,176 @@
+"""From the rows of the views to shards: marked, counted, quarantined, written. The same for datasets and parts."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow.fs as pafs
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkring.conf.config import EtlConfig
+from sparkring.conf.manifest import Column, DataFile, tensor_columns
+from sparkring.conf.schema import same_but_for_case
+from sparkring.conf.storage import Storage
+from sparkring.etl import checks, fit, table, text
+from sparkring.etl.checks import Checked
+from sparkring.etl.errors import EtlError
+from sparkring.etl.quarantine import write_quarantine
+from sparkring.etl.shard import ORDER, number_rows, plan_files, take_statistics, with_order, write_shards
+from sparkring.etl.split import SPLIT
+from sparkring.etl.statistics import Statistics, measured_by, nothing
+from sparkring.etl.views import build_rows
+from sparkring.etl.write import SHARD
+
+log = logging.getLogger(__name__)
+
+DEAD_BUILD_AGE = timedelta(days=1)
+PLAN_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True)
+class RowsJob:
+    """Rows on their way to shards: the session, the folder below `storage` that is written to, seconds by stage."""
+
+    config: EtlConfig
+    spark: SparkSession
+    storage: Storage
+    folder: str
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[f"{stage}_s"] = self.seconds.get(f"{stage}_s", 0.0) + time.monotonic() - started
+
+
+@dataclass(frozen=True)
+class Written:
+    """The stored rows. `statistics` and `inputs` (Spark type by column) are of a table, `text` is of packed text."""
+
+    columns: list[Column]
+    files: list[DataFile]
+    rows_by_split: dict[str, int]
+    statistics: Statistics | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)
+
+
+OnCounted = Callable[[Checked, DataFrame], dict[str, int]]
+"""Given the counts and the marked rows, raises EtlError where they must not become shards, else gives the rows by
+split, in the order of storing."""
+
+
+def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
+    """The rows that the views make of the tables. EtlError for names that cannot be stored."""
+    rows = build_rows(job.spark, tables, job.config.views, job.config.rows)
+    _check_names(rows)
+    if missing := [c for c in job.config.key if c not in rows.columns]:
+        raise EtlError(f"etl.key: rows have no column {missing[0]!r}; they have {rows.columns}")
+    return rows
+
+
+def write_rows(
+    job: RowsJob, rows: DataFrame, tables: dict[str, DataFrame], on_counted: OnCounted
+) -> tuple[Checked, Written]:
+    """Count the rows, which have SPLIT, by the recipe's checks; quarantine the bad ones and write the others."""
+    config, key = job.config, job.config.key or [c for c in rows.columns if c != SPLIT]
+    marked = checks.mark(rows, config.checks, tables, key)
+    marked.persist(StorageLevel.DISK_ONLY)
+    try:
+        with job.timed("check"):
+            checked = checks.count(marked, config.checks)
+            splits = on_counted(checked, marked)
+            if checked.quarantined:
+                quarantined = write_quarantine(checks.bad(marked), job.storage, f"{job.folder}/quarantine")
+                assert quarantined == checked.quarantined, (quarantined, checked.quarantined)
+        write = _write_table if config.text is None else _write_text
+        return checked, write(job, checks.good(marked), key, splits)
+    finally:
+        marked.unpersist()
+
+
+def _write_table(job: RowsJob, good: DataFrame, key: list[str], splits: dict[str, int]) -> Written:
+    config = job.config
+    inputs = fit.check_inputs(good, config.features)
+    features, measured = fit.unfitted(config.features, inputs), measured_by(config.features, inputs)
+    columns = table.stored_columns(good, config, features)
+    if not splits:
+        return Written(columns, [], {}, nothing(measured), inputs)
+    with job.timed("write"):
+        # Sized by what a reader holds of a row, so that another encoding of files does not move rows between them.
+        tensors = list(tensor_columns(columns, features))
+        plan = plan_files(table.to_stored(good, config, features, columns), splits, tensors, config.shard)
+        numbered = number_rows(with_order(good, key, config.shard.seed), plan.shards)
+        rows = table.to_stored(numbered, config, features, columns, carry=[ORDER, SHARD])
+        files = write_shards(rows, columns, plan, job.storage, job.folder, measured)
+        statistics = take_statistics(job.storage, job.folder, files, measured)
+    return Written(columns, files, splits, statistics, inputs)
+
+
+def _write_text(job: RowsJob, good: DataFrame, key: list[str], splits: dict[str, int]) -> Written:
+    config = job.config
+    assert config.text is not None
+    with job.timed("fit"):
+        packed = text.pack(with_order(good, key, config.shard.seed), config.text, splits)
+    rows = packed.rows.persist(StorageLevel.DISK_ONLY)
+    try:
+        with job.timed("write"):
+            plan = plan_files(rows, packed.rows_by_split, packed.columns, config.shard)
+            numbered = number_rows(with_order(rows, ["sequence"], config.shard.seed), plan.shards)
+            files = write_shards(numbered, packed.columns, plan, job.storage, job.folder)
+    finally:
+        rows.unpersist()
+        packed.held.unpersist()
+    return Written(packed.columns, files, packed.rows_by_split, text=packed.info)
+
+
+def _check_names(rows: DataFrame) -> None:
+    if twice := same_but_for_case(rows.columns):
+        raise EtlError(
+            f"etl.rows: two columns are called {twice[0]!r} and {twice[1]!r}; Spark does not tell names apart by case: "
+            "rename one, or select one of them"
+        )
+    if taken := [c for c in rows.columns if c.startswith("__")]:
+        raise EtlError(
+            f"etl.rows: names with two underscores before them, as {taken[0]!r}, are the job's own; rename it"
+        )
+
+
+def check_one_per(name: str, wanted: int, rows_in: int) -> None:
+    """Raise EtlError unless the table `name`, of `wanted` rows, gave as many rows."""
+    if wanted != rows_in:
+        verb = "multiplied" if rows_in > wanted else "lost"
+        raise EtlError(
+            f"etl.one_per = {name!r}: the table has {wanted} rows, etl.rows {rows_in}: joins {verb} rows; "
+            "join on a unique key, and with LEFT JOIN"
+        )
+
+
+def plan_text(rows: DataFrame) -> str:
+    """How Spark understood the views, for the lineage."""
+    plan = rows._jdf.queryExecution().analyzed().toString()
+    return re.sub(r"#\d+L?", "", plan)[:PLAN_CHARACTERS]
+
+
+def delete_dead_builds(storage: Storage, used: Container[str]) -> None:
+    """Delete the folders of killed builds below a dataset or part, but for those `used`, when they are a day old:
+    no build can still be writing to them."""
+    storage.sweep()
+    limit = datetime.now(UTC) - DEAD_BUILD_AGE
+    newest: dict[str, datetime] = {}
+    for info in storage.fs.get_file_info(pafs.FileSelector(storage.root, recursive=True)):
+        top = info.path[len(storage.root) + 1 :].split("/")[0]
+        if top.startswith("data-") and top not in used and info.mtime is not None:
+            newest[top] = max(newest.get(top, info.mtime), info.mtime)
+    for top in sorted(t for t, at in newest.items() if at < limit):
+        log.info("deleting %s: left by a build that was killed", storage.at(top).uri)
+        storage.delete(top)

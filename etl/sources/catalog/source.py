@@ -1,0 +1,208 @@
+"""Tables and views of a catalog: pinned by the files that Spark would read, which must still be those afterwards."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkring.conf.errors import first_line
+from sparkring.conf.manifest import digest
+from sparkring.conf.sources import CatalogSource
+from sparkring.etl.errors import EtlError, NoFiles, innermost
+from sparkring.etl.sources.catalog.query_files import (
+    OtherTable,
+    QueryReads,
+    ReadFile,
+    ReadTable,
+    condition_columns,
+    folder_names,
+    forget_listings,
+    is_fixed,
+    query_reads,
+)
+from sparkring.etl.sources.declared import select_declared
+from sparkring.etl.sources.files import LAKE_MARKS
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.sources.spark_path import HOST
+
+SHOWN = 5  # names in a message
+EXPORT = "export its rows as Parquet with the engine that keeps it, and declare that folder"
+# What the class or provider of a table that is not one of files has in its name -> what to write.
+INSTEAD = {
+    "delta": "write {{format: delta, path: {location}}}",
+    "iceberg": "write {{format: iceberg, table: {name}}}",
+    "jdbc": "write {{format: jdbc, url_env: NAME, dbtable: ...}} with the table as the database names it",
+    "inmemoryrelation": "a table of it is cached in this Spark application, and may be old: UNCACHE TABLE it first",
+}
+
+
+@dataclass(frozen=True)
+class CatalogSnapshot(SourceSnapshot):
+    """The files of a table, or of all tables of a view, at one moment."""
+
+    config: CatalogSource
+    session: Callable[[], SparkSession]
+    found: QueryReads
+
+    @property
+    def files(self) -> list[ReadFile]:
+        return [file for table in self.found.tables if isinstance(table, ReadTable) for file in table.files]
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        table, found = look_up(spark, self.key, self.config)
+        self._compare(found)
+        return table
+
+    def check_unchanged(self) -> None:
+        """Raise EtlError if a file or partition was added, removed or written, or a view defined anew."""
+        self._compare(look_up(self.session(), self.key, self.config)[1])
+
+    def _compare(self, found: QueryReads) -> None:
+        if found != self.found:
+            raise EtlError(
+                f"{self.key}.table = {self.config.table!r}: changed after it was pinned "
+                f"({_difference(self.found, found)}); run again when it is at rest"
+            )
+
+    def lineage(self) -> dict[str, Any]:
+        return {
+            "table": self.config.table,
+            "where": self.config.where,
+            "read": sorted({table.name for table in self.found.tables}),
+            "files": len(self.files),
+            "bytes": sum(file.bytes for file in self.files),
+            "fingerprint": self.fingerprint,
+        }
+
+
+def pin_table(name: str, config: CatalogSource, session: Callable[[], SparkSession]) -> CatalogSnapshot:
+    """Pin a table or view. Raises EtlError if it is missing, has no files, or is not made of files alone."""
+    table, found = look_up(session(), f"etl.sources.{name}", config)
+    return CatalogSnapshot(name, config, _fingerprint(table, found, config.where), session, found)
+
+
+def look_up(spark: SparkSession, key: str, config: CatalogSource) -> tuple[DataFrame, QueryReads]:
+    """Find the table's selected columns and what is read for them now; EtlError for what cannot be read exactly."""
+    forget_listings(spark)
+    named, where = f"{key}.table = {config.table!r}", f"{key}.where = {config.where!r}"
+    try:
+        table = spark.table(config.table)
+    except (PySparkException, Py4JJavaError) as error:
+        raise EtlError(f"{named}: {_why_no_table(spark, config.table, error)}") from error
+    try:
+        filtered = table if config.where is None else table.where(config.where)
+        selected = select_declared(key, filtered, config.columns)
+        found = query_reads(selected)
+    except (PySparkException, Py4JJavaError) as error:
+        raise EtlError(f"{where if config.where else named}: {innermost(error)}") from error
+    if problem := _problem(spark, config.table, found):
+        raise EtlError(f"{named}: {problem}")
+    if not is_fixed(selected):
+        raise EtlError(
+            f"{named}: its rows, by its view or `where`, are others at another time (random, or of the current time "
+            "or user); write the value there"
+        )
+    if config.where is not None:
+        _check_condition(where, filtered, found)
+    if not any(isinstance(table, ReadTable) and table.files for table in found.tables):
+        raise NoFiles(f"{named}: has no files" + (f" where {config.where}" if config.where else ""))
+    return selected, found
+
+
+def _check_condition(where: str, filtered: DataFrame, found: QueryReads) -> None:
+    """Of a table only whole partitions are left out; a view has no partitions of its own."""
+    columns = condition_columns(filtered)
+    if columns is None:
+        raise EtlError(f"{where}: a subquery; write its values, or join in etl.views")
+    if found.views:
+        return
+    partitions = {name for table in found.tables if isinstance(table, ReadTable) for name in table.partition_columns}
+    if others := sorted(set(columns) - partitions):
+        raise EtlError(
+            f"{where}: {others[0]!r} is no partition column (those are {sorted(partitions)}); other conditions belong "
+            "in etl.views"
+        )
+
+
+def _problem(spark: SparkSession, asked: str, found: QueryReads) -> str:
+    """Why the table cannot be read exactly by its files; "" if it can."""
+    for view in found.views:
+        if not view.text:
+            return f"{view.name!r} is a temporary view; declare the tables that it is made of"
+    for table in found.tables:
+        if isinstance(table, OtherTable):
+            return _not_files(table, asked)
+        if lake := _lake_above(spark, table.location):
+            kind, folder = lake
+            words = INSTEAD.get(kind.lower(), EXPORT).format(location=folder, name=table.name)
+            return f"its folder is a table of {kind}, which holds files of rows that were deleted or replaced; {words}"
+    return ""
+
+
+def _not_files(table: OtherTable, asked: str) -> str:
+    what = f"{table.provider} {table.kind}".lower()
+    words = next((words for name, words in INSTEAD.items() if name in what), EXPORT)
+    words = words.format(location=table.location or "ITS_FOLDER", name=table.name or asked)
+    kind = table.provider or table.kind.rpartition(".")[2]
+    return f"{table.name or 'what it reads'} is no table of files ({kind}); {words}"
+
+
+def _lake_above(spark: SparkSession, location: str) -> tuple[str, str] | None:
+    """The table format whose log is in the table's folder or one above it, and that folder."""
+    host = found[0] if (found := HOST.match(location)) else ""
+    path = PurePosixPath(location.removeprefix(host))
+    for folder in (path, *path.parents):
+        uri = f"{host}{folder}".rstrip("/")
+        for mark, (kind, sign) in LAKE_MARKS.items():
+            if any(re.match(sign, name) for name in folder_names(spark, f"{uri}/{mark}")):
+                return kind, uri
+    return None
+
+
+def _why_no_table(spark: SparkSession, table: str, error: PySparkException | Py4JJavaError) -> str:
+    """What is wrong with a table that Spark does not open: its format, or its name."""
+    database, dot, name = table.rpartition(".")
+    within = f"{dot and ' IN '}{database}"
+    if provider := re.search(r"DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (\S+?)\. ", str(error)):
+        (known,) = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{name}'").collect()
+        location = re.search(r"^Location: (.*)$", known.information, re.MULTILINE)
+        return _not_files(OtherTable("", provider[1], table, location[1] if location else ""), table)
+    if not isinstance(error, PySparkException) or error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        return innermost(error)
+    try:
+        names = [row.tableName for row in spark.sql(f"SHOW TABLES{within}").collect()]
+    except PySparkException as no_database:
+        return f"no such table: {first_line(no_database)}"
+    near = difflib.get_close_matches(name, names, SHOWN) or sorted(names)
+    more = f" and {len(near) - SHOWN} more" if len(near) > SHOWN else ""
+    return f"no such table; there {'is' if len(near) == 1 else 'are'} {near[:SHOWN]}{more}"
+
+
+def _difference(before: QueryReads, after: QueryReads) -> str:
+    if before.views != after.views:
+        return "a view is defined anew"
+    old, new = ({file for table in reads.tables if isinstance(table, ReadTable) for file in table.files}
+                for reads in (before, after))  # fmt: skip
+    if old == new:
+        return "how a table is read"
+    paths = sorted({file.path for file in old ^ new})
+    return f"{len(paths)} files added, removed or written, such as {paths[0]}"
+
+
+def _fingerprint(table: DataFrame, found: QueryReads, where: str | None) -> str:
+    """sha256 over types, and every file's name, size, time and partition; of a view also its text and tables' names."""
+    tables = [asdict(table) | {"location": ""} for table in found.tables]
+    views: list[Any] = [[view.text, view.settings] for view in found.views]
+    if views:
+        views.append(where)  # of a table it says which files, and nothing else
+    else:
+        tables = [one | {"name": ""} for one in tables]
+    return digest([table.schema.simpleString(), views, sorted(tables, key=lambda one: str(one["name"]))])

@@ -1,0 +1,142 @@
+"""A Delta table as a source: pinned at one version by its log, read by Spark's connector or as files."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, StructField, StructType
+
+from sparkring.conf.manifest import digest
+from sparkring.conf.sources import DeltaSource
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.errors import EtlError
+from sparkring.etl.sources.delta.log import DeltaVersion, list_log, open_version
+from sparkring.etl.sources.lake_files import (
+    FIELD_ID,
+    LakeFile,
+    LakeFiles,
+    LakeSchema,
+    check_types,
+    map_fields,
+    plain_field,
+    quoted,
+    select_columns,
+)
+from sparkring.etl.sources.predicate import parse
+from sparkring.etl.sources.snapshot import SourceSnapshot
+
+log = logging.getLogger(__name__)
+
+CONNECTOR = "io.delta.sql.DeltaSparkSessionExtension"
+PHYSICAL_NAME, COLUMN_ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
+TRIED = 20  # versions looked at, newest first, for those that are whole when one is not
+
+
+@dataclass(frozen=True)
+class DeltaSnapshot(SourceSnapshot):
+    """A Delta table at one version, and after `where`."""
+
+    config: DeltaSource
+    version: int
+    table_id: str
+    files: LakeFiles
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.files.files
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        check_types(self.key, self.config.columns, self.files.schema.columns)
+        self.check_unchanged()
+        if not uses_connector(spark.conf.get("spark.sql.extensions", "") or "", lambda name: _loadable(spark, name)):
+            return self.files.read(spark)
+        uri = self.files.storage.uri.partition("?")[0]
+        rows = spark.read.format("delta").option("versionAsOf", self.version).load(uri)
+        kept = rows if self.config.where is None else rows.where(self.config.where)
+        return kept.select(*map(quoted, self.files.schema.columns.names))
+
+    def check_unchanged(self) -> None:
+        """Raise EtlError if the table, or a data file of this version, is gone."""
+        if list_log(self.files.storage) is None:
+            raise EtlError(
+                f"{self.key}.path = {self.config.path!r}: the table is gone since version {self.version} of it was "
+                "pinned: it was dropped or moved"
+            )
+        if gone := self.files.gone():
+            whole = self._whole_versions()
+            raise EtlError(
+                f"{self.key}.path = {self.config.path!r}: {len(gone)} of the {len(self.files.files)} data files of "
+                f"version {self.version} are gone, such as {gone[0]}: VACUUM has deleted them. Of the newest {TRIED} "
+                f"versions these have all files: {whole or 'none'}"
+            )
+
+    def lineage(self) -> dict[str, Any]:
+        return {
+            "path": self.config.path,
+            "format": "delta",
+            "version": self.version,
+            "where": self.config.where,
+            "table_id": self.table_id,
+            "files": len(self.files.files),
+            "bytes": self.files.bytes,
+            "fingerprint": self.fingerprint,
+        }
+
+    def _whole_versions(self) -> list[int]:
+        """Of the newest versions those that can be read, and whose data files are all there."""
+        found, whole = list_log(self.files.storage), []
+        for version in found.versions[-TRIED:] if found else []:
+            config = DeltaSource(format="delta", path=self.config.path, versionAsOf=version)
+            with contextlib.suppress(EtlError):
+                if not _pinned(self.key, config, self.files.storage)[1].gone():
+                    whole.append(version)
+        return whole
+
+
+def pin_delta(name: str, config: DeltaSource) -> DeltaSnapshot:
+    """Pin one table, from its log alone. Raises EtlError if it has no such version, or one that is not read here."""
+    found, files = _pinned(f"etl.sources.{name}", config, open_storage(config.path))
+    log.info("etl.sources.%s: version %d of %s", name, found.version, config.path)
+    fingerprint = digest(["delta", found.table_id, files.content()])
+    return DeltaSnapshot(name, config, fingerprint, found.version, found.table_id, files)
+
+
+def uses_connector(extensions: str, loadable: Callable[[str], bool]) -> bool:
+    """Whether Spark reads Delta itself: `spark.sql.extensions` names its connector, and its jar is there."""
+    return CONNECTOR in extensions.replace(" ", "").split(",") and loadable(CONNECTOR)
+
+
+def _loadable(spark: SparkSession, name: str) -> bool:
+    jvm: Any = spark.sparkContext._jvm
+    return bool(jvm.org.apache.spark.util.Utils.classIsLoadable(name))
+
+
+def _pinned(key: str, config: DeltaSource, storage: Storage) -> tuple[DeltaVersion, LakeFiles]:
+    """The version that the recipe asks for, and the files and columns of it that the recipe asks for."""
+    found = open_version(key, config, storage)
+    table = StructType.fromJson(found.schema)
+    schema = select_columns(key, config.columns, lake_schema(table, found.column_mapping, found.partition_columns))
+    listed = found.files()
+    if config.where is not None:
+        kinds = {f.name: f.dataType.simpleString() for f in table if f.name in found.partition_columns}
+        condition = parse(f"{key}.where", config.where, kinds)
+        listed = [file for file in listed if condition.matches(file.partition)]
+    values = [tuple(file.partition[name] for name in schema.partitions) for file in listed]
+    files = [LakeFile(f.path, f.bytes, value, f.deleted) for f, value in zip(listed, values, strict=True)]
+    return found, LakeFiles(storage, schema, tuple(files))
+
+
+def lake_schema(table: StructType, mapping: str, partitions: tuple[str, ...]) -> LakeSchema:
+    """Say how the table's columns are found in its files: by `delta.columnMapping.mode`, which is name, id or none."""
+
+    def stored(field: StructField, kind: DataType) -> StructField:
+        if mapping == "id":
+            return StructField(field.name, kind, metadata={FIELD_ID: field.metadata[COLUMN_ID]})
+        return StructField(field.metadata[PHYSICAL_NAME] if mapping == "name" else field.name, kind)
+
+    return LakeSchema(map_fields(table, plain_field), map_fields(table, stored), partitions)

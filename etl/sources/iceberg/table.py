@@ -1,0 +1,183 @@
+"""Open an Iceberg table and find the snapshot a recipe asks for, and its files. Metadata is read, no row is.
+
+pyiceberg is imported here only, and only when a recipe has such a source.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow.fs as pafs
+
+from sparkring.conf.errors import first_line
+from sparkring.conf.secrets import redact
+from sparkring.conf.sources import IcebergSource
+from sparkring.conf.storage import open_storage
+from sparkring.etl.errors import EtlError
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+INSTALL = "pip install 'pyiceberg>=0.12,<0.13'"
+METADATA = ".metadata.json"
+NUMBERED = re.compile(r"v([0-9]+)(?:\.gz)?\.metadata\.json")
+SHOWN = 10  # names in a message
+LATEST_FORMAT = 2
+GONE = "no such snapshot; it may have expired (expire_snapshots), and then its rows are gone"
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """A table's metadata at one snapshot: what is current in it is what is read."""
+
+    metadata: TableMetadata  # its current snapshot and schema are those that are read
+    io: FileIO
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """None for a table to which nothing was ever written."""
+        return self.metadata.current_snapshot()
+
+    @property
+    def schema(self) -> Schema:
+        return self.metadata.schema()
+
+
+def open_version(key: str, config: IcebergSource) -> TableVersion:
+    """Open the table that `key` declares, at the snapshot it asks for. Raises EtlError if one is missing."""
+    table = _open(key, config)
+    metadata = table.metadata
+    if metadata.format_version > LATEST_FORMAT:
+        raise EtlError(
+            f"{key}: the table has Iceberg's format-version {metadata.format_version}, and only versions 1 and 2 are "
+            "read (not the deletion vectors, default values and types of version 3); copy it into a table of version 2 "
+            "with the engine that keeps it (CREATE TABLE ... TBLPROPERTIES ('format-version'='2') AS SELECT ...)"
+        )
+    snapshot, schema_id = resolve(key, config, metadata)
+    at = {"current_snapshot_id": snapshot and snapshot.snapshot_id, "current_schema_id": schema_id}
+    return TableVersion(metadata.model_copy(update=at), table.io)
+
+
+# --- which table
+
+
+def _open(key: str, config: IcebergSource) -> Table:
+    try:
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+        from pyiceberg.table import StaticTable
+    except ImportError as error:
+        raise EtlError(f"{key}.format = 'iceberg': needs the package pyiceberg ({error}): {INSTALL}") from error
+    if config.path is not None:
+        where = f"{key}.path = {config.path!r}"
+        location = metadata_file(where, config.path)
+    else:
+        where = f"{key}.table = {config.table!r}"
+        catalog_name, _, table_name = str(config.table).partition(".")
+    try:
+        if config.path is not None:
+            return StaticTable.from_metadata(location)
+        return load_catalog(catalog_name).load_table(table_name)
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        raise EtlError(f"{where}: catalog {catalog_name!r} has no such table ({first_line(error)})") from error
+    except Exception as error:  # of the catalog's client: it may be SQL, REST, Thrift or an SDK
+        remedy = (
+            ""
+            if config.path is not None
+            else f"; pyiceberg reads what catalog {catalog_name!r} is from ~/.pyiceberg.yaml or "
+            f"PYICEBERG_CATALOG__{catalog_name.upper()}__URI and its like"
+        )
+        raise EtlError(f"{where}: cannot be opened: {redact(first_line(error))}{remedy}") from error
+
+
+def metadata_file(where: str, path: str) -> str:
+    """The metadata file that a path means: itself, or the last of a folder whose versions are numbered.
+
+    In such a folder (of a Hadoop catalog) a version is written by a rename that only one writer can win, so the highest
+    number is the table. Where a catalog names the current file, a folder also holds those of commits that failed.
+    """
+    if path.endswith(METADATA):
+        return path
+    storage = open_storage(path)
+    infos = storage.fs.get_file_info(pafs.FileSelector(storage.path("metadata"), allow_not_found=True))
+    names = sorted(i.base_name for i in infos if i.base_name.endswith(METADATA) and i.type == pafs.FileType.File)
+    if not names:
+        raise EtlError(f"{where}: no Iceberg table: there is no metadata/*.metadata.json below it")
+    found = {int(match[1]): name for name in names if (match := NUMBERED.fullmatch(name))}
+    if len(found) < len(names):
+        raise EtlError(
+            f"{where}: is a table of a catalog, and which of its {len(names)} metadata files is current only the "
+            f"catalog knows; declare `table: catalog.namespace.table`, or one of these files ({', '.join(names[-3:])})"
+        )
+    return f"{path.rstrip('/')}/metadata/{found[max(found)]}"
+
+
+# --- which snapshot
+
+
+def resolve(key: str, config: IcebergSource, metadata: TableMetadata) -> tuple[Snapshot | None, int]:
+    """The snapshot that is asked for and the id of the schema it is read with, as Iceberg defines them.
+
+    A branch is read with the table's schema of today, everything else with the schema of its snapshot.
+    """
+    if config.branch is not None:
+        return _of_ref(key, "branch", config.branch, metadata), metadata.current_schema_id
+    if config.tag is not None:
+        snapshot = _of_ref(key, "tag", config.tag, metadata)
+    elif config.snapshot_id is not None:
+        found = metadata.snapshot_by_id(config.snapshot_id)
+        if found is None:
+            raise EtlError(f"{key}.snapshot-id = {config.snapshot_id}: {GONE}; {_snapshots(metadata)}")
+        snapshot = found
+    elif config.as_of_ms is not None:
+        snapshot = _as_of(key, config, metadata)
+    else:
+        return metadata.current_snapshot(), metadata.current_schema_id
+    if snapshot.schema_id is None:  # tables of version 1 may not record it
+        return snapshot, metadata.current_schema_id
+    if metadata.schema_by_id(snapshot.schema_id) is None:
+        raise EtlError(f"{key}: snapshot {snapshot.snapshot_id} has schema {snapshot.schema_id}, which was removed")
+    return snapshot, snapshot.schema_id
+
+
+def _of_ref(key: str, kind: str, name: str, metadata: TableMetadata) -> Snapshot:
+    kinds = {ref: str(value.snapshot_ref_type) for ref, value in metadata.refs.items()}
+    if kinds.get(name) != kind:
+        other = f"it is a {kinds[name]}: write `{kinds[name]}: {name}`; " if name in kinds else ""
+        there = sorted(ref for ref, its in kinds.items() if its == kind)
+        what = f"{kind} names in the table are {there[:SHOWN]}" if there else f"the table has no {kind}"
+        raise EtlError(f"{key}.{kind} = {name!r}: no such {kind}; {other}{what}")
+    snapshot = metadata.snapshot_by_name(name)
+    assert snapshot is not None  # Iceberg keeps a snapshot as long as a name refers to it
+    return snapshot
+
+
+def _as_of(key: str, config: IcebergSource, metadata: TableMetadata) -> Snapshot:
+    """The last snapshot in the history of the main branch that was made current by then."""
+    where = f"{key}.as-of-timestamp = {config.as_of_timestamp!r}"
+    then = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= (config.as_of_ms or 0)]
+    if not then:
+        raise EtlError(f"{where}: the table has no snapshot as old as that; {_snapshots(metadata)}")
+    snapshot = metadata.snapshot_by_id(then[-1].snapshot_id)
+    if snapshot is None:
+        raise EtlError(f"{where}: was snapshot {then[-1].snapshot_id}: {GONE}; {_snapshots(metadata)}")
+    return snapshot
+
+
+def _snapshots(metadata: TableMetadata) -> str:
+    latest = sorted(metadata.snapshots, key=lambda s: s.timestamp_ms)[-SHOWN:]
+    shown = ", ".join(f"{s.snapshot_id} ({instant(s.timestamp_ms)})" for s in latest)
+    return f"there are {len(metadata.snapshots)} snapshots" + (f", the last {shown}" if shown else "")
+
+
+def instant(timestamp_ms: int) -> str:
+    """2024-01-31T12:00:00.000Z."""
+    moment = dt.datetime.fromtimestamp(timestamp_ms // 1000, dt.UTC) + dt.timedelta(milliseconds=timestamp_ms % 1000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

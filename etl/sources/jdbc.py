@@ -1,0 +1,287 @@
+"""Tables of a database: read once by Spark, in one snapshot where the database gives one, and landed as Parquet.
+
+A database has no cheap fingerprint, and does not stay as it is: what is landed is hashed, and is what is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+from math import floor
+from typing import Any
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DateType, NumericType, StructField, TimestampNTZType, TimestampType
+
+from sparkring.conf.sources import JdbcSource
+from sparkring.etl.errors import EtlError, innermost
+from sparkring.etl.sources.declared import select_declared
+from sparkring.etl.sources.landing import Landing, land
+from sparkring.etl.sources.snapshot import SourceSnapshot
+
+log = logging.getLogger(__name__)
+
+# By the URL's second word: the driver's class, and the package that has it.
+DRIVERS = {
+    "postgresql": ("org.postgresql.Driver", "org.postgresql:postgresql:42.7.8"),
+    "mysql": ("com.mysql.cj.jdbc.Driver", "com.mysql:mysql-connector-j:9.4.0"),
+    "mariadb": ("org.mariadb.jdbc.Driver", "org.mariadb.jdbc:mariadb-java-client:3.5.6"),
+    "sqlserver": ("com.microsoft.sqlserver.jdbc.SQLServerDriver", "com.microsoft.sqlserver:mssql-jdbc:13.2.0.jre11"),
+    "oracle": ("oracle.jdbc.OracleDriver", "com.oracle.database.jdbc:ojdbc11:23.9.0.25.07"),
+    "db2": ("com.ibm.db2.jcc.DB2Driver", "com.ibm.db2:jcc:12.1.2.0"),
+    "derby": ("org.apache.derby.iapi.jdbc.AutoloadedDriver", "org.apache.derby:derby:10.16.1.1"),
+    "h2": ("org.h2.Driver", "com.h2database:h2:2.3.232"),
+}
+LOCK_LIMIT_S = 60
+IMPORT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'"
+IN_UTC = "SET TIME ZONE 'UTC'"  # the driver sets that of its machine, by which a query may cast
+READ_COMMITTED = 2  # java.sql.Connection
+NUMERIC, DECIMAL, TIMES = 2, 3, {92: "time", 2013: "time with time zone"}  # java.sql.Types
+MOST_DIGITS = 38  # of a decimal of Spark
+LONGEST = 2**63
+RANGED = (NumericType, DateType, TimestampType, TimestampNTZType)
+
+
+@dataclass(frozen=True)
+class JdbcSnapshot(SourceSnapshot):
+    """Rows of a database, as they were landed."""
+
+    config: JdbcSource
+    landing: Landing
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        if not self.landing.files:
+            return spark.createDataFrame([], self.landing.schema)
+        return spark.read.schema(self.landing.schema).parquet(*self.landing.spark_paths())
+
+    def check_unchanged(self) -> None:
+        """Raise EtlError if the landing was deleted: the rows themselves cannot change any more."""
+        if not self.landing.is_whole():
+            raise EtlError(f"{self.key}: {self.landing.folder.uri} was deleted while it was read; run again")
+
+    def lineage(self) -> dict[str, Any]:
+        return {
+            "format": "jdbc",
+            "url_env": self.config.url_env,
+            "dbtable": self.config.dbtable,
+            "query": self.config.query,
+            "consistency": self.config.consistency,
+            "rows": self.landing.rows,
+            "files": len(self.landing.files),
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class Database:
+    """Where a database is and who reads it. `names` has the variable of each secret, which is shown in its place."""
+
+    driver: str
+    options: Mapping[str, str] = field(repr=False)  # Spark's `url`, `driver`; all else is a property of connections
+    names: Mapping[str, str] = field(repr=False)  # secret -> variable
+
+    @property
+    def kind(self) -> str:
+        """Its name in the URL: `postgresql`."""
+        return self.options["url"].split(":")[1]
+
+    def hide(self, text: str) -> str:
+        """Put the names of variables in the place of what they hold."""
+        for secret in sorted(self.names, key=len, reverse=True):
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", f"${self.names[secret]}", text)
+        return text
+
+
+def pin_query(name: str, config: JdbcSource, session: Callable[[], SparkSession], datasets_uri: str) -> JdbcSnapshot:
+    """Read the table of a database and land it. Raises EtlError, without a secret, if that fails."""
+    key = f"etl.sources.{name}"
+    database = find_database(key, config, os.environ)
+    spark = session()
+    is_snapshot = config.consistency == "snapshot"
+    if not is_snapshot:
+        log.warning("%s: consistency: none: rows written while it is read may come twice, in part or never", key)
+    with database_errors(key, database), connected(spark, key, database) as connection:
+        if is_snapshot:
+            begin(connection)
+        check_types(key, connection, config)
+        options = {**database.options, "fetchsize": str(config.fetchsize), "preferTimestampNTZ": "true"}
+        first = [IMPORT.format(snapshot=export_snapshot(connection))] if is_snapshot else []
+        if database.kind == "postgresql":
+            first.append(IN_UTC)
+        options |= {"sessionInitStatement": "; ".join(first)} if first else {}
+        rows = select_declared(key, read_rows(spark, key, config, options), config.columns)
+        check_zones(key, rows)
+        landing = land(rows, datasets_uri)
+    return JdbcSnapshot(name, config, landing.fingerprint, landing)
+
+
+def find_database(key: str, config: JdbcSource, environment: Mapping[str, str]) -> Database:
+    """Find the database in the environment; EtlError for what is missing there, or cannot be read as declared."""
+    found = {}
+    for option in ("url", "user", "password"):
+        variable = getattr(config, f"{option}_env")
+        if variable is not None and not environment.get(variable):
+            raise EtlError(f"{key}: the variable {variable!r} is not set, which by {option}_env holds the {option}")
+        if variable is not None:
+            found[option] = environment[variable]
+    url, names = found["url"], {found[option]: getattr(config, f"{option}_env") for option in found}
+    kind = match[1] if (match := re.match(r"jdbc:(\w+):", url)) else ""
+    if not kind:
+        raise EtlError(f"{key}.url_env = {config.url_env!r}: holds no URL of the form jdbc:postgresql://host/database")
+    parts = re.findall(r"//([^/?;]+)", url) + re.findall(r"[?&;](?:user|password)=([^&;]+)", url)
+    names |= dict.fromkeys([*parts, *map(unquote, parts)], config.url_env)
+    driver = config.driver or DRIVERS.get(kind, ("", ""))[0]
+    if not driver:
+        raise EtlError(f"{key}.driver: name the Java class of the driver; known without it: {sorted(DRIVERS)}")
+    if config.consistency == "snapshot" and kind != "postgresql":
+        raise EtlError(
+            f"{key}.consistency = 'snapshot': {kind} gives no snapshot that several connections read; write "
+            "`consistency: none`, and read when nothing is written: rows that change meanwhile may come twice or never"
+        )
+    if config.consistency == "snapshot":
+        # For every connection: TRUNCATE waits for the one that holds the snapshot, and the others wait for TRUNCATE.
+        found["options"] = f"-c lock_timeout={LOCK_LIMIT_S * 1000}"
+    return Database(driver, found | {"driver": driver}, names)
+
+
+@contextmanager
+def database_errors(key: str, database: Database) -> Iterator[None]:
+    """Turn what Spark and the driver raise into one error with the source's key and without a secret."""
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        # Without `from`: the original has the secrets that were taken out.
+        raise EtlError(f"{key}: its database cannot be read: {database.hide(innermost(error))}") from None
+
+
+@contextmanager
+def connected(spark: SparkSession, key: str, database: Database) -> Iterator[Any]:
+    """A java.sql.Connection of the driver's, closed at the end. EtlError names the package of a missing jar."""
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        jvm.org.apache.spark.sql.execution.datasources.jdbc.DriverRegistry.register(database.driver)
+    except Py4JJavaError as error:
+        if "ClassNotFoundException" not in error.java_exception.toString():
+            raise
+        package = DRIVERS.get(database.kind, ("", ""))[1] or "group:artifact:version"
+        raise EtlError(
+            f"{key}: no jar of Spark's has the driver {database.driver}; add to spark.conf "
+            f"`spark.jars.packages: {package}`, or `spark.jars: /path/to/its.jar`"
+        ) from None
+    properties = jvm.java.util.Properties()
+    for option in database.options.keys() & {"user", "password", "options"}:
+        properties.setProperty(option, database.options[option])
+    connection = jvm.java.sql.DriverManager.getConnection(database.options["url"], properties)
+    try:
+        yield connection
+    finally:
+        with suppress(Py4JJavaError):  # the server may have gone; another error reports that
+            connection.close()
+
+
+def begin(connection: Any) -> None:
+    """Open the transaction whose snapshot all partitions will read. It stays open, idle, until they have."""
+    connection.setAutoCommit(False)
+    connection.setTransactionIsolation(READ_COMMITTED)  # a snapshot of its own for each statement
+    connection.createStatement().execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+
+
+def export_snapshot(connection: Any) -> str:
+    """Export a snapshot of now. The tables are locked already, by the query for their types: TRUNCATE and ALTER
+    TABLE are not undone for an older snapshot, which would see an empty table."""
+    rows = connection.createStatement().executeQuery("SELECT pg_export_snapshot()")
+    rows.next()
+    return str(rows.getString(1))
+
+
+def check_types(key: str, connection: Any, config: JdbcSource) -> None:
+    """Ask the database for the columns' types; EtlError for those whose values Spark would not keep."""
+    asked = config.dbtable or f"({config.query}) asked"
+    found = connection.createStatement().executeQuery(f"SELECT * FROM {asked} WHERE 1 = 0").getMetaData()
+    problems = []
+    for i in range(1, found.getColumnCount() + 1):
+        name, kind = found.getColumnLabel(i), found.getColumnType(i)
+        is_number = kind in (NUMERIC, DECIMAL) or found.getColumnTypeName(i) == "_numeric"
+        if is_number and not 0 < found.getPrecision(i) <= MOST_DIGITS:
+            problems.append(
+                f"column {name!r} is a {found.getColumnTypeName(i)} that a decimal(38,18) need not hold; cast it in "
+                f"a query: CAST({name} AS numeric(18,2)) AS {name}, say"
+            )
+        if kind in TIMES:
+            problems.append(
+                f"column {name!r} is a {TIMES[kind]}, which Spark reads as a timestamp of 1970; cast it in a query: "
+                f"CAST({name} AS varchar) AS {name}, say"
+            )
+    if problems:
+        raise EtlError(f"{key}: " + "\n  ".join(problems))
+
+
+def check_zones(key: str, rows: DataFrame) -> None:
+    """Raise EtlError where Java would move a wall-clock time, which it reads by its machine's zone."""
+    walls = [name for name, kind in rows.dtypes if "timestamp_ntz" in kind]
+    if not walls:
+        return
+    spark = rows.sparkSession
+    ids: Any = spark.sparkContext._jvm.java.time.ZoneId  # type: ignore[union-attr]
+    tasks = spark.range(0, spark.sparkContext.defaultParallelism, 1, spark.sparkContext.defaultParallelism)
+    of_executors = tasks.selectExpr("java_method('java.time.ZoneId', 'systemDefault') AS zone").distinct().collect()
+    zones = sorted({ids.systemDefault().getId(), *(row.zone for row in of_executors)})
+    if moving := [zone for zone in zones if not ids.of(zone).getRules().isFixedOffset()]:
+        raise EtlError(
+            f"{key}: column {walls[0]!r} is a timestamp without time zone, which Java reads in its machine's zone "
+            f"({moving[0]}), where some hours do not exist; add `-Duser.timezone=UTC` to "
+            "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions, or cast it in a query: "
+            f"CAST({walls[0]} AS varchar) AS {walls[0]}"
+        )
+
+
+def read_rows(spark: SparkSession, key: str, config: JdbcSource, options: Mapping[str, str]) -> DataFrame:
+    """Read the table, in ranges of the partition column where there is one."""
+    reader = spark.read.format("jdbc").options(**options)
+    if config.query is not None:
+        return reader.option("query", config.query).load()
+    assert config.dbtable is not None
+    whole = reader.option("dbtable", config.dbtable).load()
+    if config.partitionColumn is None:
+        return whole
+    column = next((f for f in whole.schema if f.name.lower() == config.partitionColumn.lower()), None)
+    if column is None or not isinstance(column.dataType, RANGED):
+        what = "is no column" if column is None else f"is {column.dataType.simpleString()}"
+        raise EtlError(
+            f"{key}.partitionColumn = {config.partitionColumn!r}: {what}; it must be a number, date or timestamp, of "
+            f"{whole.columns}"
+        )
+    given = None if config.lowerBound is None else (str(config.lowerBound), str(config.upperBound))
+    bounds = given or column_bounds(spark, config.dbtable, column, options)
+    if bounds is None:  # no rows, or nulls alone
+        return whole
+    ranges = {"lowerBound": bounds[0], "upperBound": bounds[1], "numPartitions": str(config.numPartitions)}
+    return reader.options(dbtable=config.dbtable, partitionColumn=column.name, **ranges).load()
+
+
+def column_bounds(
+    spark: SparkSession, dbtable: str, column: StructField, options: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """The least and the greatest value, as Spark takes them for bounds; None without values."""
+    dialect = spark.sparkContext._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(options["url"])  # type: ignore[union-attr]
+    name = dialect.quoteIdentifier(column.name)
+    query = f"SELECT min({name}) AS low, max({name}) AS high FROM {dbtable}"
+    found = spark.read.format("jdbc").options(**options).option("query", query).load()
+    low, high = found.select(*[found[name].cast("string") for name in found.columns]).collect()[0]
+    if low is None:
+        return None
+    return (whole_number(low), whole_number(high)) if isinstance(column.dataType, NumericType) else (low, high)
+
+
+def whole_number(text: str) -> str:
+    """A whole number at or near this one: bounds only say where ranges are cut."""
+    value = Decimal(text)
+    return str(min(max(floor(value), -LONGEST), LONGEST - 1)) if value.is_finite() else "0"

@@ -1,0 +1,23 @@
+"""Paths as Spark takes and gives them: globs, and hosts that it may write in more ways than one."""
+
+from __future__ import annotations
+
+import re
+
+from sparkring.etl.errors import EtlError
+
+HOST = re.compile(r"^[A-Za-z][\w+.-]*:(//[^/]*)?")  # scheme and host
+GLOB = re.compile(r"[]\[{}*?\\]")  # what makes Spark take a path for a pattern
+
+
+def as_glob(path: str) -> str:
+    """The glob that matches this path alone. Raises EtlError where there is none: Hadoop's globs know no colon."""
+    if not GLOB.search(path):
+        return path
+    if ":" in HOST.sub("", path):
+        raise EtlError(
+            f"{path}: Spark opens no path with a colon and one of {{}}[]*?\\ in it; rename the file or folder"
+        )
+    # TRICK: not by the option `__globPaths__`: without globbing Spark reads, for each path with one of these, all paths
+    # once more (tests: folders called `a[x]`).
+    return GLOB.sub(r"\\\g<0>", path)

@@ -1,0 +1,278 @@
+"""One part of a dataset: the shards of one interval's rows, written once and shared by every window that spans it.
+
+`<root>/parts/<name>/<interval>/<fingerprint[:12]>/_part.json` is written last; its files are in a folder of their build
+beside it. Nothing in it depends on other parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Annotated
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column as Value
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
+
+from sparkring.conf.code import code_digest
+from sparkring.conf.config import EtlConfig, IntervalConfig
+from sparkring.conf.manifest import FORMAT_VERSION, Accounting, Column, DataFile, Lineage, digest
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to
+from sparkring.etl.checks import Checked
+from sparkring.etl.errors import EtlError
+from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
+from sparkring.etl.rows import RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
+from sparkring.etl.views import own_modules
+from sparkring.etl.windows.interval import Interval, before
+from sparkring.etl.windows.keys import keys_across_parts, write_keys
+
+log = logging.getLogger(__name__)
+
+PART_VERSION = 1
+PART_NAME = "_part.json"
+STRAY = "__stray"  # the split of rows that would be in no part
+# What of a feature decides its state alone, and nothing that is stored or measured, by its kind.
+FITTING = {"categorical": {"min_count", "max_size"}, "numeric": {"fill", "scale"}}
+
+
+class PartKeys(Stored):
+    """The hashes of a part's distinct keys, for a check `unique` whose keys may be in two parts."""
+
+    path: RelativePath
+    distinct: Count
+
+
+class Part(Stored):
+    """What a part is. Paths are relative to its folder.
+
+    `inputs`: Spark type by the column of a feature. `failing`: rows by check. `statistics`: of the rows that features
+    may be fitted on. `keys`: by check.
+    """
+
+    part_version: Annotated[int, up_to(PART_VERSION)] = PART_VERSION
+    interval: FolderName
+    fingerprint: Sha256
+    created_at: str
+    columns: tuple[Column, ...]
+    inputs: dict[str, str]
+    files: tuple[DataFile, ...]
+    splits: dict[FolderName, Count]
+    statistics: RelativePath
+    statistics_sha256: Sha256
+    keys: dict[Label, PartKeys] = {}
+    accounting: Accounting
+    failing: dict[Label, Count]
+    lineage: Lineage
+
+
+@dataclass(frozen=True)
+class PartSources:
+    """What a part is made of: sources read `whole`, and of the others (`cut`) one snapshot for each interval from the
+    first that is looked back at to its own, None where it has no file."""
+
+    interval: Interval
+    whole: Mapping[str, SourceSnapshot]
+    cut: Mapping[str, Sequence[SourceSnapshot | None]]
+
+    @property
+    def snapshots(self) -> list[SourceSnapshot]:
+        return [*self.whole.values(), *(s for each in self.cut.values() for s in each if s is not None)]
+
+    def read(self, spark: SparkSession) -> dict[str, DataFrame]:
+        tables = {name: source.read(spark) for name, source in self.whole.items()}
+        for name, snapshots in self.cut.items():
+            tables[name] = reduce(DataFrame.unionByName, [s.read(spark) for s in snapshots if s is not None])
+        return tables
+
+    def own_rows(self, spark: SparkSession, name: str) -> int:
+        """How many rows a cut source has in the part's own interval."""
+        snapshot = self.cut[name][-1]
+        assert snapshot is not None
+        return snapshot.read(spark).count()
+
+    def check_unchanged(self) -> None:
+        for snapshot in self.snapshots:
+            snapshot.check_unchanged()
+
+
+def part_fingerprint(config: EtlConfig, sources: PartSources, spark_version: str, settings: Mapping[str, str]) -> str:
+    """sha256 over all that decides a part's files and statistics; the window and what is only fitted do not."""
+    interval = sources.interval
+    prints = {name: source.fingerprint for name, source in sources.whole.items()}
+    cut = {name: [s and s.fingerprint for s in each] for name, each in sources.cut.items()}
+    which = [interval.label, interval.next.isoformat(), interval.start.isoformat(), interval.end.isoformat()]
+    block = json.dumps(_deciding_block(config))
+    code = [own_modules(config.rows), code_digest(PACKAGE), spark_version, deciding_settings(settings)]
+    return digest([FORMAT_VERSION, PART_VERSION, which, prints, cut, block, *code])
+
+
+def _deciding_block(config: EtlConfig) -> dict[str, object]:
+    """The etl block without what belongs to windows, or only decides the fitted state or what is allowed."""
+    assert config.interval is not None
+    block = declared(config)
+    block["features"] = {
+        name: {key: value for key, value in feature.items() if key not in FITTING.get(feature["kind"], ())}
+        for name, feature in block["features"].items()
+    }
+    block["checks"] = [{k: v for k, v in check.items() if k != "max_share"} for check in block["checks"]]
+    if config.split.kind == "time":
+        del block["split"]
+    for key in ("last", "window", "missing"):
+        del block["interval"][key]
+    return block
+
+
+def part_folder(name: str, interval: str, fingerprint: str) -> str:
+    """Where a part is, below the root of datasets; `name` is the recipe's."""
+    return f"parts/{name}/{interval}/{fingerprint[:12]}"
+
+
+def find_part(storage: Storage, fingerprint: str) -> Part | None:
+    """Read a part; None if it was not written yet, or one of its files is missing or of another size."""
+    if not storage.exists(PART_NAME):
+        return None
+    try:
+        part = read(Part, storage, PART_NAME)
+    except StoredError as error:
+        log.warning("writing the part anew: %s", error)
+        return None
+    damaged = [f.path for f in part.files if storage.size_bytes(f.path) != f.bytes]
+    others = [part.statistics, *(keys.path for keys in part.keys.values())]
+    damaged += [path for path in others if not storage.exists(path)]
+    if damaged or part.fingerprint != fingerprint:
+        why = f"damaged files {damaged[:3]}" if damaged else "other fingerprint"
+        log.warning("writing the part %s anew: %s", storage.uri, why)
+        return None
+    return part
+
+
+def write_part(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
+    """Write the part's files and publish it. EtlError for whatever the user must correct."""
+    try:
+        part = _write(job, sources, fingerprint)
+        sources.check_unchanged()
+    except BaseException as error:
+        job.storage.delete(job.folder)
+        if isinstance(error, (PySparkException, Py4JJavaError)):
+            sources.check_unchanged()  # a file that has gone is why Spark could not go on
+        raise
+    return _publish(job, part)
+
+
+def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
+    config, interval = job.config, job.config.interval
+    assert interval is not None
+    with job.timed("read"):
+        tables = sources.read(job.spark)
+        made = rows_of(job, tables)
+        rows = _with_split(made, config, sources.interval)
+    keys: dict[str, PartKeys] = {}
+
+    def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:
+        if checked.splits.get(STRAY):
+            raise EtlError(_stray_text(rows, interval, sources.interval))
+        if config.one_per is not None:
+            check_one_per(config.one_per, sources.own_rows(job.spark, config.one_per), checked.rows_in)
+        for number, (name, columns) in enumerate(keys_across_parts(config).items()):
+            path = f"{job.folder}/keys-{number}.arrow"
+            keys[name] = PartKeys(path=path, distinct=write_keys(marked, columns, job.storage, path))
+        return dict(sorted(checked.splits.items(), key=lambda s: (s[0] != "train", s[0])))
+
+    checked, written = write_rows(job, rows, tables, on_counted)
+    assert written.statistics is not None
+    statistics, path = written.statistics.to_bytes(), f"{job.folder}/statistics.arrow"
+    job.storage.put_atomic(path, statistics)
+    return Part(
+        interval=sources.interval.label,
+        fingerprint=fingerprint,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        columns=tuple(written.columns),
+        inputs=written.inputs,
+        files=tuple(written.files),
+        splits=written.rows_by_split,
+        statistics=path,
+        statistics_sha256=hashlib.sha256(statistics).hexdigest(),
+        keys=keys,
+        accounting=Accounting(
+            rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
+        ),
+        failing=checked.failing,
+        lineage=Lineage(
+            sources={name: source.lineage() for name, source in sources.whole.items()}
+            | {name: [s and s.lineage() for s in each] for name, each in sources.cut.items()},
+            logical_plan=plan_text(made),
+            code_digest=code_digest(PACKAGE),
+            application_id=job.spark.sparkContext.applicationId,
+        ),
+    )
+
+
+def _with_split(rows: DataFrame, config: EtlConfig, interval: Interval) -> DataFrame:
+    """Keep the interval's rows, with SPLIT, and those that would be in no part, with STRAY in its place."""
+    assert config.interval is not None
+    column = F.col(config.interval.column)
+    start, own, end = _edges(rows, config.interval, interval)
+    is_own = (column >= own) & (column < end)
+    # Sources are cut by columns of their own; where these disagree with the rows', a row would be in no part.
+    is_stray = column.isNull() | ((column < start) | (column >= end) if config.interval.sources else F.lit(False))
+    undivided = config.split.kind == "time"
+    divided = rows.withColumn(SPLIT, F.lit(UNDIVIDED)) if undivided else add_split(rows, config.split, config.key)
+    return divided.where(is_own | is_stray).withColumn(SPLIT, F.when(is_stray, STRAY).otherwise(F.col(SPLIT)))
+
+
+def of_interval(rows: DataFrame, config: IntervalConfig, interval: Interval) -> DataFrame:
+    """Keep the rows of an interval."""
+    _, own, end = _edges(rows, config, interval)
+    return rows.where((F.col(config.column) >= own) & (F.col(config.column) < end))
+
+
+def _edges(rows: DataFrame, config: IntervalConfig, interval: Interval) -> tuple[Value, Value, Value]:
+    """Where what the part reads begins, where the interval does and where it ends, in the type of the rows' column."""
+    first = (before(config, interval, config.look_back) or [interval])[0]
+    kind = {f.name: f.dataType for f in rows.schema.fields}.get(config.column)
+    if isinstance(kind, TimestampType):
+        return F.lit(first.start), F.lit(interval.start), F.lit(interval.end)
+    if isinstance(kind, (DateType, TimestampNTZType)):
+        start, own, end = (F.lit(day.isoformat()).cast(kind) for day in (first.first, interval.first, interval.next))
+        return start, own, end
+    found = f"missing; they have {rows.columns}" if kind is None else kind.simpleString()
+    raise EtlError(f"etl.interval.column = {config.column!r}: must be a date or timestamp of the rows; it is {found}")
+
+
+def _stray_text(rows: DataFrame, config: IntervalConfig, interval: Interval) -> str:
+    column = F.col(config.column)
+    strays = rows.where(F.col(SPLIT) == STRAY)
+    found = strays.agg(F.count(F.lit(1)), F.min(column).cast("string"), F.max(column).cast("string")).collect()[0]
+    span = "null" if found[1] is None else f"from {found[1]} to {found[2]}"
+    return (
+        f"etl.interval.column = {config.column!r}: {found[0]} rows of the sources' interval {interval.label} are in no "
+        f"interval that the part reads ({config.column} {span}, in UTC; the interval is of {config.time_zone}), so "
+        "they would be in no part: correct the files, etl.interval.time_zone or etl.interval.column"
+    )
+
+
+def _publish(job: RowsJob, part: Part) -> Part:
+    """Make the part visible, unless another writer was first: then its part is the one, and this one's files go."""
+    damaged = job.storage.exists(PART_NAME) and find_part(job.storage, part.fingerprint) is None
+    if damaged:
+        job.storage.delete(PART_NAME)
+    if job.storage.put_new(PART_NAME, (part.model_dump_json(indent=1) + "\n").encode()):
+        delete_dead_builds(job.storage, {job.folder})
+        return part
+    found = find_part(job.storage, part.fingerprint)
+    if found is None:
+        raise EtlError(f"{job.storage.uri}/{PART_NAME}: another writer's part appeared, damaged; run again")
+    log.info("part %s was written by another job meanwhile: %s", part.interval, job.storage.uri)
+    job.storage.delete(job.folder)
+    return found

@@ -1,0 +1,56 @@
+"""What footers say of columns, as files of pyarrow have them. Those that Spark writes: tests/spark."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sparkring.conf.sources import FilesSource
+from sparkring.etl.sources.files import list_files
+from sparkring.etl.sources.footers import NAMES, check_footers
+
+DECLARED = StructType([StructField("a", LongType()), StructField("b", StringType())])
+DAY = StructType([StructField("day", DateType())])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_each_file_is_compared_with_the_declaration(tmp_path, kind):
+    tables = [{"a": [1], "b": ["x"]}, {"a": ["1"], "B": ["x"]}, {"a": [1], "b": ["x"], "c": [1], "day": [1]}]
+    for number, table in enumerate(tables):
+        write = pq.write_table if kind == "parquet" else orc.write_table
+        write(pa.table(table), tmp_path / f"{number}.{kind}")
+    (tmp_path / f"3.{kind}").write_text("no such file")
+    listed = list_files("t", FilesSource(path=str(tmp_path), format=kind, columns={"a": "bigint", "b": "string"}))
+    good, other, own, broken = check_footers(listed, kind, DECLARED, DAY)
+    assert not good.problems and not good.partition_columns
+    assert other.problems == [
+        f"1.{kind}: column 'a' is string, declared bigint",
+        f"1.{kind}: has a column 'B', which Spark, as it ignores case, takes for the declared 'b'; rename it",
+    ]
+    assert own.problems == [f"2.{kind}: column 'day' is bigint, declared date"] and own.partition_columns == ["day"]
+    assert len(broken.problems) == 1 and broken.problems[0].startswith(f"3.{kind}: not a readable {NAMES[kind]} file: ")
+
+
+def test_int96_is_a_timestamp_and_nanoseconds_without_a_zone_are_none(tmp_path):
+    """INT96 is what Spark writes timestamps in by default, inside arrays and structs too."""
+    moment = pa.array([0], pa.timestamp("ns"))
+    inside = pa.StructArray.from_arrays([moment], ["at"])
+    table = pa.table({"a": [1], "at": moment, "inside": inside, "all": pa.array([[0]], pa.list_(moment.type))})
+    pq.write_table(table, tmp_path / "0.parquet", use_deprecated_int96_timestamps=True)
+    pq.write_table(table, tmp_path / "1.parquet")
+    at = StructField("at", TimestampType())
+    declared = StructType([at, StructField("inside", StructType([at])), StructField("all", ArrayType(TimestampType()))])
+    listed = list_files("t", FilesSource(path=str(tmp_path), format="parquet", columns={"at": "timestamp"}))
+    int96, nanoseconds = check_footers(listed, "parquet", declared, StructType())
+    assert not int96.problems
+    assert nanoseconds.problems[0] == "1.parquet: column 'at' is timestamp_ntz, declared timestamp"
+    assert len(nanoseconds.problems) == 3

@@ -1,0 +1,51 @@
+"""A key that is in two parts is found, and counted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkring.conf.storage import open_storage
+from sparkring.etl.build import BuildRequest
+from sparkring.etl.errors import ChecksFailed
+from sparkring.etl.windows.keys import count_keys, write_keys
+from sparkring.etl.windows.window import build_window, pin_window
+from tests.spark.sales import recipe, write_sales
+
+pytestmark = pytest.mark.spark
+VIEW = "SELECT *, amount % 10 AS other FROM sales"
+
+
+def test_nulls_are_equal_and_keep_their_places(spark, tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    schema = "x string, y string, z int"
+    first = [("a", None, 1), ("a", None, 2), (None, "a", 1), (None, None, 1), (None, None, 3), ("", None, 1)]
+    second = [("a", None, 9), ("b", "c", 1), (None, None, 4)]
+    counts = []
+    for name, rows in (("one", first), ("two", second), ("none", [])):
+        frame = spark.createDataFrame(rows, schema).repartition(3)
+        counts.append(write_keys(frame, ["x", "y"], storage, f"{name}.arrow"))
+    assert counts == [4, 3, 0]
+    assert count_keys(spark, storage, ["one.arrow", "two.arrow", "none.arrow"]) == 5
+    assert count_keys(spark, storage, ["one.arrow", "one.arrow"]) == 4
+    write_keys(spark.createDataFrame(first, schema).repartition(1), ["x", "y"], storage, "again.arrow")
+    assert storage.read_bytes("again.arrow") == storage.read_bytes("one.arrow")
+
+
+def test_equal_keys_of_two_parts_are_counted_over_the_window(spark, tmp_path: Path) -> None:
+    """Days three and four: shops a and b, then a, b and c."""
+    sales, root = write_sales(tmp_path / "sales"), tmp_path / "datasets"
+
+    def build(max_share: float, window: int):
+        check = {"name": "shop_once", "kind": "unique", "columns": ["shop"], "max_share": max_share}
+        config = recipe(sales, VIEW, {"checks": [check]}, window=window)
+        pinned = pin_window(config, spark.version, {})
+        return build_window(spark, BuildRequest(config, {}, "sales", str(root)), pinned)
+
+    (alone,) = build(0.0, 1).manifest.checks
+    assert (alone["failing"], alone["rows"]) == (0, 3)
+    with pytest.raises(ChecksFailed, match=r"shop_once: \(shop\) is unique: 2 of 5 rows fail"):
+        build(0.3, 2)
+    both = build(0.4, 2)
+    assert both.manifest.checks[0]["failing"] == 2 and both.written_parts == ()

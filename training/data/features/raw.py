@@ -1,0 +1,90 @@
+"""Read raw values, as Python, numpy and pandas have them, as what Spark had stored of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkring.conf.features import EXACT_DTYPES, State
+
+Array = NDArray[Any]
+PASSTHROUGH_DTYPES = EXACT_DTYPES | {"decimal": "float64", "vector": "float64"}
+INEXACT_IN_DOUBLE = 1 << 53  # from here on a double may stand for several whole numbers
+
+
+def is_null(value: Any) -> bool:
+    return value is None or value != value  # NaN and NaT differ from themselves
+
+
+def _as_spark(value: Any, spark_type: str) -> Any:
+    """Restore the type of a date or timestamp: pandas makes dates timestamps; the column's type decides."""
+    if spark_type == "date" and isinstance(value, dt.datetime):
+        return value.date()
+    if spark_type.startswith("timestamp") and isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+        return dt.datetime.combine(value, dt.time())
+    return value
+
+
+def as_text(value: Any, spark_type: str) -> str:
+    """The value as Spark's cast to string writes it."""
+    value = _as_spark(value, spark_type)
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        if abs(float(value)) >= INEXACT_IN_DOUBLE:
+            raise ValueError(f"the category {value!r} is a float that may be another whole number; give an integer")
+        return str(int(value))  # pandas keeps integers beside nulls as floats; no category is a float in Spark
+    return str(value)
+
+
+def doubles(values: Sequence[Any]) -> Array:
+    array = np.asarray(values)
+    if array.dtype == object:
+        array = np.array([np.nan if is_null(v) else float(v) for v in values])
+    return array.astype(np.float64)
+
+
+def passthrough(state: State, values: Sequence[Any], spark_type: str) -> dict[str, Array]:
+    """As the dataset's reader hands the column out: dates as days, timestamps as microseconds, nulls as declared."""
+    name, valid = state["name"], np.array([not _is_missing(v) for v in values], bool)
+    if state["nulls"] == "refuse" and not valid.all():
+        raise ValueError(f"feature {name!r}: {int((~valid).sum())} of {len(valid)} values are null, and it may not be")
+    fill = state["fill"] if state["nulls"] == "fill" else None
+    element_type = spark_type.replace("array<", "").rstrip(">")
+    stored = [_stored(v, element_type) if ok else fill for v, ok in zip(values, valid, strict=True)]
+    element = element_type.split("(")[0]
+    dtype = np.dtype(state["dtype"] or PASSTHROUGH_DTYPES.get(element, "O"))
+    shape = tuple(state["shape"] or ())
+    if "array<" in spark_type and not shape:
+        array = np.empty(len(stored), object)
+        for row, value in enumerate(stored):
+            array[row] = np.asarray([] if value is None else value, dtype)
+    else:
+        zero = np.zeros(shape, dtype)
+        array = np.array([zero if v is None else v for v in stored], dtype).reshape(len(stored), *shape)
+    return {name: array} | ({f"{name}__valid": valid} if state["nulls"] == "mask" else {})
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaT or pandas' NA; a NaN is a value here, as it is in Spark."""
+    return value is None or (
+        not isinstance(value, (float, np.floating)) and type(value).__name__ in ("NaTType", "NAType")
+    )
+
+
+def _stored(value: Any, spark_type: str) -> Any:
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_stored(v, spark_type) for v in value]
+    value = _as_spark(value, spark_type)
+    if isinstance(value, dt.datetime):
+        utc = value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
+        return (utc - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
+    if isinstance(value, dt.date):
+        return (value - dt.date(1970, 1, 1)).days
+    return float(value) if spark_type.startswith("decimal") else value

@@ -1,0 +1,220 @@
+"""Apply fitted features in numpy: to stored columns in the reader's threads, to raw rows where a model serves.
+
+One implementation for both, so a row gives the same bits wherever it is read. Arithmetic is IEEE double, rounded to
+float32 last, as Spark's would be: categorical and numeric features are bit-equal to Spark's expressions for them,
+`log1p` and `cyclic` may differ by one float32 unit in the last place (the JVM's and C's functions round differently).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_CODE, State, whole_number
+from sparkring.training.data.columns import byte_rows, nulls_of, one_array, plain_values
+from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough
+
+Array = NDArray[Any]
+TABLE_SPAN = 1 << 16  # whole numbers in so small a range are looked up in a table, others by binary search
+
+
+class Transform(ABC):
+    """One fitted feature of kind numeric, categorical or cyclic. Immutable: threads share it."""
+
+    def __init__(self, state: State, spark_type: str) -> None:
+        """`spark_type`: of the column that the feature is made of."""
+        self.name: str = state["name"]
+        self.column: str = state["column"]
+        self._type = spark_type
+
+    @abstractmethod
+    def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
+        """Make the outputs, each (n,), of the stored column's n rows."""
+
+    @abstractmethod
+    def of_raw(self, values: Sequence[Any]) -> dict[str, Array]:
+        """Make the outputs, each (n,), of n Python, numpy or pandas values; None, NaN and NaT are nulls."""
+
+
+class NumberTransform(Transform):
+    """A feature of one number per row."""
+
+    def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
+        x, null = _numbers(one_array(data))
+        return self._made(x, _with_nan(x, null))
+
+    def of_raw(self, values: Sequence[Any]) -> dict[str, Array]:
+        x = doubles(values)
+        return self._made(x, _with_nan(x, None))
+
+    def _made(self, x: Array, null: Array | None) -> dict[str, Array]:
+        """x: (n,) numbers of any dtype; null: (n,) bool, or None without nulls."""
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities are values, as they are in Spark
+            return self.made(x, null)
+
+    @abstractmethod
+    def made(self, x: Array, null: Array | None) -> dict[str, Array]: ...
+
+
+def _numbers(array: pa.Array) -> tuple[Array, Array | None]:
+    """A numeric or boolean column's values (n,), any number where null, and which are null (n,); None: none."""
+    return plain_values(array), nulls_of(array) if array.null_count else None
+
+
+def _with_nan(x: Array, null: Array | None) -> Array | None:
+    if x.dtype.kind != "f":
+        return null
+    nan = np.isnan(x)
+    if null is not None:
+        return nan | null
+    return nan if nan.any() else None
+
+
+class Numeric(NumberTransform):
+    """log1p where asked, fill for nulls, one affine; and an indicator of nulls."""
+
+    def __init__(self, state: State, spark_type: str) -> None:
+        super().__init__(state, spark_type)
+        self._log = state["transform"] == "log1p"
+        self._mean, self._std, self._fill = float(state["mean"]), float(state["std"]), float(state["fill"])
+        self._indicator: bool = state["indicator"]
+
+    def made(self, x: Array, null: Array | None) -> dict[str, Array]:
+        if self._log:
+            # Not np.maximum: it may make +0.0 of a -0.0, which Spark's greatest() keeps.
+            x = _by_value(x, lambda values: np.log1p(np.where(values < 0.0, 0.0, values)))
+        scaled = np.subtract(x, self._mean, dtype=np.float64)
+        scaled /= self._std
+        if null is not None:
+            np.copyto(scaled, (self._fill - self._mean) / self._std, where=null)
+        out = {self.name: scaled.astype(np.float32)}
+        if self._indicator:
+            out[f"{self.name}__null"] = np.zeros(len(x), np.float32) if null is None else null.astype(np.float32)
+        return out
+
+
+class Cyclic(NumberTransform):
+    """Sine and cosine of a number's place in its period; both 0 for a null."""
+
+    def __init__(self, state: State, spark_type: str) -> None:
+        super().__init__(state, spark_type)
+        self._step = 2.0 * math.pi / state["period"]
+
+    def made(self, x: Array, null: Array | None) -> dict[str, Array]:
+        sin = _by_value(x, lambda values: np.sin(values * self._step).astype(np.float32))
+        cos = _by_value(x, lambda values: np.cos(values * self._step).astype(np.float32))
+        made = {f"{self.name}_sin": sin, f"{self.name}_cos": cos}
+        return made if null is None else {name: np.where(null, np.float32(0.0), v) for name, v in made.items()}
+
+
+def _by_value(x: Array, function: Callable[[NDArray[np.float64]], Array]) -> Array:
+    """Apply `function` to numbers (n,); whole ones in a small range are computed once per value and looked up."""
+    if x.dtype.kind in "iu" and len(x):
+        low, high = int(x.min()), int(x.max())
+        if high - low < len(x) // 2:
+            of_value = function(np.arange(low, high + 1, dtype=np.int64).astype(np.float64))
+            return np.take(of_value, np.subtract(x, low, dtype=np.int64))
+    return function(x.astype(np.float64, copy=False))
+
+
+class Categorical(Transform):
+    """A value's code: by falling count in training, after those of a null and of a value not seen there."""
+
+    def __init__(self, state: State, spark_type: str) -> None:
+        super().__init__(state, spark_type)
+        self._code_of: dict[str, int] = {value: FIRST_CODE + i for i, value in enumerate(state["values"])}
+        self._code_of_bytes = {value.encode(errors="surrogatepass"): code for value, code in self._code_of.items()}
+        whole = [] if spark_type not in EXACT_DTYPES else [whole_number(v, spark_type) for v in state["values"]]
+        self._whole = WholeCodes(whole)
+
+    def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
+        parts = [self._codes(chunk) for chunk in data.chunks]
+        return {self.name: parts[0] if len(parts) == 1 else np.concatenate([*parts, np.zeros(0, np.int32)])}
+
+    def _codes(self, array: pa.Array) -> Array:
+        if pa.types.is_string(array.type):
+            array = array.dictionary_encode()
+        if pa.types.is_dictionary(array.type):
+            if not len(array.dictionary):
+                return np.full(len(array), NULL_CODE, np.int32)
+            places, null = _numbers(array.indices)
+            codes = np.take(self._codes_of(array.dictionary), places, mode="clip")  # a null's place may be any
+        else:
+            values, null = _numbers(array.view(pa.int32()) if pa.types.is_date32(array.type) else array)
+            codes = self._whole.of(values)
+        if null is not None:
+            np.copyto(codes, NULL_CODE, where=null)
+        return codes
+
+    def _codes_of(self, dictionary: pa.StringArray) -> NDArray[np.int32]:
+        """Codes (values,) of a dictionary's values, which are compared as bytes: no Python text is made of them."""
+        offsets, data = byte_rows(dictionary)
+        held, code_of = data.tobytes(), self._code_of_bytes
+        codes = [code_of.get(held[a:b], UNSEEN_CODE) for a, b in pairwise(offsets.tolist())]
+        return np.array(codes, np.int32)
+
+    def of_raw(self, values: Sequence[Any]) -> dict[str, Array]:
+        codes = (NULL_CODE if is_null(v) else self._code_of.get(as_text(v, self._type), UNSEEN_CODE) for v in values)
+        return {self.name: np.fromiter(codes, np.int32, len(values))}
+
+
+class WholeCodes:
+    """Codes of whole numbers: by a table where they are close to each other, else by binary search."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        """`values`: in the order of their codes."""
+        order = np.argsort(np.array(values, np.int64), kind="stable")
+        self._keys = np.array(values, np.int64)[order]
+        self._codes = (order + FIRST_CODE).astype(np.int32)
+        low, high = (min(values), max(values)) if values else (0, 0)
+        self._table, self._first = None, low - 1
+        if high - low < TABLE_SPAN and low > -(1 << 62):  # a place for what is below, and one for what is above
+            self._table = np.full(high - low + 3, UNSEEN_CODE, np.int32)
+            self._table[self._keys - self._first] = self._codes
+
+    def of(self, values: Array) -> NDArray[np.int32]:
+        """Codes (n,) of whole numbers or booleans (n,)."""
+        if self._table is not None:
+            # A difference that overflows is no place in the table either: modulo 2^64 only equal values share one.
+            return np.take(self._table, np.subtract(values, self._first, dtype=np.int64), mode="clip")
+        place = np.minimum(np.searchsorted(self._keys, values), len(self._keys) - 1)
+        found: NDArray[np.int32] = np.where(self._keys[place] == values, self._codes[place], np.int32(UNSEEN_CODE))
+        return found
+
+
+TRANSFORMS: dict[str, type[Transform]] = {"numeric": Numeric, "categorical": Categorical, "cyclic": Cyclic}
+
+
+def make_transforms(features: State) -> list[Transform]:
+    """Make the transforms of `manifest.features`, in its order; columns that are passed through have none."""
+    inputs, states = features.get("inputs", {}), features.get("features", [])
+    return [
+        TRANSFORMS[state["kind"]](state, inputs.get(state["column"], "string"))
+        for state in states
+        if state["kind"] in TRANSFORMS
+    ]
+
+
+def apply_numpy(features: State, rows: Mapping[str, Sequence[Any]]) -> dict[str, Array]:
+    """Convert raw columns to feature columns, each (rows,), as the reader serves them. `features`: `manifest.features`.
+
+    A null is None, NaN or NaT. Raises KeyError naming a raw column that is not given.
+    """
+    out: dict[str, Array] = {}
+    transforms = {transform.name: transform for transform in make_transforms(features)}
+    for state in features["features"]:
+        if state["column"] not in rows:
+            raise KeyError(f"feature {state['name']!r} needs the column {state['column']!r}; given: {sorted(rows)}")
+        values = rows[state["column"]]
+        if state["kind"] == "passthrough":
+            out |= passthrough(state, values, features["inputs"][state["column"]])
+        else:
+            out |= transforms[state["name"]].of_raw(values)
+    return out
