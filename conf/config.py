@@ -454,7 +454,8 @@ class DataConfig(Strict):
     )
     lanes: PositiveInt = Field(
         64,
-        description="streams of rows from which a global batch is taken in turn; belongs to the run, not to the world",
+        description="streams of rows from which a global batch is taken in turn; belongs to the run, not to the world; "
+        "reading is fastest where a global batch is a multiple of 16 times as many",
     )
     window_row_groups: PositiveInt | None = Field(
         default=None,
@@ -469,7 +470,7 @@ class DataConfig(Strict):
     max_bytes: PositiveInt = Field(2048 * MIB, description="decoded rows a rank may hold")
     chunk_bytes: PositiveInt = Field(4 * MIB, description="rows gathered at once and cut into batches")
     ahead: PositiveInt | None = Field(
-        default=None, description="windows decoded before they are needed; None: one more than threads"
+        default=None, description="windows decoded before they are needed; None: as many as threads"
     )
     verify: Literal["hash", "size", "off"] = Field("hash", description="check of every file before the first epoch")
     on_corrupt: Literal["fail", "quarantine"] = Field(

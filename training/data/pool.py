@@ -20,7 +20,7 @@ from sparkring.training.data.features.tensors import Made
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
-GROUP_PAGES = 8  # pages of a row group: fewer hold served rows longer, more cost more calls
+GROUP_PAGES = 16  # pages of a row group: fewer hold served rows longer, more cost more calls
 LONG_RUN = 64  # rows: runs this long are copied one by one, shorter ones by index
 RAGGED_ROW = ""  # the hidden column that says where a row of the ragged columns is: key << 32 | row
 
@@ -130,8 +130,7 @@ class PagePool:
         runs = self._runs(places)
         for memory, rows in zip(self._memory, staged, strict=True):
             if len(runs) * LONG_RUN > len(places) + self.page_rows:  # pieces of a window are interleaved
-                page, row = np.divmod(places, self.page_rows)
-                memory[page, :, row] = np.moveaxis(rows, 0, 1)
+                memory[places // self.page_rows, :, places % self.page_rows] = np.moveaxis(rows, 0, 1)
                 continue
             for page, row, begin, end in runs:
                 memory[page, :, row : row + end - begin] = rows[:, begin:end]

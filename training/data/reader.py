@@ -179,7 +179,7 @@ class ParquetReader:
                 f"{group_rows * self._row_bytes / MIB:.1f} MiB), which exceeds data.max_bytes = {config.max_bytes}; "
                 "lower data.lanes or data.window_row_groups, raise data.max_bytes, or write smaller row groups"
             )
-        ahead = min(config.ahead or config.threads + 1, most - in_use)
+        ahead = min(config.ahead or config.threads, most - in_use)
         # A lane's first and last page may hold few rows.
         pages = (in_use + ahead * plan.window) * -(-group_rows // page_rows) + 2 * lanes
         return page_rows, ahead, min(pages, config.max_bytes // (page_rows * self._row_bytes))
