@@ -223,7 +223,8 @@ class Engine:
         """Positions (rows,) of the rows of a window's pieces, laid end to end."""
         first, end = state.order.first[window : window + 2].tolist()
         pages, size = self._pages(state.order.lane, window), self._pool.page_rows
-        rows: Ints = np.diff(np.clip(np.arange(pages.start, pages.stop + 1) * size, first, end))  # in each page
+        edges: Ints = np.clip(np.arange(pages.start, pages.stop + 1, dtype=np.int64) * size, first, end)
+        rows = edges[1:] - edges[:-1]  # in each page
         shift = np.repeat([(state.pages[page] - page) * size for page in pages], rows)  # from lane to pool
         places = state.order.places(window)
         return places + shift[places - first]
