@@ -59,7 +59,8 @@ class PagePool:
         kinds = dict.fromkeys((dtype, shape) for _, dtype, shape in fixed)
         for number, kind in enumerate(kinds):
             names = [name for name, *own in fixed if tuple(own) == kind]
-            self._memory.append(np.zeros((pages, len(names), page_rows, *kind[1]), kind[0]))
+            # An odd number of columns, one of them unused: pages a power of two apart would share cache sets.
+            self._memory.append(np.zeros((pages, len(names) | 1, page_rows, *kind[1]), kind[0]))
             self._at |= {name: (number, column) for column, name in enumerate(names)}
 
     @property

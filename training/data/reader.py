@@ -169,7 +169,8 @@ class ParquetReader:
         """
         config, lanes, plan = self._config, len(self._order.lanes), self.plan
         group_rows = int(np.diff(plan.group_start).max())
-        page_rows = -(-group_rows // (GROUP_PAGES * plan.block)) * plan.block
+        # An odd number of blocks: lanes' pages a power of two apart would share cache sets when all are read at once.
+        page_rows = (-(-group_rows // (GROUP_PAGES * plan.block)) | 1) * plan.block
         # A gather may reach from one window into the next in every lane.
         in_use = min(2 * lanes * plan.window, len(plan.groups))
         most = config.max_bytes // (group_rows * self._row_bytes)
