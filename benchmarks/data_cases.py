@@ -129,13 +129,11 @@ def sparkring(folder: str, batch: int, **how: Any) -> Batches:
     from sparkring.training.data.reader import ParquetReader
     from sparkring.training.data.request import ReadRequest
 
-    cached = how.pop("cached", False)
     manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
-    decoded = decoded_groups(folder, manifest) if cached else None
     images = [c.name for c in manifest.columns if c.layout == "binary"]
     config = DataConfig(**{"verify": "hash", "tail": "drop", "decoders": dict.fromkeys(images, "image")} | how)
     request = ReadRequest(open_storage(folder), manifest, "train", None, batch)
-    reader = ParquetReader(request, config=config, decoded=decoded)
+    reader = ParquetReader(request, config=config)
     reader.verify()  # hashing is timed apart: it happens once per job, not once per epoch
     reader.meter.take()
     yield -1, [reader.meter]
@@ -145,31 +143,6 @@ def sparkring(folder: str, batch: int, **how: Any) -> Batches:
             tensors += [value.values, *value.offsets] if isinstance(value, Ragged) else [value]
         yield part.rows, tensors
     reader.close()
-
-
-def cache_alone(folder: str, batch: int) -> Batches:
-    """The floor of the decoded cache: every row group mapped, its columns seen as numpy, and nothing else."""
-    import torch
-
-    sys.path.insert(0, str(ROOT))
-    from sparkring.conf.manifest import DatasetManifest
-    from sparkring.training.data.columns import fixed_values
-
-    manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
-    decoded = decoded_groups(folder, manifest)
-    for file in manifest.files:
-        for group in range(len(file.row_groups)):
-            table = decoded.get(file, group)
-            assert table is not None, "the cache is not filled"
-            columns = [fixed_values(column, table.column(column.name))[0] for column in manifest.columns]
-            yield table.num_rows, [torch.from_numpy(values) for values in columns]
-
-
-def decoded_groups(folder: str, manifest: Any) -> Any:
-    from sparkring.training.data.cache import DecodedGroups, DiskCache
-
-    cache = DiskCache(f"{folder}/decoded", 1 << 40, [f.sha256 for f in manifest.files])
-    return DecodedGroups(cache, [c.name for c in manifest.columns], [])
 
 
 def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
@@ -371,8 +344,6 @@ CASES: dict[str, Callable[[str, int], Batches]] = {
     "sparkring 8 lanes": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1),
     "sparkring 2 threads": lambda f, b: sparkring(f, b, threads=2),
     "sparkring unshuffled": lambda f, b: sparkring(f, b, shuffle=False, lanes=1, window_row_groups=1),
-    "cache alone": cache_alone,
-    "sparkring decoded cache": lambda f, b: sparkring(f, b, cached=True),
     "petastorm BatchedDataLoader": lambda f, b: petastorm_batched(f, b, True),
     "petastorm BatchedDataLoader unshuffled": lambda f, b: petastorm_batched(f, b, False),
     "petastorm DataLoader": petastorm_rows,
@@ -399,7 +370,7 @@ def touch(tensors: list[Any]) -> None:
 def import_for(case: str) -> None:
     """Import what the case will, so that neither time counts it."""
     sys.path.insert(0, str(ROOT))
-    if case.startswith("sparkring") or case == "cache alone":
+    if case.startswith("sparkring"):
         import sparkring.training.data.reader
     elif case.endswith("gather"):
         import pandas  # noqa: F401  (to_numpy would)

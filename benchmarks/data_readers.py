@@ -50,19 +50,14 @@ CASES = {
         "decode alone", *VALUE_GATHERS, "sparkring", "sparkring 8 lanes", "sparkring 2 threads",
         "petastorm with transforms",
     ],
-    "cache": ["decode alone", "cache alone", "sparkring", "sparkring decoded cache"],
-    "images": ["decode alone", "sparkring", "sparkring decoded cache", "HF datasets", "LitData", "MosaicML streaming"],
+    "images": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
     "tokens": ["decode alone", "sparkring", "HF datasets", "LitData", "MosaicML streaming"],
 }  # fmt: skip
 # (case, beside the fastest of which, how many times its rows per CPU-second are aimed at)
 AIMS = {
     "table": [("sparkring", GATHERS, 0.8), ("sparkring", ("petastorm BatchedDataLoader",), 11.0)],
     "values": [("sparkring", VALUE_GATHERS, 0.8), ("sparkring", ("petastorm with transforms",), 11.0)],
-    "cache": [("cache alone", ("decode alone",), 3.0), ("sparkring decoded cache", ("sparkring",), 2.0)],
-    "images": [
-        *(("sparkring", (peer,), 1.0) for peer in ("HF datasets", "LitData", "MosaicML streaming")),
-        ("sparkring decoded cache", ("sparkring",), 2.0),
-    ],
+    "images": [("sparkring", (peer,), 1.0) for peer in ("HF datasets", "LitData", "MosaicML streaming")],
     "tokens": [("sparkring", (peer,), 1.0) for peer in ("HF datasets", "LitData", "MosaicML streaming")],
 }
 WHY = {
@@ -70,10 +65,9 @@ WHY = {
 batch (`shuffle` below), `gather` once, at random over 8 row groups. The second move reads from as many row groups as
 there are lanes, more than a processor's cache holds; and `sparkring` resumes at any batch and gives any number of
 ranks the same batches.""",
-    "cache": """A mapped row group costs no decoding, but its rows are moved all the same (`shuffle` below).""",
 }
-BATCH = {"values": 4096, "table": 4096, "cache": 4096, "images": 256, "tokens": 1024}
-GROUP = {"values": 16_384, "table": 16_384, "cache": 16_384, "images": 512, "tokens": 2048}
+BATCH = {"values": 4096, "table": 4096, "images": 256, "tokens": 1024}
+GROUP = {"values": 16_384, "table": 16_384, "images": 512, "tokens": 2048}
 
 
 def make_table(theme: str, first: int, count: int, random: np.random.Generator) -> pa.Table:
@@ -297,6 +291,11 @@ def notes_on(peers_python: str | None) -> list[str]:
         "- where the load average is above 2, other work shared the machine: trust ratios of CPU time, which were "
         "taken in interleaved order, not wall times",
     ]
+    if len(os.sched_getaffinity(0)) == 1:
+        lines.append(
+            "- on one core: where two cores are threads of one processor core, work in two threads at once costs more "
+            "CPU time (1.6-2 times on this machine), which one loop in one thread does not pay"
+        )
     if peers_python:
         ask = (
             "import importlib.metadata as m; "
@@ -315,6 +314,7 @@ def main() -> None:
     parser.add_argument("--peer-rows", type=int, default=50_000, help="rows written in the peers' own formats")
     parser.add_argument("--rounds", type=int, default=3, help="each is A B ... B A: two measurements per case")
     parser.add_argument("--limit-s", type=float, default=15.0, help="CPU seconds after which a case is stopped")
+    parser.add_argument("--one-core", action="store_true", help="run everything on one core: see the result's remark")
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache before every run")
     parser.add_argument("--cases", help="comma-separated; default: all of the theme")
     parser.add_argument("--folder", default="/tmp/sparkring-bench")
@@ -322,19 +322,19 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     theme = args.theme
+    if args.one_core:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     title = f"# Reading {theme}, {'cold' if args.cold else 'warm'} page cache"
-    folder = Path(args.folder) / f"{'table' if theme == 'cache' else theme}-{args.rows}"
+    folder = Path(args.folder) / f"{theme}-{args.rows}"
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder, "table" if theme == "cache" else theme, args.rows)
+    write(folder, theme, args.rows)
     wanted = args.cases.split(",") if args.cases else CASES[theme]
     cases = [c for c in wanted if args.peers_python or c not in PEERS]
-    if args.peers_python and theme != "cache" and not (folder / "mds").exists():
+    if args.peers_python and not (folder / "mds").exists():
         prepare = [args.peers_python, str(HERE / "data_cases.py"), "prepare", str(folder), str(args.peer_rows)]
         subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
     results: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     warm(folder)
-    if "sparkring decoded cache" in cases:
-        run("sparkring decoded cache", folder, BATCH[theme], args.limit_s, sys.executable, False)  # fills it
     for turn in range(2 * args.rounds):
         for case in cases if turn % 2 == 0 else cases[::-1]:
             python = args.peers_python if case in PEERS else sys.executable

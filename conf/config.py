@@ -398,16 +398,12 @@ Condition = Annotated[
 
 
 class CacheConfig(Strict):
-    """Copies of remote files on a local disk, and decoded row groups for the epochs after the first."""
+    """Copies of remote files on a local disk."""
 
     files: str | None = Field(
         default=None, description="local folder for copies of the dataset's files; None: read where they are"
     )
     files_max_bytes: PositiveInt = 64 * 1024 * MIB
-    decoded: str | None = Field(
-        default=None, description="local folder for decoded row groups (Arrow IPC, memory-mapped)"
-    )
-    decoded_max_bytes: PositiveInt = 64 * 1024 * MIB
 
 
 class MixPart(Strict):
@@ -460,6 +456,11 @@ class DataConfig(Strict):
     window_row_groups: PositiveInt | None = Field(
         default=None,
         description="row groups rows are permuted across inside a lane; None: a batch draws from about 64 in all",
+    )
+    block_rows: PositiveInt | None = Field(
+        default=None,
+        description="rows a lane gives in its turn; None: 16, or fewer so that a global batch is whole rounds; "
+        "with the checkpoint's value, a run that goes on with another global batch keeps its order of rows",
     )
     seed: NonNegativeInt = Field(default=0, description="of the order of rows")
     shuffle: bool = True

@@ -114,6 +114,7 @@ MUTANTS = (
     ),
     Mutant(ORDER, "left_first = (lane + epoch) % 2 == 1", "left_first = lane % 2 == 1", T_ORDER),
     Mutant(ORDER, "self.epoch, self.lane, group, 0)", "0, self.lane, group, 0)", T_ORDER),
+    Mutant(ORDER, "if config.block_rows else _block", "if False else _block", T_ORDER),
     Mutant(ORDER, "(row if own_turn else 0)", "0", T_ORDER),
     Mutant(ORDER, "(global_batch % (lanes * block) or lanes * block > rows)", "lanes * block > rows", T_ORDER),
     Mutant(ORDER, "self.epoch, self.lane, window, 1)", "self.epoch, self.lane, 0, 1)", T_ORDER),

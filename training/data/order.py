@@ -7,7 +7,8 @@ lane's pieces (whole row groups, or what the cut left of them) come in a seeded 
 sample t of an epoch is in block t // B, of the lane whose turn is (t // B) mod K. So global batch s, samples [s * GB,
 (s + 1) * GB), is the next GB/K rows of every lane, for any GB, K and N, and one integer, the consumed samples, says
 where a run stands. Rows of one block are moved together, which costs half of moving them one by one: B is 16 where a
-global batch is whole rounds of turns, else the largest smaller power of two for which it is, or 1.
+global batch is whole rounds of turns, else the largest smaller power of two for which it is, or 1; or what the recipe
+says, for a run that goes on with another global batch.
 
 A rank owns whole lanes, next to each other. Two lanes that share a cut row group both read it first, or both read it
 last, so one rank decodes it once. No array here is larger than the list of row groups.
@@ -81,7 +82,7 @@ def make_plan(group_rows: ArrayLike, global_batch: int, config: DataConfig) -> O
     window = config.window_row_groups or max(1, MIXED_ROW_GROUPS // lanes)
     lane_of_turn = (np.arange(lanes, dtype=np.int64) * _stride(lanes)) % lanes
     turn_of_lane = np.argsort(lane_of_turn, kind="stable").astype(np.int64)
-    block = _block(rows, global_batch, lanes)
+    block = min(config.block_rows, rows // lanes) if config.block_rows else _block(rows, global_batch, lanes)
     rounds, rest = divmod(rows, lanes * block)
     lengths = rounds * block + np.clip(rest - turn_of_lane * block, 0, block)  # (K,)
     lane_start = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)

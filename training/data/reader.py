@@ -19,7 +19,6 @@ from sparkring.conf.config import MIB, DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.cache import DecodedGroups
 from sparkring.training.data.collate import Collator
 from sparkring.training.data.columns import DataError, is_fixed, row_bytes
 from sparkring.training.data.engine import Engine, Landing
@@ -51,7 +50,6 @@ class ParquetReader:
         rank: DataRank | None = None,
         config: DataConfig | None = None,
         opener: FileOpener | None = None,
-        decoded: DecodedGroups | None = None,
         selection: Selection | None = None,
     ) -> None:
         """Args:
@@ -59,7 +57,6 @@ class ParquetReader:
         rank: this rank's share; None: it is the only one.
         config: order, memory, threads and decoders; None: the defaults.
         opener: reads files; None: where they are stored.
-        decoded: cache of decoded row groups; None: none is kept.
         selection: sound files and filtered rows; None: all of the split.
         """
         rank, config = rank or DataRank(), config or DataConfig()
@@ -74,7 +71,7 @@ class ParquetReader:
         self.steps_per_epoch = self.epochs.steps
         self._order = RankOrder(self.plan, rank.rank, rank.size)
         opener = opener or FileOpener(request.files_folder)
-        self._source = FileSource(opener, self.selection, self._tensors.stored, decoded, config.verify != "hash")
+        self._source = FileSource(opener, self.selection, self._tensors.stored, config.verify != "hash")
         self._row_bytes = _row_bytes(self._columns, self.selection.files)
         self._page_rows, self._ahead, self._pages = self._plan_memory()
         self._executor = ThreadPoolExecutor(config.threads, thread_name_prefix="sparkring-decode")
@@ -96,7 +93,7 @@ class ParquetReader:
             global_batch=plan.global_batch,
             lanes=plan.lanes,
             window_row_groups=plan.window,
-            block=plan.block,
+            block_rows=plan.block,
             seed=config.seed,
             tail=config.tail,
             shuffle=config.shuffle,
@@ -210,10 +207,8 @@ class ParquetReader:
             self._end_epoch()
 
     def _count_cached(self) -> None:
-        decoded = self._source.decoded
-        for counts in (self._source.opener.take_counts(), {} if decoded is None else decoded.take_counts()):
-            for name, amount in counts.items():
-                self.meter.count(name, amount)
+        for name, amount in self._source.opener.take_counts().items():
+            self.meter.count(name, amount)
 
     def _chunks(self, spans: Iterable[EpochSpan]) -> Generator[_Chunk, None, None]:
         engines: deque[Engine] = deque()

@@ -16,7 +16,7 @@ MEANING = {
     "row_groups": "other row groups",
     "global_batch": "another global batch",
     "reader": "another reader",
-    "block": "rows that a lane gives in its turn, of the global batch and the lanes",
+    "block_rows": "follows from the global batch and the lanes; data.block_rows keeps it",
 }
 
 
@@ -31,7 +31,7 @@ class OrderState(Stored):
     global_batch: Count
     lanes: Count
     window_row_groups: Count
-    block: Count
+    block_rows: Count
     seed: Count
     tail: Literal["drop", "pad", "error"]
     shuffle: bool

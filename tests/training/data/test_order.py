@@ -26,6 +26,7 @@ order_settings = st.builds(
     DataConfig,
     lanes=st.integers(1, 70),
     window_row_groups=st.none() | st.integers(1, 6),
+    block_rows=st.none() | st.integers(1, 40),
     seed=st.integers(0, 2**40),
     tail=st.just("pad"),
     shuffle=st.booleans(),
@@ -222,6 +223,18 @@ def test_planning_a_million_files_and_ten_billion_rows() -> None:
     tracemalloc.stop()
     assert plan.rows == 10_000_000_000 and sum(o.windows for o in orders) >= 1_000_000
     assert peak < 200e6
+
+
+@settings(max_examples=100, deadline=None)
+@given(row_groups, batch, batch, order_settings)
+def test_another_global_batch_keeps_the_order_with_the_same_block_rows(
+    groups: list[int], gb: int, later: int, how: DataConfig
+) -> None:
+    first = make_plan(groups, gb, how)
+    kept = how.model_copy(update={"lanes": first.lanes, "block_rows": first.block})
+    second = make_plan(groups, max(later, first.lanes), kept)
+    assert second.block == first.block
+    assert epoch_ids(first, 1).tolist() == epoch_ids(second, 1).tolist()
 
 
 def rank_correlation(ids: np.ndarray) -> float:

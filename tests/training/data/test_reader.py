@@ -76,7 +76,7 @@ def test_any_world_thread_count_and_restart_serves_the_same_global_batches(
     if tail == "drop":
         gb = min(gb, rows)
     how: dict[str, Any] = {"lanes": lanes, "window_row_groups": window, "tail": tail, "shuffle": shuffle, "seed": 7}
-    how |= {"chunk_bytes": 600, "ahead": 1}
+    how |= {"chunk_bytes": 600, "ahead": 1, "block_rows": data.draw(st.none() | st.integers(1, 5))}
     readers = [read(folder, manifest, gb, rank, size, threads=threads, **how) for rank in range(size)]
     epoch = data.draw(st.integers(0, 2))
     start = data.draw(st.integers(0, readers[0].steps_per_epoch - 1))
