@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW = 8  # row groups shuffled together by `limit` and, as its buffer, by petastorm
+Gather = Callable[[Any, Any], Any]  # (values (n, ...), order (n,)), of numpy: the tensor of values in that order
 Batches = Iterator[tuple[int, list[Any]]]
 """Rows and tensors of each batch; -1 rows: ready, set-up ends here, with the reader's own meter if it has one."""
 
@@ -46,12 +47,23 @@ def decode_only(folder: str, batch: int) -> Batches:
             yield file.read_row_group(group, use_threads=False).num_rows, []
 
 
-def decode_and_gather(folder: str, batch: int) -> Batches:
-    """The limit: decode WINDOW row groups, permute the window once with torch, hand out views. Fixed columns only."""
+def torch_gather(values: Any, order: Any) -> Any:
+    import torch
+
+    return torch.index_select(torch.from_numpy(values), 0, torch.from_numpy(order))
+
+
+def numpy_gather(values: Any, order: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(values.take(order, axis=0, mode="clip"))
+
+
+def decode_and_gather(folder: str, batch: int, gather: Gather) -> Batches:
+    """The limit: decode WINDOW row groups, permute the window once, hand out views. Fixed columns only."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
-    import torch
 
     random = np.random.default_rng(0)
     places = [(path, g) for path in manifest_files(folder) for g in range(pq.ParquetFile(path).num_row_groups)]
@@ -59,20 +71,19 @@ def decode_and_gather(folder: str, batch: int) -> Batches:
     for at in range(0, len(places), WINDOW):
         parts = [files[path].read_row_group(g, use_threads=False) for path, g in places[at : at + WINDOW]]
         table = pa.concat_tables(parts)
-        order = torch.from_numpy(random.permutation(table.num_rows))
+        order = random.permutation(table.num_rows)
         columns = []
         for name in table.column_names:
             chunks = [chunk.to_numpy() for chunk in table.column(name).chunks]
-            columns.append(torch.index_select(torch.from_numpy(np.concatenate(chunks)), 0, order))
+            columns.append(gather(np.concatenate(chunks), order))
         for begin in range(0, table.num_rows, batch):
             yield len(order[begin : begin + batch]), [c[begin : begin + batch] for c in columns]
 
 
-def decode_transform_gather(folder: str, batch: int) -> Batches:
+def decode_transform_gather(folder: str, batch: int, gather: Gather) -> Batches:
     """The limit of features: as `decode_and_gather`, with the same transforms by hand, in numpy, before the gather."""
     import numpy as np
     import pyarrow.parquet as pq
-    import torch
 
     states = json.loads(Path(folder, "_manifest.json").read_text())["features"]
     by_name = {state["name"]: state for state in states["features"]}
@@ -100,11 +111,11 @@ def decode_transform_gather(folder: str, batch: int) -> Batches:
 
     for at in range(0, len(places), WINDOW):
         parts = [file.read_row_group(g, use_threads=False) for file, g in places[at : at + WINDOW]]
-        order = torch.from_numpy(random.permutation(sum(part.num_rows for part in parts)))
+        order = random.permutation(sum(part.num_rows for part in parts))
         columns = []
         for name in parts[0].column_names:
             chunks = [made(name, chunk) for part in parts for chunk in part.column(name).chunks]
-            columns.append(torch.index_select(torch.from_numpy(np.concatenate(chunks)), 0, order))
+            columns.append(gather(np.concatenate(chunks), order))
         for begin in range(0, len(order), batch):
             yield len(order[begin : begin + batch]), [c[begin : begin + batch] for c in columns]
 
@@ -118,13 +129,11 @@ def sparkring(folder: str, batch: int, **how: Any) -> Batches:
     from sparkring.training.data.reader import ParquetReader
     from sparkring.training.data.request import ReadRequest
 
-    cached = how.pop("cached", False)
     manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
-    decoded = decoded_groups(folder, manifest) if cached else None
     images = [c.name for c in manifest.columns if c.layout == "binary"]
     config = DataConfig(**{"verify": "hash", "tail": "drop", "decoders": dict.fromkeys(images, "image")} | how)
     request = ReadRequest(open_storage(folder), manifest, "train", None, batch)
-    reader = ParquetReader(request, config=config, decoded=decoded)
+    reader = ParquetReader(request, config=config)
     reader.verify()  # hashing is timed apart: it happens once per job, not once per epoch
     reader.meter.take()
     yield -1, [reader.meter]
@@ -134,31 +143,6 @@ def sparkring(folder: str, batch: int, **how: Any) -> Batches:
             tensors += [value.values, *value.offsets] if isinstance(value, Ragged) else [value]
         yield part.rows, tensors
     reader.close()
-
-
-def cache_alone(folder: str, batch: int) -> Batches:
-    """The floor of the decoded cache: every row group mapped, its columns seen as numpy, and nothing else."""
-    import torch
-
-    sys.path.insert(0, str(ROOT))
-    from sparkring.conf.manifest import DatasetManifest
-    from sparkring.training.data.columns import fixed_values
-
-    manifest = DatasetManifest.from_json(Path(folder, "_manifest.json").read_text(), folder)
-    decoded = decoded_groups(folder, manifest)
-    for file in manifest.files:
-        for group in range(len(file.row_groups)):
-            table = decoded.get(file, group)
-            assert table is not None, "the cache is not filled"
-            columns = [fixed_values(column, table.column(column.name))[0] for column in manifest.columns]
-            yield table.num_rows, [torch.from_numpy(values) for values in columns]
-
-
-def decoded_groups(folder: str, manifest: Any) -> Any:
-    from sparkring.training.data.cache import DecodedGroups, DiskCache
-
-    cache = DiskCache(f"{folder}/decoded", 1 << 40, [f.sha256 for f in manifest.files])
-    return DecodedGroups(cache, [c.name for c in manifest.columns], [])
 
 
 def petastorm_batched(folder: str, batch: int, shuffled: bool) -> Batches:
@@ -352,14 +336,14 @@ def _decoded(value: Any, np: Any) -> Any:
 
 CASES: dict[str, Callable[[str, int], Batches]] = {
     "decode alone": decode_only,
-    "decode + gather": decode_and_gather,
-    "decode + transforms + gather": decode_transform_gather,
+    "decode + torch gather": lambda f, b: decode_and_gather(f, b, torch_gather),
+    "decode + numpy gather": lambda f, b: decode_and_gather(f, b, numpy_gather),
+    "decode + transforms + torch gather": lambda f, b: decode_transform_gather(f, b, torch_gather),
+    "decode + transforms + numpy gather": lambda f, b: decode_transform_gather(f, b, numpy_gather),
     "sparkring": sparkring,
     "sparkring 8 lanes": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1),
-    "sparkring 8 lanes, 1 thread": lambda f, b: sparkring(f, b, lanes=8, window_row_groups=1, threads=1),
+    "sparkring 2 threads": lambda f, b: sparkring(f, b, threads=2),
     "sparkring unshuffled": lambda f, b: sparkring(f, b, shuffle=False, lanes=1, window_row_groups=1),
-    "cache alone": cache_alone,
-    "sparkring decoded cache": lambda f, b: sparkring(f, b, cached=True),
     "petastorm BatchedDataLoader": lambda f, b: petastorm_batched(f, b, True),
     "petastorm BatchedDataLoader unshuffled": lambda f, b: petastorm_batched(f, b, False),
     "petastorm DataLoader": petastorm_rows,
@@ -386,9 +370,9 @@ def touch(tensors: list[Any]) -> None:
 def import_for(case: str) -> None:
     """Import what the case will, so that neither time counts it."""
     sys.path.insert(0, str(ROOT))
-    if case.startswith("sparkring") or case == "cache alone":
+    if case.startswith("sparkring"):
         import sparkring.training.data.reader
-    elif case in ("decode + gather", "decode + transforms + gather"):
+    elif case.endswith("gather"):
         import pandas  # noqa: F401  (to_numpy would)
     elif case.startswith("petastorm"):
         import sparkring.training.data.petastorm_adapter  # noqa: F401, I001

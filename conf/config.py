@@ -398,16 +398,12 @@ Condition = Annotated[
 
 
 class CacheConfig(Strict):
-    """Copies of remote files on a local disk, and decoded row groups for the epochs after the first."""
+    """Copies of remote files on a local disk."""
 
     files: str | None = Field(
         default=None, description="local folder for copies of the dataset's files; None: read where they are"
     )
     files_max_bytes: PositiveInt = 64 * 1024 * MIB
-    decoded: str | None = Field(
-        default=None, description="local folder for decoded row groups (Arrow IPC, memory-mapped)"
-    )
-    decoded_max_bytes: PositiveInt = 64 * 1024 * MIB
 
 
 class MixPart(Strict):
@@ -454,20 +450,28 @@ class DataConfig(Strict):
     )
     lanes: PositiveInt = Field(
         64,
-        description="streams of rows from which a global batch is taken in turn; belongs to the run, not to the world",
+        description="streams of rows from which a global batch is taken in turn; belongs to the run, not to the world; "
+        "reading is fastest where a global batch is a multiple of 16 times as many",
     )
     window_row_groups: PositiveInt | None = Field(
         default=None,
         description="row groups rows are permuted across inside a lane; None: a batch draws from about 64 in all",
     )
+    block_rows: PositiveInt | None = Field(
+        default=None,
+        description="rows a lane gives in its turn; None: 16, or fewer so that a global batch is whole rounds; "
+        "with the checkpoint's value, a run that goes on with another global batch keeps its order of rows",
+    )
     seed: NonNegativeInt = Field(default=0, description="of the order of rows")
     shuffle: bool = True
     tail: Literal["drop", "pad", "error"] = Field("drop", description="the rows an epoch has beyond whole batches")
-    threads: PositiveInt = Field(2, description="decoding threads per rank")
+    threads: PositiveInt = Field(
+        1, description="decoding threads per rank; a second one costs a fifth more CPU time, and hides slow storage"
+    )
     max_bytes: PositiveInt = Field(2048 * MIB, description="decoded rows a rank may hold")
-    chunk_bytes: PositiveInt = Field(8 * MIB, description="rows gathered at once and cut into batches")
+    chunk_bytes: PositiveInt = Field(4 * MIB, description="rows gathered at once and cut into batches")
     ahead: PositiveInt | None = Field(
-        default=None, description="row groups decoded ahead; None: a quarter of those in use"
+        default=None, description="windows decoded before they are needed; None: as many as threads"
     )
     verify: Literal["hash", "size", "off"] = Field("hash", description="check of every file before the first epoch")
     on_corrupt: Literal["fail", "quarantine"] = Field(

@@ -38,7 +38,7 @@ class Conflict:
 
 NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect(
-        ("data.tail", "data.window_row_groups", "data.on_corrupt", "data.cache.files", "data.cache.decoded"),
+        ("data.tail", "data.window_row_groups", "data.block_rows", "data.on_corrupt", "data.cache.files"),
         lambda c: c.data.reader == "petastorm",
         "for training with data.reader = petastorm, which opens and orders the files itself",
         "remove it, or use data.reader = native",

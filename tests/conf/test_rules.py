@@ -54,9 +54,9 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
     [
         ([PETASTORM], "data.tail=pad"),
         ([PETASTORM], "data.window_row_groups=3"),
+        ([PETASTORM], "data.block_rows=3"),
         ([PETASTORM], "data.on_corrupt=quarantine"),
         ([PETASTORM], "data.cache.files=/tmp/x"),
-        ([PETASTORM], "data.cache.decoded=/tmp/x"),
         ([PETASTORM, "data.shuffle=false"], "data.petastorm.shuffle_rows=9"),
         ([], "data.petastorm.pool=process"),
         ([], "data.petastorm.workers=3"),

@@ -108,12 +108,15 @@ MUTANTS = (
     # Order: which row is in which global batch.
     Mutant(
         ORDER,
-        "lengths = rows // lanes + (turn_of_lane < rows % lanes)",
-        "lengths = rows // lanes + 0 * turn_of_lane",
+        "np.clip(rest - turn_of_lane * block, 0, block)",
+        "np.clip(rest - turn_of_lane * block, 0, block - 1)",
         T_ORDER,
     ),
     Mutant(ORDER, "left_first = (lane + epoch) % 2 == 1", "left_first = lane % 2 == 1", T_ORDER),
-    Mutant(ORDER, "_random(plan.config.seed, *piece, 0)", "_random(plan.config.seed, 0, *piece[1:], 0)", T_ORDER),
+    Mutant(ORDER, "self.epoch, self.lane, group, 0)", "0, self.lane, group, 0)", T_ORDER),
+    Mutant(ORDER, "if config.block_rows else _block", "if False else _block", T_ORDER),
+    Mutant(ORDER, "(row if own_turn else 0)", "0", T_ORDER),
+    Mutant(ORDER, "(global_batch % (lanes * block) or lanes * block > rows)", "lanes * block > rows", T_ORDER),
     Mutant(ORDER, "self.epoch, self.lane, window, 1)", "self.epoch, self.lane, 0, 1)", T_ORDER),
     Mutant(ORDER, "range(plan.lanes * rank // size,", "range(plan.lanes * rank // size + 1,", T_ORDER),
     Mutant(ORDER, 'self.rows if self.config.tail == "pad" else whole', "whole", T_ORDER),
@@ -127,8 +130,8 @@ MUTANTS = (
     # Reader and audit: that the rows of the order are those decoded.
     Mutant(
         READER,
-        "order = group_order(self.plan, epoch, group, self._order.lanes)",
-        "order = group_order(self.plan, 0, group, self._order.lanes)",
+        "(each.lane.piece_rows(group, each.start, each.stop), each.places)",
+        "(np.arange(each.start, each.stop), each.places)",
         f"{T_READER} {T_AUDIT}",
     ),
     Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),

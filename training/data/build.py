@@ -9,10 +9,10 @@ from sparkring.conf.config import DataConfig, MixConfig
 from sparkring.conf.manifest import read_manifest, with_features
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import SAMPLE, Reader
-from sparkring.training.data.cache import CachedFiles, DecodedGroups, DiskCache
+from sparkring.training.data.cache import CachedFiles, DiskCache
 from sparkring.training.data.files import FileOpener
 from sparkring.training.data.mix import MixedReader, make_mix
-from sparkring.training.data.reader import ParquetReader, tensor_source
+from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.data.select import apply_filters, quarantine, select_all
 
@@ -43,20 +43,17 @@ def _changed(config: DataConfig, **values: Any) -> DataConfig:
 def _native(config: DataConfig, request: ReadRequest, rank: DataRank) -> ParquetReader:
     manifest, cache = request.manifest, config.cache
     files = manifest.files_of(request.split)
-    keys = [file.sha256 for file in manifest.files]
     opener = FileOpener(request.files_folder)
     if cache.files is not None:
-        opener = CachedFiles(request.files_folder, DiskCache(cache.files, cache.files_max_bytes, keys))
+        opener = CachedFiles(
+            request.files_folder, DiskCache(cache.files, cache.files_max_bytes, [f.sha256 for f in manifest.files])
+        )
     selection = select_all(files)
     if config.on_corrupt == "quarantine":
         selection = quarantine(files, opener, rank)
         config = _changed(config, verify="size")  # quarantine has hashed them
     selection = apply_filters(selection, manifest, config.filters, opener, rank)
-    decoded = None
-    if cache.decoded is not None:
-        names = [column.name for column in tensor_source(manifest, request.columns, config.audit).stored]
-        decoded = DecodedGroups(DiskCache(cache.decoded, cache.decoded_max_bytes, keys), names, config.filters)
-    return ParquetReader(request, rank, config, opener, decoded, selection)
+    return ParquetReader(request, rank, config, opener, selection)
 
 
 def _petastorm(config: DataConfig, request: ReadRequest, rank: DataRank) -> Reader:

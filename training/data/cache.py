@@ -1,4 +1,4 @@
-"""Cache files, and decoded row groups for later epochs, on a local disk.
+"""Keep copies of files on a local disk.
 
 Entries survive crashes and are shared by jobs. An entry is written to a part file under a lock, fsynced and renamed, so
 it is whole or absent; locks are flock's, which die with their process. When a cache is full it keeps what it has:
@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from sparkring.conf.manifest import DataFile, digest
+from sparkring.conf.manifest import DataFile
 from sparkring.conf.storage import CHUNK_BYTES, HashingFile, Storage, lock_file, publish
 from sparkring.training.data.columns import DataError
 from sparkring.training.data.files import FileOpener, missing, other_content, unreadable
@@ -245,36 +245,3 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
-
-
-class DecodedGroups:
-    """Decoded row groups as memory-mapped Arrow files, copied in later epochs."""
-
-    def __init__(self, cache: DiskCache, columns: Collection[str], filters: object = None) -> None:
-        self._cache = cache
-        self._suffix = digest([sorted(columns), repr(filters)])[:16]
-
-    def get(self, file: DataFile, group: int) -> pa.Table | None:
-        path = self._cache.lookup(self._key(file, group))
-        if path is None:
-            return None
-        try:
-            return pa.ipc.open_file(pa.memory_map(path)).read_all()
-        except (pa.ArrowException, OSError) as error:
-            log.warning("cache entry %s is damaged (%s) and is decoded again", path, error)
-            self._cache.discard(self._key(file, group))
-            return None
-
-    def put(self, file: DataFile, group: int, table: pa.Table) -> None:
-        def write(out: BinaryIO) -> None:
-            with pa.ipc.new_file(out, table.schema) as writer:
-                writer.write_table(table.unify_dictionaries())  # the format has one dictionary per column
-
-        size = table.nbytes + (1 << 16)  # an upper bound: the file is cut to its length
-        self._cache.fill(self._key(file, group), size, write)
-
-    def take_counts(self) -> dict[str, int]:
-        return {f"decoded_{name}": amount for name, amount in self._cache.take_counts().items()}
-
-    def _key(self, file: DataFile, group: int) -> str:
-        return f"{file.sha256}-{group}-{self._suffix}"

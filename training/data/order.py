@@ -1,11 +1,14 @@
 """Which row is in which global batch: pure functions of (row groups, settings, epoch), never of the world.
 
-The N rows of a split, in stored order, are cut into K *lanes* of equal length (they differ by at most one row); a lane
+The N rows of a split, in stored order, are cut into K *lanes* of equal length (they differ by at most B rows); a lane
 may begin or end inside a row group. Within its lane every row has one place, decided by the seed and the epoch: the
 lane's pieces (whole row groups, or what the cut left of them) come in a seeded order, and rows are permuted inside
-*windows* of W consecutive pieces. The lanes are then interleaved round-robin: sample t of an epoch is row t // K of the
-lane whose turn is t mod K. So global batch s, samples [s * GB, (s + 1) * GB), is the next GB/K rows of every lane, for
-any GB, K and N, and one integer, the consumed samples, says where a run stands.
+*windows* of W consecutive pieces. The lanes then take turns, round-robin, each giving its next *block* of B rows:
+sample t of an epoch is in block t // B, of the lane whose turn is (t // B) mod K. So global batch s, samples [s * GB,
+(s + 1) * GB), is the next GB/K rows of every lane, for any GB, K and N, and one integer, the consumed samples, says
+where a run stands. Rows of one block are moved together, which costs half of moving them one by one: B is 16 where a
+global batch is whole rounds of turns, else the largest smaller power of two for which it is, or 1; or what the recipe
+says, for a run that goes on with another global batch.
 
 A rank owns whole lanes, next to each other. Two lanes that share a cut row group both read it first, or both read it
 last, so one rank decodes it once. No array here is larger than the list of row groups.
@@ -24,14 +27,15 @@ from numpy.typing import ArrayLike, NDArray
 from sparkring.conf.config import DataConfig
 from sparkring.training.data.epochs import EpochSteps
 
-ORDER_VERSION = 2
+ORDER_VERSION = 3
 MIXED_ROW_GROUPS = 64  # row groups a global batch draws from where the recipe sets no window
+MOST_BLOCK = 16  # rows: a cache line of four-byte values
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class OrderPlan:
-    """One split cut into lanes: G non-empty row groups, K lanes.
+    """One split cut into lanes: G non-empty row groups, K lanes, which give B rows in a turn.
 
     groups (G,): index of each non-empty row group; group_start (G + 1,): its first row; lane_start (K + 1,): first row
     of each lane; lane_of_turn, turn_of_lane (K,): the order in which lanes take turns. config: seed, shuffle, tail.
@@ -41,6 +45,7 @@ class OrderPlan:
     rows: int
     global_batch: int
     window: int  # W
+    block: int  # B
     groups: Ints
     group_start: Ints
     lane_start: Ints
@@ -50,6 +55,11 @@ class OrderPlan:
     @property
     def lanes(self) -> int:
         return len(self.lane_of_turn)
+
+    @property
+    def round_rows(self) -> int:
+        """Rows of one turn of every lane."""
+        return self.lanes * self.block
 
     @property
     def epochs(self) -> EpochSteps:
@@ -72,9 +82,19 @@ def make_plan(group_rows: ArrayLike, global_batch: int, config: DataConfig) -> O
     window = config.window_row_groups or max(1, MIXED_ROW_GROUPS // lanes)
     lane_of_turn = (np.arange(lanes, dtype=np.int64) * _stride(lanes)) % lanes
     turn_of_lane = np.argsort(lane_of_turn, kind="stable").astype(np.int64)
-    lengths = rows // lanes + (turn_of_lane < rows % lanes)  # (K,)
+    block = min(config.block_rows, rows // lanes) if config.block_rows else _block(rows, global_batch, lanes)
+    rounds, rest = divmod(rows, lanes * block)
+    lengths = rounds * block + np.clip(rest - turn_of_lane * block, 0, block)  # (K,)
     lane_start = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    return OrderPlan(config, rows, global_batch, window, groups, start, lane_start, lane_of_turn, turn_of_lane)
+    return OrderPlan(config, rows, global_batch, window, block, groups, start, lane_start, lane_of_turn, turn_of_lane)
+
+
+def _block(rows: int, global_batch: int, lanes: int) -> int:
+    """B: the largest power of two for which a global batch is whole rounds, so that ranks share it as lanes do."""
+    block = MOST_BLOCK
+    while block > 1 and (global_batch % (lanes * block) or lanes * block > rows):
+        block //= 2
+    return block
 
 
 def _check(rows: int, global_batch: int, config: DataConfig) -> None:
@@ -139,22 +159,35 @@ class RankOrder:
         return self._before(end) - self._before(begin)
 
     def _before(self, sample: int) -> int:
-        rounds, turn = divmod(sample, self.plan.lanes)
-        return rounds * len(self.turns) + int(np.searchsorted(self.turns, turn))
+        rounds, inside = divmod(sample, self.plan.round_rows)
+        turn, row = divmod(inside, self.plan.block)
+        before = int(np.searchsorted(self.turns, turn))
+        own_turn = before < len(self.turns) and self.turns[before] == turn
+        return (rounds * len(self.turns) + before) * self.plan.block + (row if own_turn else 0)
 
     def rounds(self, begin: int, end: int) -> range:
-        """The rounds of turns of samples [begin, end); round r serves row r of each lane."""
-        return range(begin // self.plan.lanes, -(-end // self.plan.lanes))
+        """The rounds of turns of samples [begin, end); round r serves rows [r * B, (r + 1) * B) of each lane."""
+        return range(begin // self.plan.round_rows, -(-end // self.plan.round_rows))
 
     def cut(self, table: Ints, begin: int, end: int) -> Ints:
-        """Pick the entries of samples [begin, end) from a table (rounds, own lanes)."""
-        skip = self._before(begin) - begin // self.plan.lanes * len(self.turns)
-        return table.reshape(-1)[skip : skip + self.count(begin, end)]
+        """Pick the entries of samples [begin, end) from a table (rounds, own lanes, B), or (rounds, own lanes, 1) of
+        whole blocks where both are multiples of B."""
+        unit = self.plan.block // table.shape[2]
+        first = begin // self.plan.round_rows * self.plan.round_rows
+        skip = self.count(first, begin) // unit
+        return table.reshape(-1)[skip : skip + self.count(begin, end) // unit]
 
     def samples(self, begin: int, end: int) -> Ints:
         """Numbers in the epoch of this rank's samples of [begin, end), as served."""
-        rounds = np.array(self.rounds(begin, end), np.int64)
-        return self.cut(rounds[:, None] * self.plan.lanes + self.turns, begin, end)
+        rounds = np.array(self.rounds(begin, end), np.int64) * self.plan.round_rows
+        blocks = rounds[:, None] + self.turns * self.plan.block
+        return self.cut(blocks[:, :, None] + np.arange(self.plan.block), begin, end)
+
+    def lanes_of(self, group: int) -> range:
+        """Lanes of this rank that hold rows of a row group, an index into `plan.groups`."""
+        begin, end = self.plan.group_start[[group, group + 1]]
+        first, last = _touched(self.plan.lane_start, begin, end)
+        return range(max(first, self.lanes.start), min(last, self.lanes.stop))
 
     def row_groups(self) -> Ints:
         """Row groups of the split that the rank's lanes are cut from."""
@@ -195,35 +228,39 @@ class LaneOrder:
         part = slice(window * self.plan.window, (window + 1) * self.plan.window)
         return list(zip(*(column[part].tolist() for column in (self.group, self.start, self.stop)), strict=True))
 
-    def permutation(self, window: int) -> Ints:
-        """Order the rows of a window: (rows,).
+    def window_of(self, group: int) -> int:
+        """The window that holds a row group of this lane."""
+        return int(np.flatnonzero(self.group == group)[0]) // self.plan.window
 
-        Place i serves row permutation[i] of the window's pieces, laid end to end, each in its own order
-        (`group_order`). Rows of one piece keep that order: a seeded interleaving of pieces, times a seeded order inside
-        each, is a uniform permutation of the window, but only the second moves rows far, and is done while decoding.
+    def places(self, window: int) -> Ints:
+        """The lane's rows (rows,) that the window's pieces become, laid end to end, each in its own order.
+
+        Rows of one piece keep that order (`piece_rows`): a seeded interleaving of pieces, times a seeded order inside
+        each, is a uniform permutation of the window, but only the second moves rows far.
         """
         sizes = [stop - start for _, start, stop in self.pieces(window)]
-        rows = sum(sizes)
+        rows, first = sum(sizes), int(self.first[window])
         if not self.plan.config.shuffle or len(sizes) == 1:
-            return np.arange(rows, dtype=np.int64)
+            return np.arange(first, first + rows, dtype=np.int64)
         piece = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         interleaved = piece[_random(self.plan.config.seed, self.epoch, self.lane, window, 1).permutation(rows)]
-        places = np.empty(rows, np.int64)
-        places[np.argsort(interleaved, kind="stable")] = np.arange(rows)
-        return places
+        return np.argsort(interleaved, kind="stable") + first
+
+    def piece_rows(self, group: int, start: int, stop: int) -> Ints:
+        """The rows (n,) of a row group that are a piece of this lane, in the piece's order."""
+        if not self.plan.config.shuffle:
+            return np.arange(start, stop, dtype=np.int64)
+        random = _random(self.plan.config.seed, self.epoch, self.lane, group, 0)
+        return random.permutation(stop - start).astype(np.int64, copy=False) + start
 
     def row_ids(self) -> Ints:
         """(length,) row indices of the split, in the order the lane serves them."""
-        parts = []
+        ids = np.empty(int(self.first[-1]), np.int64)
         for window in range(self.windows):
-            rows = [
-                self.plan.group_start[group]
-                + start
-                + _piece_rows(self.plan, (self.epoch, self.lane, group), stop - start)
-                for group, start, stop in self.pieces(window)
-            ]
-            parts.append(np.concatenate(rows)[self.permutation(window)])
-        return np.concatenate(parts).astype(np.int64)
+            pieces = self.pieces(window)
+            rows = [self.plan.group_start[group] + self.piece_rows(group, start, stop) for group, start, stop in pieces]
+            ids[self.places(window)] = np.concatenate(rows)
+        return ids
 
 
 def lane_order(plan: OrderPlan, epoch: int, lane: int) -> LaneOrder:
@@ -255,25 +292,6 @@ def _with_ends(order: Ints, head: Sequence[int], tail: Sequence[int]) -> Ints:
     return np.concatenate([np.array(head, np.int64), inner, np.array(tail, np.int64)])
 
 
-def _piece_rows(plan: OrderPlan, piece: tuple[int, int, int], rows: int) -> Ints:
-    """Order the rows of a piece (epoch, lane, group): (rows,), from its first."""
-    if not plan.config.shuffle:
-        return np.arange(rows, dtype=np.int64)
-    return _random(plan.config.seed, *piece, 0).permutation(rows).astype(np.int64)
-
-
-def group_order(plan: OrderPlan, epoch: int, group: int, lanes: range) -> Ints:
-    """Order a row group's rows (rows,): the pieces in `lanes`, each as it is served."""
-    begin, end = int(plan.group_start[group]), int(plan.group_start[group + 1])
-    order = np.arange(end - begin, dtype=np.int64)
-    first, last = _touched(plan.lane_start, begin, end)
-    for lane in range(max(first, lanes.start), min(last, lanes.stop)):
-        start = max(begin, int(plan.lane_start[lane])) - begin
-        stop = min(end, int(plan.lane_start[lane + 1])) - begin
-        order[start:stop] = start + _piece_rows(plan, (epoch, lane, group), stop - start)
-    return order
-
-
 def _random(*key: int) -> RandomState:
     # RandomState, not Generator: its streams are frozen for ever (NEP 19), so an order outlives an upgrade of numpy.
     return RandomState(PCG64(SeedSequence([*key, ORDER_VERSION])))
@@ -283,5 +301,7 @@ def epoch_ids(plan: OrderPlan, epoch: int) -> Ints:
     """Order the rows of a whole epoch, sample by sample: (rows,) row indices."""
     ids = np.empty(plan.rows, np.int64)
     for lane in range(plan.lanes):
-        ids[int(plan.turn_of_lane[lane]) :: plan.lanes] = lane_order(plan, epoch, lane).row_ids()
+        served = lane_order(plan, epoch, lane).row_ids()
+        block, row = np.divmod(np.arange(len(served)), plan.block)
+        ids[block * plan.round_rows + plan.turn_of_lane[lane] * plan.block + row] = served
     return ids

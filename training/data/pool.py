@@ -1,12 +1,14 @@
-"""Hold decoded row groups in slots of equal size until their rows are served.
+"""Hold decoded rows in pages, in the order in which they are served.
 
-One gather per column makes batches of them.
+A page holds some rows of one lane, all columns: its memory is used again as soon as they were served, not when a whole
+row group was. Copies of blocks of rows make batches of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,112 +19,184 @@ from sparkring.training.data.columns import DataError, RaggedArray, is_fixed, nu
 from sparkring.training.data.features.tensors import Made
 
 Array = NDArray[Any]
+Ints = NDArray[np.int64]
+GROUP_PAGES = 16  # pages of a row group: fewer hold served rows longer, more cost more calls
+LONG_RUN = 64  # rows: runs this long are copied one by one, shorter ones by index
+RAGGED_ROW = ""  # the hidden column that says where a row of the ragged columns is: key << 32 | row
 
 
-class RowGroupPool:
-    """Slots for row groups of up to `slot_rows` rows, one array per fixed column.
+class Places(NamedTuple):
+    """Positions of rows in the pool: block u is rows [u * width, (u + 1) * width)."""
 
-    Row r of slot s is at position s * slot_rows + r. The arrays are address space only until a slot is used: pages are
-    touched as row groups arrive, and slots are reused last in, first out. `put` may run in any thread, for different
-    slots; everything else belongs to one thread.
-    """
-
-    def __init__(self, columns: Sequence[Column], slots: int, slot_rows: int) -> None:
-        # An odd number of cache lines: a gather reads all slots at once, and powers of two apart they share cache sets.
-        self.slot_rows = slot_rows = (-(-slot_rows // 16) | 1) * 16
-        self._columns = columns
-        self._slots = self._planned = slots
-        self._free = list(range(slots))[::-1]
-        rows = slots * slot_rows
-        self._fixed = {c.name: np.empty((rows, *c.shape), numpy_dtype(c)) for c in columns if is_fixed(c)}
-        self._valid = {c.name: np.empty(rows, np.bool_) for c in columns if c.nulls == "mask"}
-        self._order: dict[int, NDArray[np.int64]] = {}  # slot -> (n,) row of the ragged columns that row i is
-        self._ragged: dict[str, dict[int, RaggedArray]] = {c.name: {} for c in columns if not is_fixed(c)}
+    blocks: Ints  # (n / width,)
+    width: int
 
     @property
-    def free_slots(self) -> int:
+    def rows(self) -> int:
+        return len(self.blocks) * self.width
+
+
+class PagePool:
+    """Pages of `page_rows` rows; row r of page p is at position p * page_rows + r.
+
+    Columns of one dtype and shape share memory, page by page. It is address space only until a page is used: pages are
+    used again last in, first out, so that no more is touched than was ever held at once. `put` may run in any thread,
+    for different positions; everything else belongs to one thread.
+    """
+
+    def __init__(self, columns: Sequence[Column], pages: int, page_rows: int) -> None:
+        self.page_rows = page_rows
+        self._columns = columns
+        self._pages = self._planned = pages
+        self._free = list(range(pages))[::-1]
+        self._most_used = self._keys = 0
+        fixed = [(c.name, numpy_dtype(c), c.shape) for c in columns if is_fixed(c)]
+        fixed += [(c.mask, np.dtype(np.bool_), ()) for c in columns if c.mask is not None]
+        self._ragged: dict[str, dict[int, RaggedArray]] = {c.name: {} for c in columns if not is_fixed(c)}
+        fixed += [(RAGGED_ROW, np.dtype(np.int64), ())] if self._ragged else []
+        self._memory: list[Array] = []  # (pages, columns of one kind, page_rows, *shape) each
+        self._at: dict[str, tuple[int, int]] = {}  # column -> which memory, and which column there
+        kinds = dict.fromkeys((dtype, shape) for _, dtype, shape in fixed)
+        for number, kind in enumerate(kinds):
+            names = [name for name, *own in fixed if tuple(own) == kind]
+            # An odd number of columns, one of them unused: pages a power of two apart would share cache sets.
+            self._memory.append(np.zeros((pages, len(names) | 1, page_rows, *kind[1]), kind[0]))
+            self._at |= {name: (number, column) for column, name in enumerate(names)}
+
+    @property
+    def free_pages(self) -> int:
         return len(self._free)
 
     @property
-    def spare_slots(self) -> int:
-        """Slots to decode ahead into: free ones, without those the pool had to grow by."""
-        return self._planned - (self._slots - len(self._free))
+    def spare_pages(self) -> int:
+        """Pages to decode ahead into: free ones, without those the pool had to grow by."""
+        return self._planned - (self._pages - len(self._free))
 
-    def take_slot(self) -> int:
-        return self._free.pop()
+    @property
+    def warm_pages(self) -> int:
+        """Spare pages that were in use before: filling them takes no new memory."""
+        return min(self.spare_pages, self._most_used - (self._pages - len(self._free)))
 
-    def release(self, slot: int) -> None:
+    def take_page(self) -> int:
+        page = self._free.pop()
+        self._most_used = max(self._most_used, self._pages - len(self._free))
+        return page
+
+    def release_page(self, page: int) -> None:
+        self._free.append(page)
+
+    def new_key(self) -> int:
+        """A key for a row group, unlike all before."""
+        self._keys += 1
+        return self._keys
+
+    def release_ragged(self, key: int) -> None:
+        """Drop the ragged columns of a row group."""
         for rows in self._ragged.values():
-            rows.pop(slot, None)
-        self._free.append(slot)
+            rows.pop(key, None)
 
     def grow(self) -> None:
-        """Double the slots. Only while nothing is being put: the arrays are replaced."""
-        for held in (self._fixed, self._valid):
-            for name, array in held.items():
-                held[name] = np.concatenate([array, np.empty_like(array)])
-        self._free.extend(range(2 * self._slots - 1, self._slots - 1, -1))
-        self._slots *= 2
+        """Double the pages. Only while nothing is being put: the arrays are replaced."""
+        self._memory = [np.concatenate([memory, np.zeros_like(memory)]) for memory in self._memory]
+        self._free.extend(range(2 * self._pages - 1, self._pages - 1, -1))
+        self._pages *= 2
 
-    def put(self, slot: int, made: Iterable[Made], order: NDArray[np.int64]) -> None:
-        """Write the tensors of a decoded row group into its slot: row i is row order[i] of what was made.
+    def put(self, key: int, made: Iterable[Made], landings: Sequence[tuple[Ints, Ints]]) -> None:
+        """Write the tensors of a decoded row group: row order[i] of what was made to position places[i].
 
-        The permutation (n,) happens here, while the row group is in the cache and in the decoding thread: rows served
-        one after the other are then next to each other, and a gather over many windows reads whole cache lines.
+        The rows are permuted here, while a column is in the cache and in the decoding thread: those served one after
+        the other are then next to each other. Pages are written last, all columns of one kind at once.
+
+        Args:
+            key: of the row group, 1 or more, until its ragged columns are released.
+            made: its tensors.
+            landings: (order, places), each (n,), of every lane that holds rows of it.
         """
-        base = slot * self.slot_rows
-        place = slice(base, base + len(order))
+        order, places = (np.concatenate(each) for each in zip(*landings, strict=True))
+        staged = [np.empty((m.shape[1], len(order), *m.shape[3:]), m.dtype) for m in self._memory]
+
+        def stage(name: str, values: Array) -> None:
+            number, column = self._at[name]
+            _take(values, order, staged[number][column])
+
         for column, values, present in made:
             if isinstance(values, RaggedArray):
-                self._ragged[column.name][slot] = values
+                self._ragged[column.name][key] = values
             else:
-                _take(values, order, self._fixed[column.name][place])
-            if column.nulls == "mask":
-                self._valid[column.name][place] = True if present is None else present[order]
-        self._order[slot] = order
+                stage(column.name, values)
+            if column.mask is not None:
+                stage(column.mask, np.ones(int(order.max()) + 1, np.bool_) if present is None else present)
+        if self._ragged:
+            stage(RAGGED_ROW, np.arange(int(order.max()) + 1, dtype=np.int64) + (key << 32))
+        runs = self._runs(places)
+        for memory, rows in zip(self._memory, staged, strict=True):
+            if len(runs) * LONG_RUN > len(places) + self.page_rows:  # pieces of a window are interleaved
+                memory[places // self.page_rows, :, places % self.page_rows] = np.moveaxis(rows, 0, 1)
+                continue
+            for page, row, begin, end in runs:
+                memory[page, :, row : row + end - begin] = rows[:, begin:end]
 
-    def gather(self, positions: NDArray[np.int64], buffers: BufferPool) -> dict[str, Array | RaggedArray]:
-        """Gather the rows at `positions` (n,), in that order, into pooled memory."""
+    def _runs(self, places: Ints) -> list[tuple[int, int, int, int]]:
+        """Cut places (n,) where the next is not the next of the same page: (page, row, begin, end) of each run."""
+        runs = []
+        cuts = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
+        for begin, end in pairwise([0, *cuts, len(places)]):
+            page, row = divmod(int(places[begin]), self.page_rows)
+            while begin < end:
+                rows = min(end - begin, self.page_rows - row)
+                runs.append((page, row, begin, begin + rows))
+                begin, page, row = begin + rows, page + 1, 0
+        return runs
+
+    def gather(self, places: Places, buffers: BufferPool) -> dict[str, Array | RaggedArray]:
+        """Gather the rows at `places`, in that order, into pooled memory."""
+        blocks = self.page_rows // places.width  # of a page
+        page = places.blocks // blocks
+        index = [places.blocks + page * (memory.shape[1] - 1) * blocks for memory in self._memory]
         out: dict[str, Array | RaggedArray] = {}
 
-        def take(name: str, source: Array) -> Array:
-            return _take(source, positions, buffers.take(name, (len(positions), *source.shape[1:]), source.dtype))
+        def take(name: str) -> Array:
+            number, column = self._at[name]
+            memory = self._memory[number]
+            rows = buffers.take(name, (places.rows, *memory.shape[3:]), memory.dtype)
+            source = memory.reshape(-1, places.width, *memory.shape[3:])[column * blocks :]
+            _take(source, index[number], rows.reshape(-1, *source.shape[1:]))
+            return rows
 
+        where = take(RAGGED_ROW) if self._ragged else None
         for column in self._columns:
-            if is_fixed(column):
-                out[column.name] = take(column.name, self._fixed[column.name])
+            if where is None or is_fixed(column):
+                out[column.name] = take(column.name)
             else:
-                out[column.name] = self._gather_ragged(column, positions, buffers)
+                out[column.name] = self._gather_ragged(column, where, buffers)
             if column.mask is not None:
-                out[column.mask] = take(column.mask, self._valid[column.name])
+                out[column.mask] = take(column.mask)
         return out
 
-    def _gather_ragged(self, column: Column, positions: NDArray[np.int64], buffers: BufferPool) -> RaggedArray:
-        if not len(positions):
+    def _gather_ragged(self, column: Column, where: Ints, buffers: BufferPool) -> RaggedArray:
+        """where: (n,) RAGGED_ROW of each row."""
+        if not len(where):
             depth = 2 if column.layout == "nested" else 1
             return RaggedArray(np.zeros((0, *column.shape), numpy_dtype(column)), (np.zeros(1, np.int64),) * depth)
-        slots, rows = np.divmod(positions, self.slot_rows)  # (n,) each
-        stored, used = self._ragged[column.name], sorted(set(slots.tolist()))
-        if missing := [slot for slot in used if slot not in stored]:
-            raise DataError(f"slots {missing} were used before they were decoded; this is a defect of the reader")
-        for slot in used:
-            mine = slots == slot
-            rows[mine] = self._order[slot][rows[mine]]
+        keys, rows = where >> 32, where & 0xFFFFFFFF  # (n,) each
+        stored, used = self._ragged[column.name], sorted(set(keys.tolist()))
+        if missing := [key for key in used if key not in stored]:
+            raise DataError(f"row groups {missing} were used before they were decoded; this is a defect of the reader")
         # Level by level: row i covers [starts[i], ends[i]) of the level's entries, at last of the values.
         starts, ends, levels = rows, rows + 1, []
         for level in range(len(stored[used[0]].offsets)):
             inner_starts, inner_ends = np.empty_like(starts), np.empty_like(ends)
-            for slot in used:
-                mine, offsets = slots == slot, stored[slot].offsets[level]
+            for key in used:
+                mine, offsets = keys == key, stored[key].offsets[level]
                 inner_starts[mine], inner_ends[mine] = offsets[starts[mine]], offsets[ends[mine]]
             if level == 0:  # one entry per row
                 lengths = inner_ends - inner_starts
             else:
-                ranges = zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)
+                ranges = zip(keys.tolist(), starts.tolist(), ends.tolist(), strict=True)
                 lengths = np.concatenate([np.diff(stored[s].offsets[level][a : b + 1]) for s, a, b in ranges])
             levels.append(np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
             starts, ends = inner_starts, inner_ends
-        ranges = zip(slots.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        ranges = zip(keys.tolist(), starts.tolist(), ends.tolist(), strict=True)
         parts = [stored[s].values[a:b] for s, a, b in ranges]
         out = buffers.take(column.name, (int((ends - starts).sum()), *parts[0].shape[1:]), parts[0].dtype)
         return RaggedArray(np.concatenate(parts, out=out), tuple(levels))

@@ -19,15 +19,14 @@ from sparkring.conf.config import MIB, DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.buffers import BufferPool
-from sparkring.training.data.cache import DecodedGroups
 from sparkring.training.data.collate import Collator
 from sparkring.training.data.columns import DataError, is_fixed, row_bytes
-from sparkring.training.data.engine import Engine
+from sparkring.training.data.engine import Engine, Landing
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.files import FileOpener, unlisted_files
-from sparkring.training.data.order import ORDER_VERSION, RankOrder, group_order, make_plan
-from sparkring.training.data.pool import RowGroupPool
+from sparkring.training.data.order import ORDER_VERSION, RankOrder, make_plan
+from sparkring.training.data.pool import GROUP_PAGES, PagePool
 from sparkring.training.data.prefetch import Prefetcher
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.data.resume import OrderState
@@ -51,7 +50,6 @@ class ParquetReader:
         rank: DataRank | None = None,
         config: DataConfig | None = None,
         opener: FileOpener | None = None,
-        decoded: DecodedGroups | None = None,
         selection: Selection | None = None,
     ) -> None:
         """Args:
@@ -59,7 +57,6 @@ class ParquetReader:
         rank: this rank's share; None: it is the only one.
         config: order, memory, threads and decoders; None: the defaults.
         opener: reads files; None: where they are stored.
-        decoded: cache of decoded row groups; None: none is kept.
         selection: sound files and filtered rows; None: all of the split.
         """
         rank, config = rank or DataRank(), config or DataConfig()
@@ -74,13 +71,13 @@ class ParquetReader:
         self.steps_per_epoch = self.epochs.steps
         self._order = RankOrder(self.plan, rank.rank, rank.size)
         opener = opener or FileOpener(request.files_folder)
-        self._source = FileSource(opener, self.selection, self._tensors.stored, decoded, config.verify != "hash")
+        self._source = FileSource(opener, self.selection, self._tensors.stored, config.verify != "hash")
         self._row_bytes = _row_bytes(self._columns, self.selection.files)
-        self._ahead, self._slots = self._plan_memory()
+        self._page_rows, self._ahead, self._pages = self._plan_memory()
         self._executor = ThreadPoolExecutor(config.threads, thread_name_prefix="sparkring-decode")
         self._buffers = BufferPool()
         self._collator = Collator(self._columns, config.decoders, self._executor, self._buffers)
-        self._pool: RowGroupPool | None = None
+        self._pool: PagePool | None = None
         self._running: Prefetcher[_Chunk] | None = None
         self._verified = config.verify == "off"
 
@@ -96,6 +93,7 @@ class ParquetReader:
             global_batch=plan.global_batch,
             lanes=plan.lanes,
             window_row_groups=plan.window,
+            block_rows=plan.block,
             seed=config.seed,
             tail=config.tail,
             shuffle=config.shuffle,
@@ -161,27 +159,28 @@ class ParquetReader:
         files = (self._source.locate(group)[0] for group in self._order.row_groups().tolist())
         return list({file.path: file for file in files}.values())
 
-    def _plan_memory(self) -> tuple[int, int]:
-        """Decide how many row groups to decode ahead, and the most to hold.
+    def _plan_memory(self) -> tuple[int, int, int]:
+        """Decide the rows of a page, how many windows to decode ahead, and the most pages to plan for.
 
-        Between two epochs, windows of both are held. ValueError where even those of one epoch exceed max_bytes.
+        ValueError where the row groups that may be in use at once exceed max_bytes.
         """
-        config, lanes, window = self._config, len(self._order.lanes), self.plan.window
-        group_bytes = int(np.diff(self.plan.group_start).max()) * self._row_bytes
-        one_each = lanes * window
+        config, lanes, plan = self._config, len(self._order.lanes), self.plan
+        group_rows = int(np.diff(plan.group_start).max())
+        # An odd number of blocks: lanes' pages a power of two apart would share cache sets when all are read at once.
+        page_rows = (-(-group_rows // (GROUP_PAGES * plan.block)) | 1) * plan.block
         # A gather may reach from one window into the next in every lane.
-        in_use = min(2 * one_each, len(self.plan.groups))
-        most = config.max_bytes // max(1, group_bytes)
-        spare = most - in_use
-        if spare < 1:
+        in_use = min(2 * lanes * plan.window, len(plan.groups))
+        most = config.max_bytes // (group_rows * self._row_bytes)
+        if in_use >= most:
             raise ValueError(
-                f"{in_use} row groups may be in use at once ({lanes} lanes x {window}, of up to "
-                f"{group_bytes / MIB:.1f} MiB), which exceeds data.max_bytes = {config.max_bytes}; "
+                f"{in_use} row groups may be in use at once ({lanes} lanes x {plan.window}, of up to "
+                f"{group_rows * self._row_bytes / MIB:.1f} MiB), which exceeds data.max_bytes = {config.max_bytes}; "
                 "lower data.lanes or data.window_row_groups, raise data.max_bytes, or write smaller row groups"
             )
-        wanted = config.ahead if config.ahead is not None else max(config.threads + 1, one_each // 4)
-        ahead = max(1, min(wanted, spare))
-        return ahead, min(most, 2 * one_each + ahead)
+        ahead = min(config.ahead or config.threads, most - in_use)
+        # A lane's first and last page may hold few rows.
+        pages = (in_use + ahead * plan.window) * -(-group_rows // page_rows) + 2 * lanes
+        return page_rows, ahead, min(pages, config.max_bytes // (page_rows * self._row_bytes))
 
     def _on_host(self, spans: Iterable[EpochSpan]) -> Generator[Batch, None, None]:
         self._check_idle()  # two iterators may be made before either is begun
@@ -208,10 +207,8 @@ class ParquetReader:
             self._end_epoch()
 
     def _count_cached(self) -> None:
-        decoded = self._source.decoded
-        for counts in (self._source.opener.take_counts(), {} if decoded is None else decoded.take_counts()):
-            for name, amount in counts.items():
-                self.meter.count(name, amount)
+        for name, amount in self._source.opener.take_counts().items():
+            self.meter.count(name, amount)
 
     def _chunks(self, spans: Iterable[EpochSpan]) -> Generator[_Chunk, None, None]:
         engines: deque[Engine] = deque()
@@ -244,23 +241,24 @@ class ParquetReader:
 
     def _engine(self, span: EpochSpan) -> Engine:
         if self._pool is None:
-            self._pool = RowGroupPool(self._columns, self._slots, int(np.diff(self.plan.group_start).max()))
+            self._pool = PagePool(self._columns, self._pages, self._page_rows)
         return Engine(self._order, span, self._pool, self._submit, self._ahead)
 
-    def _submit(self, epoch: int, group: int, slot: int) -> Future[Meter]:
-        return self._executor.submit(self._load, epoch, group, slot)
+    def _submit(self, group: int, key: int, landings: Sequence[Landing]) -> Future[Meter]:
+        return self._executor.submit(self._load, group, key, landings)
 
-    def _load(self, epoch: int, group: int, slot: int) -> Meter:
-        """Decode a row group into its slot, in a thread; group: an index into plan.groups."""
+    def _load(self, group: int, key: int, landings: Sequence[Landing]) -> Meter:
+        """Decode a row group into the pool, in a thread; group: an index into plan.groups."""
         assert self._pool is not None
         index = int(self.plan.groups[group])
         table, read_s, decode_s = self._source.read(index)
         began = time.perf_counter()
         try:
-            order = group_order(self.plan, epoch, group, self._order.lanes)
-            if len(order) != table.num_rows:
-                raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {len(order)}")
-            self._pool.put(slot, self._tensors.made(table), order)
+            planned = int(self.plan.group_start[group + 1] - self.plan.group_start[group])
+            if table.num_rows != planned:
+                raise DataError(f"{table.num_rows} rows are left by the filters, the plan was made for {planned}")
+            to = [(each.lane.piece_rows(group, each.start, each.stop), each.places) for each in landings]
+            self._pool.put(key, self._tensors.made(table), to)
         except ValueError as error:
             raise type(error)(f"{self._source.describe(index)}: {error}") from error
         return Meter({"read": read_s, "decode": decode_s, "shuffle": time.perf_counter() - began})
@@ -269,9 +267,9 @@ class ParquetReader:
         """The batches of this span: one gather, then views of it."""
         assert self._pool is not None
         plan, order, edges = self.plan, self._order, span.edges.tolist()
-        positions = engine.positions(edges[0], edges[-1])  # (own rows,)
+        places = engine.positions(edges[0], edges[-1])
         began = time.perf_counter()
-        gathered = self._pool.gather(positions, self._buffers)
+        gathered = self._pool.gather(places, self._buffers)
         engine.release(min(edges[-1], plan.rows))
         shuffled = time.perf_counter()
         sizes = [order.count(a, b) for a, b in pairwise(edges)]

@@ -16,6 +16,7 @@ MEANING = {
     "row_groups": "other row groups",
     "global_batch": "another global batch",
     "reader": "another reader",
+    "block_rows": "follows from the global batch and the lanes; data.block_rows keeps it",
 }
 
 
@@ -30,6 +31,7 @@ class OrderState(Stored):
     global_batch: Count
     lanes: Count
     window_row_groups: Count
+    block_rows: Count
     seed: Count
     tail: Literal["drop", "pad", "error"]
     shuffle: bool

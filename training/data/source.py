@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile
-from sparkring.training.data.cache import DecodedGroups
 from sparkring.training.data.columns import DataError, check_type
 from sparkring.training.data.files import FileOpener, missing
 from sparkring.training.data.select import Selection
@@ -30,17 +29,15 @@ class FileSource:
         opener: FileOpener,
         selection: Selection,
         columns: Sequence[Column],
-        decoded: DecodedGroups | None = None,
         check_pages: bool = True,
     ) -> None:
         """Args:
         opener: reads files, from their storage or from a cache.
         selection: the files, and the filter that their rows must pass.
         columns: the stored columns to decode.
-        decoded: row groups that were kept from earlier epochs.
         check_pages: verify the checksum of every page, a quarter of the time; needless where hashes were checked.
         """
-        self.opener, self.decoded = opener, decoded
+        self.opener = opener
         self._files, self._filter = selection.files, selection.row_filter
         self._columns, self._check_pages = tuple(columns), check_pages
         self._names = [c.name for c in columns]
@@ -60,8 +57,6 @@ class FileSource:
         """Decode a row group: (table, seconds opening, seconds reading and decoding)."""
         file, inside = self.locate(group)
         began = time.perf_counter()
-        if self.decoded is not None and (kept := self.decoded.get(file, inside)) is not None:
-            return with_offset(kept, file), time.perf_counter() - began, 0.0
         table, opened = self._decode(file, inside)
         if table.num_rows != file.row_groups[inside]:
             raise DataError(
@@ -69,8 +64,6 @@ class FileSource:
             )
         if self._filter is not None:
             table = table.filter(self._filter.expression).select(self._names)
-        if self.decoded is not None:
-            self.decoded.put(file, inside, table)
         return with_offset(table, file), opened - began, time.perf_counter() - opened
 
     def describe(self, group: int) -> str:
@@ -152,7 +145,7 @@ class FileSource:
 def with_offset(table: pa.Table, file: DataFile) -> pa.Table:
     """Rows of the file, numbered in their split, where the file numbers them in its part of it.
 
-    Caches hold the file's own numbers, for it belongs to several datasets.
+    A file holds its own numbers, for it belongs to several datasets.
     """
     index = table.schema.get_field_index(ROW_NUMBER)
     if not file.row_offset or index < 0:

@@ -184,13 +184,8 @@ def _pressed_job(folder: str, text: str, config: CacheConfig, out: Any) -> None:
 
 def test_two_jobs_at_once_over_caches_too_small_for_the_data(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path / "d", [[50, 50]] * 6)
-    limits = {"files": 2 * max(f.bytes for f in manifest.files), "decoded": 70_000}  # a file being made takes 64 KiB
-    config = CacheConfig(
-        files=str(tmp_path / "files"),
-        files_max_bytes=limits["files"],
-        decoded=str(tmp_path / "decoded"),
-        decoded_max_bytes=limits["decoded"],
-    )
+    limit = 2 * max(f.bytes for f in manifest.files)
+    config = CacheConfig(files=str(tmp_path / "files"), files_max_bytes=limit)
     plain = reader_of(tmp_path / "d", manifest, CacheConfig())
     expected = [b.columns["id"].tolist() for number in range(3) for b in epoch(plain, number)[0]]
     plain.close()
@@ -204,9 +199,8 @@ def test_two_jobs_at_once_over_caches_too_small_for_the_data(make_dataset: MakeD
     for job in jobs:
         job.join(60)
         assert job.exitcode == 0
-    for kind, all_there_is in (("files", 6), ("decoded", 12)):
-        held = [p.stat().st_size for p in (tmp_path / kind).iterdir() if p.is_file()]
-        assert 0 < len(held) < all_there_is and sum(held) <= limits[kind], kind
+    held = [p.stat().st_size for p in (tmp_path / "files").iterdir() if p.is_file()]
+    assert 0 < len(held) < len(manifest.files) and sum(held) <= limit
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -224,12 +218,10 @@ def test_a_full_or_read_only_folder_is_said_and_reading_goes_on(
 
     monkeypatch.setattr("os.posix_fallocate", refuse)
     with caplog.at_level(logging.WARNING):
-        reader = reader_of(
-            tmp_path / "d", manifest, CacheConfig(files=str(tmp_path / "c"), decoded=str(tmp_path / "e"))
-        )
+        reader = reader_of(tmp_path / "d", manifest, CacheConfig(files=str(tmp_path / "c")))
         batches, _ = epoch(reader)
     assert sum(b.rows for b in batches) >= 150
-    assert caplog.text.count("cannot be written") == 2 and os.strerror(code) in caplog.text  # once per cache
+    assert caplog.text.count("cannot be written") == 1 and os.strerror(code) in caplog.text
     assert entries(tmp_path / "c") == []
     reader.close()
 
@@ -249,7 +241,7 @@ def test_a_read_only_folder_that_another_job_filled_serves(
     make_dataset: MakeDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifest = make_dataset(tmp_path / "d", [[50]] * 3)
-    config = CacheConfig(files=str(tmp_path / "c"), decoded=str(tmp_path / "e"))
+    config = CacheConfig(files=str(tmp_path / "c"))
     first = reader_of(tmp_path / "d", manifest, config)
     expected = [b.columns["id"].tolist() for b in epoch(first)[0]]
     first.close()
@@ -261,13 +253,12 @@ def test_a_read_only_folder_that_another_job_filled_serves(
 
     for writes in ("os.utime", "os.makedirs", "os.posix_fallocate"):
         monkeypatch.setattr(writes, refuse)
-    for one in (config, CacheConfig(files=config.files)):
-        reader = reader_of(tmp_path / "d", manifest, one)
-        batches, taken = epoch(reader)
-        assert [b.columns["id"].tolist() for b in batches] == expected
-        assert taken["cache_hit"] >= 3 and taken.get("decoded_cache_hit", 3) == 3 and "cache_miss" not in taken
-        reader.close()
-    assert caplog.text.count("cannot be written") == 3
+    reader = reader_of(tmp_path / "d", manifest, config)
+    batches, taken = epoch(reader)
+    assert [b.columns["id"].tolist() for b in batches] == expected
+    assert taken["cache_hit"] >= 3 and "cache_miss" not in taken
+    reader.close()
+    assert caplog.text.count("cannot be written") == 1
 
 
 def test_a_real_full_disk(make_dataset: MakeDataset, tmp_path: Path) -> None:
@@ -287,35 +278,6 @@ def test_a_real_full_disk(make_dataset: MakeDataset, tmp_path: Path) -> None:
     command = ["unshare", "-rm", sys.executable, "-c", textwrap.dedent(program)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (told.returncode, told.stdout.strip()) == (0, f"False {tmp_path}/c/k-1"), told.stderr
-
-
-def test_decoded_groups_serve_later_epochs_and_later_jobs(make_dataset: MakeDataset, tmp_path: Path) -> None:
-    manifest = make_dataset(tmp_path / "d", [[50, 30]] * 2)
-    config = CacheConfig(decoded=str(tmp_path / "e"))
-    plain = reader_of(tmp_path / "d", manifest, CacheConfig())
-    expected = [[b.ids.tolist() for b in epoch(plain, n)[0]] for n in (0, 1)]  # type: ignore[union-attr]
-    plain.close()
-    for hits in (0, 4):
-        reader = reader_of(tmp_path / "d", manifest, config)
-        for number in (0, 1):
-            batches, taken = epoch(reader, number)
-            assert [b.columns["id"].tolist() for b in batches] == expected[number]
-            assert taken.get("decoded_cache_hit", 0) == (4 if number else hits)
-        reader.close()
-    other = reader_of(tmp_path / "d", manifest, config, filters=[("id", ">=", 50)])
-    assert sorted(i for b in epoch(other)[0] for i in b.columns["id"].tolist())[0] == 50  # not the unfiltered ones
-    other.close()
-
-
-def test_a_damaged_decoded_group_is_decoded_again(make_dataset: MakeDataset, tmp_path: Path) -> None:
-    manifest = make_dataset(tmp_path / "d", [[50]])
-    reader = reader_of(tmp_path / "d", manifest, CacheConfig(decoded=str(tmp_path / "e")))
-    first, _ = epoch(reader)
-    (entry,) = entries(tmp_path / "e")
-    (tmp_path / "e" / entry).write_bytes(b"ARROW1??")
-    again, _ = epoch(reader)
-    assert [b.columns["id"].tolist() for b in first] == [b.columns["id"].tolist() for b in again]
-    reader.close()
 
 
 def test_cached_files_fall_back_to_storage_for_what_does_not_fit(make_dataset: MakeDataset, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sparkring.conf.manifest import Column
 from sparkring.training.data.buffers import BufferPool
 from sparkring.training.data.columns import DataError, RaggedArray
 from sparkring.training.data.features.tensors import TensorSource
-from sparkring.training.data.pool import RowGroupPool
+from sparkring.training.data.pool import PagePool, Places
 from tests.training.conftest import described
 
 COLUMNS = (
@@ -56,22 +56,34 @@ def rows_of(ragged: RaggedArray) -> list[Any]:
     return rows
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.booleans(), st.data())
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=4), st.sampled_from([1, 4]), st.booleans(), st.booleans(),
+    st.data(),
+)  # fmt: skip
 def test_a_gather_is_the_rows_in_the_order_of_their_positions(
-    groups: list[int], grow: bool, data: st.DataObject
+    groups: list[int], width: int, grow: bool, interleaved: bool, data: st.DataObject
 ) -> None:
-    pool, places, first = RowGroupPool(COLUMNS, len(groups), max(groups)), [], 0
+    """Rows of row groups, put to runs of positions or scattered, on pages taken in any order."""
+    page_rows, random = 8 * width, np.random.default_rng(sum(groups))
+    pages = -(-sum(groups) // page_rows)
+    pool, first, row_at = PagePool(COLUMNS, pages, page_rows), 0, {}
+    taken = random.permutation([pool.take_page() for _ in range(pages)])
+    positions = (taken[:, None] * page_rows + np.arange(page_rows)).reshape(-1)[: sum(groups)]
+    positions = random.permutation(positions) if interleaved else positions
     for rows in groups:
-        slot, order = pool.take_slot(), np.random.default_rng(rows).permutation(rows)
-        pool.put(slot, TENSORS.made(table(first, rows)), order)
-        places += [(slot * pool.slot_rows + i, first + int(order[i])) for i in range(rows)]
+        order, places = random.permutation(rows), positions[first : first + rows]
+        cut = rows // 3  # a row group of two lanes
+        landings = [(order[a:b], places[a:b]) for a, b in ((0, cut), (cut, rows)) if a < b]
+        pool.put(pool.new_key(), TENSORS.made(table(first, rows)), landings)
+        row_at |= dict(zip(places.tolist(), (first + order).tolist(), strict=True))
         first += rows
     if grow:
         pool.grow()
-    chosen = data.draw(st.lists(st.sampled_from(places), max_size=40))
-    gathered = pool.gather(np.array([p for p, _ in chosen], np.int64), BufferPool())
-    ids = [i for _, i in chosen]
+    whole = [p for p in range(0, pages * page_rows, width) if all(p + i in row_at for i in range(width))]
+    chosen = data.draw(st.lists(st.sampled_from(whole), max_size=40)) if whole else []
+    gathered = pool.gather(Places(np.array(chosen, np.int64) // width, width), BufferPool())
+    ids = [row_at[p + i] for p in chosen for i in range(width)]
     assert gathered["id"].tolist() == ids  # type: ignore[union-attr]
     assert gathered["v__valid"].tolist() == [i % 3 != 0 for i in ids]  # type: ignore[union-attr]
     assert gathered["v"].tolist() == [value("v", i) or [0, 0] for i in ids]  # type: ignore[union-attr]
@@ -80,16 +92,26 @@ def test_a_gather_is_the_rows_in_the_order_of_their_positions(
         assert [bytes(row) if name == "b" else row for row in found] == [value(name, i) for i in ids]
 
 
-def test_slots_are_used_again_and_growth_is_no_room_to_decode_ahead() -> None:
-    pool = RowGroupPool(COLUMNS[:1], 2, 10)
-    first, second = pool.take_slot(), pool.take_slot()
-    assert (pool.free_slots, pool.spare_slots) == (0, 0)
+def test_pages_are_used_again_and_growth_is_no_room_to_decode_ahead() -> None:
+    pool = PagePool(COLUMNS[:1], 2, 10)
+    assert (pool.free_pages, pool.spare_pages, pool.warm_pages) == (2, 2, 0)
+    first, second = pool.take_page(), pool.take_page()
+    assert (pool.free_pages, pool.spare_pages) == (0, 0)
     pool.grow()
-    assert (pool.free_slots, pool.spare_slots) == (2, 0)
-    pool.release(second)
-    assert pool.take_slot() == second and first != second
+    assert (pool.free_pages, pool.spare_pages) == (2, 0)
+    pool.release_page(second)
+    assert (pool.spare_pages, pool.warm_pages) == (1, 1)
+    assert pool.take_page() == second and first != second
+
+
+def test_ragged_rows_of_a_released_row_group_are_gone() -> None:
+    pool, key = PagePool(COLUMNS, 1, 8), 1
+    pool.put(key, TENSORS.made(table(0, 8)), [(np.arange(8), pool.take_page() * 8 + np.arange(8))])
+    pool.release_ragged(key)
+    with pytest.raises(DataError, match=r"row groups \[1\] were used before they were decoded"):
+        pool.gather(Places(np.zeros(1, np.int64), 1), BufferPool())
 
 
 def test_rows_that_were_never_put_are_a_defect_and_not_garbage() -> None:
     with pytest.raises(DataError, match="used before they were decoded"):
-        RowGroupPool(COLUMNS, 1, 4).gather(np.zeros(1, np.int64), BufferPool())
+        PagePool(COLUMNS, 1, 4).gather(Places(np.zeros(1, np.int64), 1), BufferPool())

@@ -76,7 +76,7 @@ def test_any_world_thread_count_and_restart_serves_the_same_global_batches(
     if tail == "drop":
         gb = min(gb, rows)
     how: dict[str, Any] = {"lanes": lanes, "window_row_groups": window, "tail": tail, "shuffle": shuffle, "seed": 7}
-    how |= {"chunk_bytes": 600, "ahead": 1}
+    how |= {"chunk_bytes": 600, "ahead": 1, "block_rows": data.draw(st.none() | st.integers(1, 5))}
     readers = [read(folder, manifest, gb, rank, size, threads=threads, **how) for rank in range(size)]
     epoch = data.draw(st.integers(0, 2))
     start = data.draw(st.integers(0, readers[0].steps_per_epoch - 1))
@@ -139,7 +139,9 @@ def test_the_next_epoch_is_decoded_while_this_one_is_served(
     decoded: list[int] = []
     load = ParquetReader._load
     monkeypatch.setattr(
-        ParquetReader, "_load", lambda self, epoch, *to: decoded.append(epoch) or load(self, epoch, *to)
+        ParquetReader,
+        "_load",
+        lambda self, group, key, to: decoded.append(to[0].lane.epoch) or load(self, group, key, to),
     )
     reader = read(tmp_path, manifest, 64, lanes=4, window_row_groups=1, chunk_bytes=1)
     batches = reader.batches(0, 80)
@@ -157,7 +159,8 @@ def test_the_next_epoch_is_decoded_while_this_one_is_served(
 
 def test_memory_is_bounded_between_epochs_too(make_dataset: MakeDataset, tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, [[64] * 32])
-    for most, expected in ((9, 9), (100, 8 + 3)):  # row groups max_bytes allows; two windows of 4 lanes, 3 ahead
+    # Row groups max_bytes allows; pages, 4 of each: of two windows of 4 lanes, 3 ahead, and each lane's first and last.
+    for most, expected in ((9, 9 * 4), (100, (8 + 3) * 4 + 8)):
         reader = read(
             tmp_path, manifest, 64, lanes=4, window_row_groups=1, chunk_bytes=1, ahead=3,
             max_bytes=most * 64 * ROW_BYTES,
@@ -165,8 +168,8 @@ def test_memory_is_bounded_between_epochs_too(make_dataset: MakeDataset, tmp_pat
         used = []
         for _ in reader.batches(0, 96):
             assert reader._pool is not None
-            used.append(reader._pool._slots - reader._pool.free_slots)
-        assert max(used) <= expected and reader._pool is not None and reader._pool._slots == expected
+            used.append(reader._pool._pages - reader._pool.free_pages)
+        assert max(used) <= expected and reader._pool is not None and reader._pool._pages == expected
         reader.close()
 
 
@@ -512,7 +515,7 @@ def test_leaving_between_two_epochs_ends_every_thread(
         began = time.monotonic()
         batches.close()  # type: ignore[attr-defined]
         assert (
-            time.monotonic() - began < 5 and reader._pool is not None and reader._pool.free_slots == reader._pool._slots
+            time.monotonic() - began < 5 and reader._pool is not None and reader._pool.free_pages == reader._pool._pages
         )
     reader.close()
 

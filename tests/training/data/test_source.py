@@ -33,7 +33,7 @@ def window(manifests: dict[str, DatasetManifest]) -> DatasetManifest:
     return DatasetManifest.model_validate(dict(first) | update)
 
 
-@pytest.mark.parametrize("cached", ["no", "files", "decoded"])
+@pytest.mark.parametrize("cached", ["no", "files"])
 def test_rows_are_numbered_in_the_window_whatever_a_cache_holds(
     make_dataset: MakeDataset, tmp_path: Path, cached: str
 ) -> None:

@@ -63,7 +63,7 @@ def expected_rows(state: Mapping[str, Any], steps: int, manifest: DatasetManifes
         first = edges[-1]
         if file.path not in order.quarantined:
             counts += np.diff(np.searchsorted(kept, edges)).tolist()
-    names = {"lanes", "window_row_groups", "seed", "tail", "shuffle"}
+    names = {"lanes", "window_row_groups", "block_rows", "seed", "tail", "shuffle"}
     plan = make_plan(counts, order.global_batch, DataConfig.model_validate(order.model_dump(include=names)))
     if (found := digest(np.diff(plan.group_start).tolist())) != order.row_groups or plan.rows != order.rows:
         raise ValueError(
