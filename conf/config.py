@@ -514,6 +514,15 @@ class ModelConfig(Strict):
     label: str | None = Field(None, description="label column; None: the dataset's only column with role label")
 
 
+class WarmStartConfig(Strict):
+    """Weights to start from instead of initial ones, fitted to tonight's features by value."""
+
+    model: str = Field(description="URI of a finished run's `model` folder, or of a copy")
+    new_values: Literal["mean", "initial"] = Field(
+        "mean", description="row of a category that the model has not seen: mean of the others, or as initialized"
+    )
+
+
 class OptimConfig(Strict):
     name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
     lr: PositiveFloat = 1e-3
@@ -753,6 +762,7 @@ class RunConfig(Strict):
     dataset: str | None = Field(None, description="URI of a finished dataset to train on, instead of etl")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    warm_start: WarmStartConfig | None = Field(None, description="None: train from scratch")
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()

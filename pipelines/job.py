@@ -36,9 +36,10 @@ from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
 from sparkring.training.checkpoint.weights import FILE
+from sparkring.training.model_folder import describe_model
 from sparkring.training.result import SUMMARY, TrainResult
 from sparkring.training.tasks import TABLE_TASKS, build_task
-from sparkring.training.worker import ModelColumns, pick_columns
+from sparkring.training.worker import ModelColumns, change_since, pick_columns, trained_model
 
 log = logging.getLogger("sparkring")
 
@@ -49,7 +50,7 @@ def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
     Raises what the parts raise; MLflow's status and run.json are right by then.
     """
     config = resolved.config
-    if train and (problems := [*metric_problems_of(config), *layout_problems_of(config)]):
+    if train and (problems := [*metric_problems_of(config), *layout_problems_of(config), *warm_start_problems(config)]):
         raise ConfigError(config.name, problems)
     with session_on_demand(config.name, config.spark, config.launch) as session:
         return run_parts(resolved, session, etl=etl, train=train)
@@ -131,6 +132,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
     config, manifest = job.config, job.dataset.manifest
     assert result.train.weights is not None and result.train.exported_step is not None, "training is finished"
     weights = job.folder.at(result.train.weights)
+    describe_model(weights, config, manifest)
     sha256 = weights.sha256(FILE)
     info = ModelInfo(
         name=f"{config.name}-model",
@@ -150,7 +152,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
     )
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "model"
-        serving.write_model_folder(target, config, manifest, weights)
+        serving.copy_model_folder(weights, target)
         job.tracker.model(EVALUATE, target, info)
 
 
@@ -193,9 +195,22 @@ def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
 def check_against(config: RunConfig, dataset: Dataset) -> None:
     """Raise ConfigError for settings this dataset or model cannot meet, before a process is started."""
     problems = [*dataset_problems(config, dataset.manifest), *metric_problems_of(config, dataset.manifest)]
-    problems = problems or layout_problems_of(config, dataset.manifest)
+    problems = problems or layout_problems_of(config, dataset.manifest) or warm_start_problems(config, dataset.manifest)
     if problems:
         raise ConfigError(dataset.folder.uri, problems)
+
+
+def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
+    """Why the recipe's model cannot start from `warm_start.model`; without a manifest, as far as is known before."""
+    if config.warm_start is None:
+        return []
+    try:
+        trained = trained_model(config, config.warm_start)
+        if manifest is not None:
+            change_since(trained, config, manifest)
+    except (StoredError, OSError, ValueError) as error:
+        return [f"warm_start.model: {error}"]
+    return []
 
 
 def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:

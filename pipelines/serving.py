@@ -1,17 +1,12 @@
 """The finished model as a folder that predicts from raw rows, wherever sparkring is installed.
 
-    <folder>/config.json    the resolved configuration: which module, with which arguments, for which task
-             manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
-             weights.safetensors  parameter name -> tensor (training/checkpoint/weights.py)
-
-MLflow calls `_load_pyfunc`. Nothing in the folder is code or an unrestricted pickle. It names code: the classes of
-`model.factory` and `model.task`, which must be of `sparkring.training.models`, or of modules that the loading process
-trusts by SPARKRING_MODEL_MODULES (names with commas between).
+The folder is that of training/model_folder.py; MLflow calls `_load_pyfunc`. Nothing in it is code or an unrestricted
+pickle. It names code: the classes of `model.factory` and `model.task`, which must be of `sparkring.training.models`, or
+of modules that the loading process trusts by SPARKRING_MODEL_MODULES (names with commas between).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -26,11 +21,12 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
-from sparkring.conf.stored import StoredError, parse
+from sparkring.conf.stored import StoredError
 from sparkring.etl.tokenizer import Codec
 from sparkring.pipelines.tracking.ops import NamedType
-from sparkring.training.checkpoint.weights import FILE, read_weights
+from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import apply_numpy
+from sparkring.training.model_folder import CONFIG, FILES, read_model_folder
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.tasks import build_task
@@ -41,13 +37,11 @@ TRUSTED = "SPARKRING_MODEL_MODULES"
 MLFLOW_TYPES = {"numeric": "double", "cyclic": "double"}
 
 
-def write_model_folder(folder: Path, config: RunConfig, manifest: DatasetManifest, weights: Storage) -> None:
-    """`weights`: the folder that training exported to."""
+def copy_model_folder(model: Storage, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config.model_dump(mode="json"), indent=1))
-    (folder / "manifest.json").write_text(manifest.to_json())
-    with weights.fs.open_input_stream(weights.path(FILE)) as source, open(folder / FILE, "wb") as target:
-        shutil.copyfileobj(source, target, CHUNK_BYTES)
+    for name in FILES:
+        with model.fs.open_input_stream(model.path(name)) as source, open(folder / name, "wb") as target:
+            shutil.copyfileobj(source, target, CHUNK_BYTES)
 
 
 def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -168,18 +162,17 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 
 
 def _load_pyfunc(path: str) -> Predictor | Writer:
-    """Load the folder of `write_model_folder`; MLflow calls this."""
-    folder = Path(path)
-    config = parse(RunConfig, (folder / "config.json").read_bytes(), str(folder / "config.json"))
-    check_trusted(config, str(folder / "config.json"))
-    manifest = DatasetManifest.from_json((folder / "manifest.json").read_bytes(), str(folder / "manifest.json"))
-    kind = Writer if config.model.task == "language_model" else Predictor
-    weights = read_weights(open_storage(str(folder)))
+    """Load a model folder; MLflow calls this."""
+    folder = open_storage(path)
+    model = read_model_folder(folder)
+    check_trusted(model.config, f"{path}/{CONFIG}")
+    kind = Writer if model.config.model.task == "language_model" else Predictor
+    weights = read_weights(folder)
     try:
-        return kind(config, manifest, weights)
+        return kind(model.config, model.manifest, weights)
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes
         why = " ".join(str(error).split())
-        raise StoredError(f"{folder}: config.json and manifest.json make no model for its weights: {why}") from error
+        raise StoredError(f"{path}: config.json and manifest.json make no model for its weights: {why}") from error
 
 
 def check_trusted(config: RunConfig, where: str) -> None:

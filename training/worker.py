@@ -24,14 +24,15 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import nn
 
-from sparkring.conf.config import OptimConfig, RunConfig
+from sparkring.conf.config import OptimConfig, RunConfig, WarmStartConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Stored, read
+from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
-from sparkring.training.checkpoint.weights import write_weights
+from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.batch import SAMPLE, Batch, Reader
 from sparkring.training.data.build import make_reader
@@ -39,9 +40,18 @@ from sparkring.training.data.request import AllGather, DataRank, ReadRequest, ga
 from sparkring.training.data.resume import explain_difference
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, evaluate_split, fit, total_steps
+from sparkring.training.model_folder import TrainedModel, read_model_folder
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model, record_model
 from sparkring.training.models.task import Task
+from sparkring.training.models.warm_start import (
+    METHOD,
+    FeatureChange,
+    WarmStartError,
+    compare_features,
+    refuse_changes,
+    warm_start,
+)
 from sparkring.training.optim import build_optimizer, learning_rate, scaled_lr
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
@@ -123,6 +133,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         model = agreed_model(made, config, manifest, ctx)
+        if config.warm_start is not None and not committed(run.at("checkpoints"))[0]:
+            model = start_from(model, config, config.warm_start, manifest, ctx.rank)
         columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
         pad_id = manifest.text.get("pad_id", -100)
         task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id)
@@ -455,6 +467,46 @@ def agreed_model(
         everyone.gather(b"done")
     assert isinstance(model, InitialModel)
     return model
+
+
+def trained_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
+    """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
+    trained = read_model_folder(open_storage(start.model))
+    for key in ("factory", "args", "inputs"):
+        before, now = getattr(trained.config.model, key), getattr(config.model, key)
+        if before != now:
+            raise WarmStartError(
+                f"{start.model} was trained with model.{key} = {before!r}, the recipe says {now!r}; train from scratch"
+            )
+    return trained
+
+
+def change_since(trained: TrainedModel, config: RunConfig, manifest: DatasetManifest) -> FeatureChange:
+    """How the features have changed since. WarmStartError where the recipe's model cannot follow."""
+    change = compare_features(trained.manifest, manifest)
+    if not hasattr(model_class(config.model.factory), METHOD):
+        refuse_changes(config.model.factory, change)
+    return change
+
+
+def start_from(
+    model: InitialModel, config: RunConfig, start: WarmStartConfig, manifest: DatasetManifest, rank: int
+) -> InitialModel:
+    """The model with trained weights, by value, for its initial ones; rank 0 reads them, the others receive theirs.
+
+    Args:
+        model: as its constructor made it.
+        config: of this run.
+        start: its `warm_start`.
+        manifest: of this run's dataset.
+        rank: of this process.
+    """
+    trained = trained_model(config, start)
+    change = change_since(trained, config, manifest)
+    weights = read_weights(open_storage(start.model)) if rank == 0 else None
+    if rank == 0:
+        log.info("warm start from %s: %s", start.model, "; ".join(change.changed) or "the same features")
+    return warm_start(model, lambda: build_model(config, trained.manifest), weights, change, start.new_values)
 
 
 def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:

@@ -32,6 +32,7 @@ ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/polic
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
 STATISTICS = "etl/statistics.py"
+WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
@@ -267,9 +268,21 @@ MUTANTS = (
     ),
     Mutant(
         "training/data/source.py",
-        "return with_offset(kept, file), ",
-        "return kept, ",
+        "return with_offset(table, file), ",
+        "return table, ",
         "tests/training/data/test_source.py",
+    ),
+    # Warm start: weights belong to values, not to codes.
+    Mutant(WARM, "place.get(value, -1)", "place.get(value, 1)", T_WARM),
+    Mutant(WARM, 'new["std"] / old["std"], (new', 'old["std"] / new["std"], (new', T_WARM),
+    Mutant(WARM, "known = out[FIRST_CODE:]", "known = out[0:]", T_WARM),
+    Mutant(WARM, "root = s[:new].sqrt()", "root = s[:new]", T_WARM),
+    Mutant("training/models/tabular.py", "order = [place[column]", "order = [self.numeric_names.index(column)", T_WARM),
+    Mutant(
+        "training/worker.py",
+        'is not None and not committed(run.at("checkpoints"))[0]',
+        "is not None",
+        "tests/training/test_warm_start_run.py",
     ),
     Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
     Mutant(

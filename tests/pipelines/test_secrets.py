@@ -18,15 +18,15 @@ from sparkring.conf.load import ConfigError, leaves, load_config, recipe_names
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines import cli, serving, spark, train_step
+from sparkring.pipelines import cli, spark, train_step
 from sparkring.pipelines import job as job_module
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.launch.progress import ProgressDisplay
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
-from sparkring.training.checkpoint.weights import FILE as WEIGHTS_FILE
 from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.messages import AttemptEnded
+from sparkring.training.model_folder import describe_model
 from tests.pipelines.results import train_result
 
 PLAIN, ODD = "hunter2Zq9", "hunter2Zq9/Sl4sh+x"  # the second as AWS makes them
@@ -204,8 +204,7 @@ def test_spark_gets_its_secrets_and_nothing_else_does(tmp_path: Path, capsys: py
     resolved = load_config(path)
     config = resolved.config
     assert spark.session_settings("s", config.spark, 1, is_submitted=False).items() >= SPARK.items()
-    (tmp_path / WEIGHTS_FILE).write_bytes(b"")
-    serving.write_model_folder(tmp_path / "model", config, MANIFEST, open_storage(str(tmp_path)))
+    describe_model(open_storage(str(tmp_path / "model")), config, MANIFEST)
     dataset = Dataset(MANIFEST, open_storage(str(tmp_path)))
     job = train_step.job_spec(resolved, dataset, dataset.folder)
     assert cli.main(["config", "show", path]) == 0

@@ -17,10 +17,11 @@ from sparkring.conf.config import RunConfig, TrackingConfig
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs, write_model_folder
+from sparkring.pipelines.serving import _load_pyfunc, copy_model_folder, signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.checkpoint.weights import write_weights
+from sparkring.training.model_folder import describe_model
 from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.worker import build_model
 
@@ -72,7 +73,8 @@ def folder(tmp_path: Path) -> Path:
     config = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
     torch.manual_seed(3)
     exported = export(tmp_path / "run", build_model(config, manifest()))
-    write_model_folder(tmp_path / "model", config, manifest(), exported)
+    describe_model(exported, config, manifest())
+    copy_model_folder(exported, tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -204,7 +206,8 @@ def test_a_language_model_continues_prompts(tmp_path: Path) -> None:
     small = {"width": 16, "layers": 1, "heads": 2}
     config = RunConfig.model_validate({"name": "text", "model": model | {"args": small}})
     torch.manual_seed(0)
-    write_model_folder(tmp_path, config, described, export(tmp_path / "run", build_model(config, described)))
+    exported = export(tmp_path, build_model(config, described))
+    describe_model(exported, config, described)
     writer = _load_pyfunc(str(tmp_path))
     rows = pd.DataFrame({"prompt": ["def f(", "def f(", "\u00e9", ""], "tokens": [5, 9, 40, None]})
     texts = writer.predict(rows)["text"].tolist()

@@ -11,7 +11,8 @@ statistics would depend on how a global batch is cut into ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.models.dropout import Dropout
+from sparkring.training.models.warm_start import FeatureChange, NewValues, Rescaling, fit_width, table_by_value
 
 
 def embedding_width(cardinality: int, most: int = 32) -> int:
@@ -138,6 +140,62 @@ class Tabular(nn.Module):
             **args,
         )
 
+    def warm_started(
+        self,
+        fresh: Mapping[str, torch.Tensor],
+        old: Tabular,
+        weights: Mapping[str, torch.Tensor],
+        change: FeatureChange,
+        new_values: NewValues,
+    ) -> dict[str, torch.Tensor]:
+        """Make weights of this model that give for a row what `weights` gave for it under the old codes and scales.
+
+        Exact but for rounding, except that an embedding which has become narrower is replaced by the best one of its
+        width (Eckart and Young 1936, of the table's product with the layer that reads it).
+
+        Args:
+            fresh: name -> initial value: rows and columns that the old model lacks are taken from here.
+            old: the module of `weights`, on the meta device.
+            weights: name -> trained tensor.
+            change: of the features since.
+            new_values: what the row of a value that was not there becomes.
+        """
+        made = {name: value.clone() for name, value in {**fresh, **weights}.items() if name in fresh}
+        before, after = old.input_columns(), self.input_columns()
+        made["input.weight"] = torch.empty_like(fresh["input.weight"])
+        for column in self.coded_names:
+            wide, deep = (f"{part}.{module_name(column)}.weight" for part in ("wide_coded", "embeddings"))
+            codes = change.codes.get(column)
+            made[wide] = table_by_value(weights[wide], fresh[wide], codes, new_values)
+            table, reads = fit_width(
+                weights[deep], weights["input.weight"][:, before[column]], fresh["input.weight"][:, after[column]]
+            )
+            made[deep] = table_by_value(table, fresh[deep], codes, new_values)
+            made["input.weight"][:, after[column]] = reads
+        how = [change.numbers.get(column, Rescaling()) for column in self.numeric_names]
+        scale_N = torch.tensor([each.scale for each in how], dtype=torch.float64)
+        shift_N = torch.tensor([each.shift for each in how], dtype=torch.float64)
+        place = {column: i for i, column in enumerate(old.numeric_names)}
+        order = [place[column] for column in self.numeric_names]
+        for i in self.deep_positions:
+            column = self.numeric_names[i]
+            w_H = weights["input.weight"][:, before[column]].double()
+            made["input.weight"][:, after[column]] = (w_H * scale_N[i]).to(w_H.dtype)
+            made["input.bias"] += (w_H * shift_N[i]).sum(dim=1).to(made["input.bias"].dtype)
+        if self.wide_numeric is not None:
+            _rescale_curves(made, weights, order, scale_N, shift_N)
+        return made
+
+    def input_columns(self) -> dict[str, slice]:
+        """Which columns of `input.weight` read a column of the dataset."""
+        widths = {name: embedding_width(table.num_embeddings) for name, table in self._tables()}
+        widths |= {self.numeric_names[i]: 1 for i in self.deep_positions}
+        edges = list(itertools.accumulate(widths.values(), initial=0))
+        return {name: slice(a, b) for name, a, b in zip(widths, edges, edges[1:], strict=False)}
+
+    def _tables(self) -> list[tuple[str, Any]]:
+        return [(name, self.embeddings[module_name(name)]) for name in self.coded_names]
+
     def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
         codes = {module_name(name): columns[name].long() for name in self.coded_names}
         parts = [self.embeddings[name](code_B) for name, code_B in codes.items()]
@@ -152,3 +210,23 @@ class Tabular(nn.Module):
             x_BH = block(x_BH, columns.get(SAMPLE))
         out: torch.Tensor = self.head(self.norm(x_BH)) + torch.stack(wide).sum(dim=0)
         return out.squeeze(1) if self.outputs == 1 else out
+
+
+def _rescale_curves(
+    made: dict[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    order: list[int],
+    scale_N: torch.Tensor,
+    shift_N: torch.Tensor,
+) -> None:
+    """ColumnCurves of the old numbers as curves of the new ones; `order` (N,): where each was among the old."""
+    line, slope = weights["wide_numeric.line.weight"].double()[:, order], weights["wide_numeric.slope"].double()[order]
+    shift = weights["wide_numeric.shift"].double()[order]
+    curves = {
+        "line.weight": line * scale_N,
+        "line.bias": weights["wide_numeric.line.bias"].double() + line @ shift_N,
+        "slope": slope * scale_N[:, None],
+        "shift": shift + slope * shift_N[:, None],
+        "height": weights["wide_numeric.height"][order],
+    }
+    made |= {f"wide_numeric.{name}": value.to(made["wide_numeric.slope"].dtype) for name, value in curves.items()}

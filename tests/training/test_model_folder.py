@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.training.checkpoint.weights import FILE
+from sparkring.training.model_folder import describe_model, read_model_folder
+
+MANIFEST = DatasetManifest(
+    name="d", fingerprint="0" * 64, created_at="", columns=(Column(name="x", dtype="float32"),), files=(), splits={},
+    accounting=Accounting(rows_in=0, rows_out=0), lineage=Lineage(sources={}),
+)  # fmt: skip
+
+
+def test_a_model_folder_says_what_its_weights_are(tmp_path: Path) -> None:
+    folder, config = open_storage(str(tmp_path)), RunConfig.model_validate({"name": "d", "train": {"seed": 9}})
+    describe_model(folder, config, MANIFEST)
+    with pytest.raises(StoredError, match=f"{tmp_path}: no model: it has no {FILE}"):
+        read_model_folder(folder)
+    (tmp_path / FILE).write_bytes(b"")
+    found = read_model_folder(folder)
+    assert (found.config, found.manifest) == (config, MANIFEST)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(StoredError, match=r"manifest\.json"):
+        read_model_folder(folder)
