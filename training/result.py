@@ -91,6 +91,8 @@ class TrainResult:
     run: str  # URI of the run folder
     dataset: str  # URI of its folder
     fingerprint: str  # of the dataset
+    parts: list[str] = field(default_factory=list)  # first days of the intervals of a window; [] without intervals
+    written_parts: list[str] = field(default_factory=list)  # those of them that this command wrote
     config: dict[str, Any]  # resolved
     origins: dict[str, str]  # key of `config` -> where its value came from
     config_digest: str

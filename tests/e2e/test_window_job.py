@@ -1,0 +1,109 @@
+"""`sparkring run` night by night over a window: a night writes one part, and trains on all of the window's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+DAYS = [f"2024-03-0{day}" for day in range(1, 5)]
+ROWS = 400  # of a day
+
+RECIPE = {
+    "name": "sales",
+    "etl": {
+        "sources": {
+            "sales": {
+                "path": "sales",
+                "format": "parquet",
+                "columns": {"shop": "string", "amount": "bigint"},
+                "partitions": {"day": "date"},
+            }
+        },
+        "views": {"made": "SELECT *, CAST(amount > 50 AS float) AS large FROM sales"},
+        "rows": "made",
+        "one_per": "sales",
+        "features": {"shop": {"kind": "categorical"}, "amount": {"kind": "numeric"}},
+        "label": "large",
+        "interval": {"column": "day", "sources": {"sales": "day"}, "last": DAYS[2], "window": 3},
+    },
+    "model": {"args": {"width": 8, "blocks": 1}},
+    "train": {"epochs": 2, "global_batch": 64},
+    "data": {"audit": True},
+    "launch": {"world": 2},
+    "report": {"baselines": False},
+}
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from sparkring.pipelines.cli import main
+
+nights = [main(["run", "sales.yaml", f"etl.interval.last={day}"]) for day in sys.argv[1:]]
+audits = [main(["audit", str(run.parent)]) for run in sorted(Path("data/runs/sales").glob("*/summary.json"))]
+print("CODES", json.dumps([nights, audits, main(["etl", "sales.yaml", "etl.interval.last=2024-03-05"])]))
+"""
+
+
+def write_day(folder: Path, day: str) -> None:
+    draw = np.random.default_rng(int(day[-2:]))
+    amounts = pa.array(draw.integers(0, 100, ROWS))
+    (target := folder / f"sales/day={day}").mkdir(parents=True)
+    pq.write_table(pa.table({"shop": draw.choice(["a", "b", day], ROWS), "amount": amounts}), target / "x.parquet")
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[Any]]:
+    """Two nights, in one process since Java takes as long to start as the rest: folder, log, exit codes."""
+    folder = tmp_path_factory.mktemp("nights")
+    for day in DAYS:
+        write_day(folder, day)
+    (folder / "sales.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-c", SCRIPT, *DAYS[2:]]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+    assert "CODES" in done.stdout, done.stderr
+    return folder, done.stderr, json.loads(done.stdout.partition("CODES ")[2])
+
+
+def test_a_night_writes_one_part_and_every_row_of_the_window_is_trained_on_once(nights: Any) -> None:
+    folder, log, (codes, audits, missing) = nights
+    assert codes == [0, 0] and audits == [0, 0], log
+    summaries = [json.loads(path.read_text()) for path in sorted(folder.glob("data/runs/sales/*/summary.json"))]
+    assert [s["parts"] for s in summaries] == [DAYS[:3], DAYS[1:]]
+    assert [s["written_parts"] for s in summaries] == [DAYS[:3], DAYS[3:]]
+    assert sorted(path.parts[-3] for path in folder.glob("data/datasets/parts/sales/*/*/_part.json")) == DAYS
+    manifests = [json.loads((Path(s["dataset"]) / "_manifest.json").read_text()) for s in summaries]
+    for summary, manifest in zip(summaries, manifests, strict=True):
+        assert manifest["fingerprint"] == summary["fingerprint"] and manifest["accounting"]["rows_out"] == 3 * ROWS
+        steps = 2 * (manifest["splits"]["train"]["rows"] // 64)
+        assert summary["train"]["steps"] == steps and summary["scores"]["this model"]["loss"] > 0
+    shared = [{f["path"]: f["sha256"] for f in m["files"] if DAYS[1] in f["path"]} for m in manifests]
+    assert shared[0] == shared[1] != {}
+    shops = [set(m["features"]["features"][0]["values"]) for m in manifests]
+    assert shops == [{"a", "b", *DAYS[:3]}, {"a", "b", *DAYS[1:]}]
+    assert missing == 3 and "2024-03-05 (etl.sources.sales); add the files, or set etl.interval.missing to skip" in log
+
+
+def test_the_report_and_mlflow_name_the_parts(nights: Any) -> None:
+    folder, _, _ = nights
+    pages = [path.read_text() for path in sorted(folder.glob("data/runs/sales/*/report.html"))]
+    assert f"3: {', '.join(DAYS[1:])}" in pages[1] and f"<dt>written for this run</dt><dd>{DAYS[3]}</dd>" in pages[1]
+    client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
+    experiment = client.get_experiment_by_name("sales")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    etl = [run.data.metrics for run in runs if run.data.tags["sparkring.key"] == "etl"]
+    assert [(m["parts/all"], m["parts/written"]) for m in etl] == [(3.0, 3.0), (3.0, 1.0)]
