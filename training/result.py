@@ -112,6 +112,7 @@ class TrainResult:
     # Evaluation on the test split
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
+    unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
 
     # Time

@@ -61,7 +61,8 @@ def write_day(folder: Path, day: str) -> None:
     draw = np.random.default_rng(int(day[-2:]))
     amounts = pa.array(draw.integers(0, 100, ROWS))
     (target := folder / f"sales/day={day}").mkdir(parents=True)
-    pq.write_table(pa.table({"shop": draw.choice(["a", "b", day], ROWS), "amount": amounts}), target / "x.parquet")
+    shops = [*draw.choice(["a", "b", day], ROWS - 20), *(f"{day} {n}" for n in range(20))]
+    pq.write_table(pa.table({"shop": shops, "amount": amounts}), target / "x.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +91,13 @@ def test_a_night_writes_one_part_and_every_row_of_the_window_is_trained_on_once(
         assert manifest["fingerprint"] == summary["fingerprint"] and manifest["accounting"]["rows_out"] == 3 * ROWS
         steps = 2 * (manifest["splits"]["train"]["rows"] // 64)
         assert summary["train"]["steps"] == steps and summary["scores"]["this model"]["loss"] > 0
+        trained = set(manifest["features"]["features"][0]["values"])
+        test = [pq.read_table(folder / "data/datasets" / f["path"]) for f in manifest["files"] if f["split"] == "test"]
+        unseen = sum(shop not in trained for table in test for shop in table["shop"].to_pylist())
+        assert summary["unseen"] == {"shop": unseen} and unseen > 0
     shared = [{f["path"]: f["sha256"] for f in m["files"] if DAYS[1] in f["path"]} for m in manifests]
     assert shared[0] == shared[1] != {}
-    shops = [set(m["features"]["features"][0]["values"]) for m in manifests]
+    shops = [{v for v in m["features"]["features"][0]["values"] if " " not in v} for m in manifests]
     assert shops == [{"a", "b", *DAYS[:3]}, {"a", "b", *DAYS[1:]}]
     assert missing == 3 and "2024-03-05 (etl.sources.sales); add the files, or set etl.interval.missing to skip" in log
 
