@@ -122,9 +122,7 @@ def test_two_jobs_that_write_one_part_at_once_use_the_same_files(
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_known_part_of_another_feature_block_is_named(
-    spark: Any, weeks: tuple[Path, Path, Built], window: int
-) -> None:
+def test_a_known_part_of_another_feature_block_is_named(spark: Any, night: Night, window: int) -> None:
     """`other` is stored and typed alike, and measured as itself or as its logarithm."""
     sales, root, first = night
     known = KnownParts(str(root), "sales", {part.interval: part.fingerprint for part in first.manifest.parts})
