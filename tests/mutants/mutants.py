@@ -256,6 +256,22 @@ MUTANTS = (
     Mutant(PARTS, "    job.storage.delete(job.folder)\n    return found", "    return found", T_PARTS),
     Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
     Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
+    Mutant(WINDOW, "if found.measured != wanted:", "if False:", T_WINDOW),
+    Mutant(PARTS, "snapshots[-1] for name, snapshots", "snapshots[0] for name, snapshots", T_PARTS),
+    Mutant(
+        PARTS,
+        "fingerprint)\n        sources.check_unchanged()",
+        "fingerprint)",
+        "tests/spark/test_etl_window_inputs.py -k changes",
+    ),
+    Mutant(EVALUATE, "== UNSEEN_CODE", "== 0", "tests/pipelines/test_evaluate.py"),
+    Mutant("pipelines/cli.py", "event & select.POLLERR", "event", "tests/pipelines/test_cli.py -k broken_connection"),
+    Mutant(
+        "pipelines/cli.py",
+        "        return Exit.PIPE",
+        "        return Exit.OK",
+        "tests/pipelines/test_cli.py -k reader",
+    ),
     Mutant(
         "etl/windows/independence.py",
         ", *[column.isNull() for column in columns])",

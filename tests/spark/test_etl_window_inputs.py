@@ -121,6 +121,25 @@ def test_two_jobs_that_write_one_part_at_once_use_the_same_files(
     assert len(list(root.glob("parts/sales/2024-03-01/*/data-*"))) == 1 and stored(built[0]).num_rows == 3
 
 
+@pytest.mark.parametrize("what", ["corrected", "added", "deleted"])
+def test_a_file_that_changes_between_pin_and_write_leaves_no_part(spark: Any, tmp_path: Path, what: str) -> None:
+    sales, root = write_sales(tmp_path / "sales"), tmp_path / "datasets"
+    config = recipe(sales, VIEW, last="2024-03-01", window=1)
+    pinned = pin_window(config, spark.version, {})
+    file = sales / "day=2024-03-01/x.parquet"
+    content = pq.read_table(file, partitioning=None)
+    if what == "deleted":
+        file.unlink()
+    else:
+        pq.write_table(content.slice(1), file if what == "corrected" else file.with_name("y.parquet"))
+    words = (
+        r"day=2024-03-01/x.parquet: not a readable" if what == "deleted" else "its files changed while they were read"
+    )
+    with pytest.raises(EtlError, match=words):
+        build_window(spark, BuildRequest(config, {}, "sales", str(root)), pinned)
+    assert days_of_parts(root) == [] and not list(root.glob("**/*.parquet"))
+
+
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_known_part_of_another_feature_block_is_named(spark: Any, night: Night, window: int) -> None:
     """`other` is stored and typed alike, and measured as itself or as its logarithm."""
