@@ -32,6 +32,7 @@ ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/polic
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
 STATISTICS = "etl/statistics.py"
+CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
@@ -265,13 +266,8 @@ MUTANTS = (
         "tests/spark/test_etl_window_inputs.py -k changes",
     ),
     Mutant(EVALUATE, "== UNSEEN_CODE", "== 0", "tests/pipelines/test_evaluate.py"),
-    Mutant("pipelines/cli.py", "event & select.POLLERR", "event", "tests/pipelines/test_cli.py -k broken_connection"),
-    Mutant(
-        "pipelines/cli.py",
-        "        return Exit.PIPE",
-        "        return Exit.OK",
-        "tests/pipelines/test_cli.py -k reader",
-    ),
+    Mutant(CLI, "error, BrokenPipeError) and _reader_has_gone()", "error, BrokenPipeError)", f"{T_CLI} -k connection"),
+    Mutant(CLI, "        return Exit.PIPE", "        return Exit.OK", f"{T_CLI} -k reader"),
     Mutant(
         "etl/windows/independence.py",
         ", *[column.isNull() for column in columns])",

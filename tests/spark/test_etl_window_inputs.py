@@ -132,9 +132,7 @@ def test_a_file_that_changes_between_pin_and_write_leaves_no_part(spark: Any, tm
         file.unlink()
     else:
         pq.write_table(content.slice(1), file if what == "corrected" else file.with_name("y.parquet"))
-    words = (
-        r"day=2024-03-01/x.parquet: not a readable" if what == "deleted" else "its files changed while they were read"
-    )
+    words = {"deleted": "day=2024-03-01/x.parquet: not a readable"}.get(what, "its files changed while they were read")
     with pytest.raises(EtlError, match=words):
         build_window(spark, BuildRequest(config, {}, "sales", str(root)), pinned)
     assert days_of_parts(root) == [] and not list(root.glob("**/*.parquet"))
