@@ -227,10 +227,18 @@ class TextConfig(Strict):
     )
 
 
+def _by_split(value: Any) -> Any:
+    if isinstance(value, int):
+        raise ValueError(f"must say how many files each split has, such as {{train: {value}, valid: 1}}")
+    return value
+
+
 class ShardConfig(Strict):
     """How the rows are cut into files. None: from the number of rows and the width of a row, never from the machine."""
 
-    shards: dict[SplitName, PositiveInt] | None = Field(None, description="files per split")
+    shards: Annotated[dict[SplitName, PositiveInt] | None, BeforeValidator(_by_split)] = Field(
+        None, description="files per split"
+    )
     row_group: PositiveInt | None = Field(None, description="rows per row group; only a file's last may be smaller")
     target_bytes: PositiveInt = Field(64 << 20, description="size of a file, uncompressed, when `shards` is None")
     seed: int = Field(0, description="of the hash that decides the stored order")

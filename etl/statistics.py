@@ -99,6 +99,11 @@ class Statistics:
         """How many distinct values there are, of all columns together."""
         return sum(len(table) for table in self.values.values())
 
+    @property
+    def measured(self) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+        """What was measured: (column, transform) of numbers, and the columns whose values were counted."""
+        return tuple((n.column, n.transform) for n in self.numbers), tuple(self.values)
+
     def numbers_of(self, column: str, transform: str) -> Numbers:
         return next(n for n in self.numbers if (n.column, n.transform) == (column, transform))
 
@@ -189,7 +194,7 @@ class StatisticsMerger:
 
 
 def _merged(parts: Sequence[Statistics]) -> Statistics:
-    kinds = [([(n.column, n.transform) for n in part.numbers], list(part.values)) for part in parts]
+    kinds = [part.measured for part in parts]
     if other := [kind for kind in kinds if kind != kinds[0]]:
         raise ValueError(f"they are of other features: {kinds[0]} and {other[0]}")
     if len(parts) == 1:

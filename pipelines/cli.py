@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
     (Cancelled, Exit.TERMINATED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
 ]
+STDOUT = 1  # its file descriptor
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 Command = Callable[[argparse.Namespace], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -38,7 +40,16 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code (pipelines/exit_codes.py)."""
-    arguments = parser().parse_args(argv)
+    try:
+        return _run_command(parser().parse_args(argv))
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes what is left when it ends
+        return Exit.PIPE
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
@@ -48,13 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(twin).setLevel(logging.CRITICAL)
     try:
         command: Command = arguments.command
-        return int(command(arguments))
+        code = int(command(arguments))
+        print(end="", flush=True)  # what cannot be written is an error here, and not after this function
+        return code
     except (Exception, KeyboardInterrupt) as error:
-        code = exit_code(error)
-        if arguments.verbose or code is Exit.BUG:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            raise
+        failure = exit_code(error)
+        if arguments.verbose or failure is Exit.BUG:
             print(redact(traceback.format_exc()), file=sys.stderr, end="")
         print(f"sparkring: {redact(message(error))}", file=sys.stderr)
-        return code
+        return failure
+
+
+def _reader_has_gone() -> bool:
+    """Whether standard output is a pipe that nothing reads any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def exit_code(error: BaseException) -> Exit:

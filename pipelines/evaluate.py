@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
@@ -23,6 +24,7 @@ from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.metrics import binary_scores, is_better
 from sparkring.pipelines.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
+from sparkring.training.data.features.transform import Categorical
 from sparkring.training.models.gpt import perplexity
 from sparkring.training.result import MODEL, TrainResult
 from sparkring.training.worker import pick_columns
@@ -55,6 +57,9 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     if not result.predictions:
         return replace(result, scores=scores), None
     held_out = read_held_out(config, dataset, job.folder, result)
+    unseen = count_unseen(scored_rows(config, dataset, result))
+    if unseen:
+        log.info("test rows whose value was in no training row: %s", unseen)
     if config.model.task == "binary":
         scores[MODEL] |= binary_scores(held_out.labels, held_out.scores)
         if config.report.baselines:
@@ -68,7 +73,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
                 dataset.manifest.tensor(columns.label),
             )
             scores, missing = scores | baselines.scores, baselines.missing
-    return replace(result, scores=scores, missing=missing), held_out
+    return replace(result, scores=scores, missing=missing, unseen=unseen), held_out
 
 
 def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, result: TrainResult) -> TrainResult:
@@ -107,6 +112,17 @@ def scored_rows(config: RunConfig, dataset: Dataset, result: TrainResult) -> Spl
     """The rows of the test split that the ranks have scored."""
     assert config.train.test_split is not None
     return split_rows(dataset, config.train.test_split, config.data, result.train.test_left_out)
+
+
+def count_unseen(rows: SplitRows) -> dict[str, int]:
+    """Count, by categorical feature, the rows whose value was in no training row; features without any are left out."""
+    counts = {}
+    for state in rows.manifest.fitted:
+        if state["kind"] == "categorical":
+            kind, stored = rows.manifest.features["inputs"][state["column"]], rows.manifest.column(state["column"])
+            codes = Categorical(state, kind).of_stored(rows.column(stored.name, stored.dtype == "string"))
+            counts[state["name"]] = int(np.count_nonzero(codes[state["name"]] == UNSEEN_CODE))
+    return {name: count for name, count in counts.items() if count}
 
 
 def read_held_out(config: RunConfig, dataset: Dataset, folder: Storage, result: TrainResult) -> HeldOut:

@@ -14,4 +14,5 @@ class Exit(IntEnum):
     RESOURCES = 5  # the cluster cannot give what was asked, storage has no room, or `replay` reaches no store
     QUALITY = 6  # trained, tracked and registered, but the model lost to a baseline: the alias has not moved
     INTERRUPTED = 130  # Ctrl-C
+    PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong
     TERMINATED = 143  # SIGTERM; a checkpoint was written first where training had begun

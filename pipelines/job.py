@@ -108,7 +108,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     evaluating = time.monotonic()
     with tracker.part(EVALUATE):
         result, held_out = evaluate(job, result)
-        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics())
+        unseen = {f"test/unseen/{name}": float(rows) for name, rows in result.unseen.items()}
+        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | unseen)
         timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
         lost = lost_to(result.scores, must_beat, result.missing)
         publish_model(job, result, alias=None if lost else job.config.tracking.alias)

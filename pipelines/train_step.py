@@ -71,6 +71,8 @@ def train(job: JobContext) -> TrainResult:
             run=job.folder.uri,
             dataset=job.dataset.folder.uri,
             fingerprint=job.dataset.manifest.fingerprint,
+            parts=[part.interval for part in job.dataset.manifest.parts],
+            written_parts=list(job.dataset.written_parts),
             config=job.resolved.as_dict(),
             origins=job.resolved.origins,
             config_digest=job.resolved.digest,

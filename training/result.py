@@ -91,6 +91,8 @@ class TrainResult:
     run: str  # URI of the run folder
     dataset: str  # URI of its folder
     fingerprint: str  # of the dataset
+    parts: list[str] = field(default_factory=list)  # first days of the intervals of a window; [] without intervals
+    written_parts: list[str] = field(default_factory=list)  # those of them that this command wrote
     config: dict[str, Any]  # resolved
     origins: dict[str, str]  # key of `config` -> where its value came from
     config_digest: str
@@ -110,6 +112,7 @@ class TrainResult:
     # Evaluation on the test split
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
+    unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
 
     # Time

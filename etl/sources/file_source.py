@@ -27,6 +27,10 @@ class FilesSnapshot(SourceSnapshot):
     config: FilesSource
     listed: FileList
 
+    @property
+    def paths(self) -> list[str]:
+        return [file.path for file in self.listed.files]
+
     def read(self, spark: SparkSession) -> DataFrame:
         return read_files(spark, self.key, self.config, self.listed)
 

@@ -35,6 +35,7 @@ COMPARISONS: dict[type[exp.Expr], Callable[[Any, Any], bool]] = {
 }
 DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}  # as decimals, which Spark makes of both sides
 MOST_DIGITS = 38
+RULE = "`where` of a source compares columns with literals, other conditions belong in etl.views"
 TYPE = exp.DataType.Type
 # Type of the column -> the types of literals it is compared with; a text is read as the column's type.
 MOMENTS = {
@@ -119,7 +120,7 @@ class _Compiler:
             return Junction(tuple(Comparison(operator.eq, value, member) for member in members), True)
         if isinstance(node, exp.Column) and self.types[self.column(node)] == "boolean":
             return self.operands(node)[0]
-        raise self.error(f"{node.sql('spark')} is not understood; compare columns with literals")
+        raise self.error(f"{node.sql('spark')} is not understood; {RULE}")
 
     def columns(self, node: exp.Expr) -> frozenset[str]:
         """The partition columns that a condition names."""
@@ -138,7 +139,8 @@ class _Compiler:
         names = [self.column(node) for node in bare if isinstance(node, exp.Column)]
         kinds = {self.types[name] for name in names}
         if not kinds:
-            raise self.error(f"{nodes[0].sql('spark')} is no column")
+            odd = [node.sql("spark") for node in bare if not isinstance(node, exp.Literal)]
+            raise self.error(f"{odd[0]} is not understood; {RULE}" if odd else f"{bare[0].sql('spark')} is no column")
         kind = "bigint" if kinds <= DIGITS.keys() and len(kinds) > 1 else next(iter(kinds))
         if len(kinds) > 1 and kind != "bigint":
             raise self.error(f"{' and '.join(names)} have different types")

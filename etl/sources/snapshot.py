@@ -28,6 +28,11 @@ class SourceSnapshot(ABC):
         """Whether there is no file to read, as may be of a lake table after `where`."""
         return False
 
+    @property
+    def paths(self) -> list[str]:
+        """The files that are read, below the table's root or whole; [] where there are none to name."""
+        return []
+
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
         """Read the typed table. Raises EtlError naming what does not match the declaration."""

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 PART_VERSION = 1
 PART_NAME = "_part.json"
+SHOWN = 5  # files in a message
 STRAY = "__stray"  # the split of rows that would be in no part
 # What of a feature decides its state alone, and nothing that is stored or measured, by its kind.
 FITTING = {"categorical": {"min_count", "max_size"}, "numeric": {"fill", "scale"}}
@@ -100,6 +101,12 @@ class PartSources:
         snapshot = self.cut[name][-1]
         assert snapshot is not None
         return snapshot.read(spark).count()
+
+    def own_files(self) -> str:
+        """Name the first files that the cut sources have in the part's own interval."""
+        own = {name: snapshots[-1] for name, snapshots in self.cut.items()}
+        paths = [f"{name}: {path}" for name, snapshot in own.items() if snapshot for path in snapshot.paths]
+        return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
 
     def check_unchanged(self) -> None:
         for snapshot in self.snapshots:
@@ -181,7 +188,7 @@ def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
 
     def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:
         if checked.splits.get(STRAY):
-            raise EtlError(_stray_text(rows, interval, sources.interval))
+            raise EtlError(_stray_text(rows, interval, sources))
         if config.one_per is not None:
             check_one_per(config.one_per, sources.own_rows(job.spark, config.one_per), checked.rows_in)
         for number, (name, columns) in enumerate(keys_across_parts(config).items()):
@@ -250,15 +257,16 @@ def _edges(rows: DataFrame, config: IntervalConfig, interval: Interval) -> tuple
     raise EtlError(f"etl.interval.column = {config.column!r}: must be a date or timestamp of the rows; it is {found}")
 
 
-def _stray_text(rows: DataFrame, config: IntervalConfig, interval: Interval) -> str:
+def _stray_text(rows: DataFrame, config: IntervalConfig, sources: PartSources) -> str:
     column = F.col(config.column)
     strays = rows.where(F.col(SPLIT) == STRAY)
     found = strays.agg(F.count(F.lit(1)), F.min(column).cast("string"), F.max(column).cast("string")).collect()[0]
     span = "null" if found[1] is None else f"from {found[1]} to {found[2]}"
     return (
-        f"etl.interval.column = {config.column!r}: {found[0]} rows of the sources' interval {interval.label} are in no "
-        f"interval that the part reads ({config.column} {span}, in UTC; the interval is of {config.time_zone}), so "
-        "they would be in no part: correct the files, etl.interval.time_zone or etl.interval.column"
+        f"etl.interval.column = {config.column!r}: {found[0]} rows of the sources' interval {sources.interval.label} "
+        f"are in no interval that the part reads ({config.column} {span}, in UTC; the interval is of "
+        f"{config.time_zone}), so they would be in no part: correct the files ({sources.own_files()}), "
+        "etl.interval.time_zone or etl.interval.column"
     )
 
 

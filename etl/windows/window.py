@@ -42,7 +42,7 @@ from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import UNDIVIDED, check_splits, split_names
-from sparkring.etl.statistics import Statistics, merge
+from sparkring.etl.statistics import Statistics, measured_by, merge, nothing
 from sparkring.etl.windows.independence import prove_independent
 from sparkring.etl.windows.interval import Interval, before, beginning, window_of
 from sparkring.etl.windows.keys import across_parts, count_keys
@@ -181,11 +181,10 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
     report = judge(checked, config.checks)
     splits = check_splits(checked.splits, config.split)
     files = list_files(parts, folders, assigned, list(splits))
-    fitted = [
-        _statistics(root.at(folder), part)
-        for part, folder, split in zip(parts, folders, assigned, strict=True)
-        if split in (None, "train")
-    ]
+    trained = [part for part, split in zip(parts, assigned, strict=True) if split in (None, "train")]
+    fitted = [_statistics(root.at(part_folder(request.name, p.interval, p.fingerprint)), p) for p in trained]
+    for part, found in zip(trained, fitted, strict=True):
+        check_measured(part, found, config)
     last = parts[-1].lineage
     return DatasetManifest(
         name=request.name,
@@ -282,6 +281,16 @@ def check_alike(parts: Sequence[Part]) -> None:
                 f"the parts {a.interval} and {b.interval} do not fit: {'; '.join(shown) or 'columns differ in order'}; "
                 "a window needs parts of one recipe, and of sources that kept their types: cast in etl.views"
             )
+
+
+def check_measured(part: Part, found: Statistics, config: EtlConfig) -> None:
+    """Raise EtlError for a part whose statistics are not what the recipe's features are fitted on."""
+    wanted = nothing(measured_by(config.features, part.inputs)).measured
+    if found.measured != wanted:
+        raise EtlError(
+            f"the part {part.interval} was measured for other features ({found.measured}, not {wanted}); a window "
+            "needs parts of one recipe: do not name it as known"
+        )
 
 
 def split_of(config: EtlConfig, label: str) -> str | None:

@@ -100,6 +100,15 @@ class ReportInputs:
         return [(key, str(value), origins.get(key, "default")) for key, value in leaves(self.result.config)]
 
     @property
+    def window(self) -> dict[str, str]:
+        """Label -> text of a dataset that is made of the parts of a window; {} of another."""
+        parts, written = self.result.parts, self.result.written_parts
+        if not parts:
+            return {}
+        shown = {"parts": f"{len(parts)}: {', '.join(parts)}", "written for this run": ", ".join(written) or "none"}
+        return shown | ({"missing": ", ".join(self.manifest.missing)} if self.manifest.missing else {})
+
+    @property
     def splits(self) -> list[tuple[str, int, int, int]]:
         """(split, rows, files, bytes)."""
         return [

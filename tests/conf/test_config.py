@@ -63,6 +63,7 @@ def test_flights_block_is_valid():
         ({"split": {"kind": "time", "column": "d", "boundaries": {"train": "2020-01-01"}}}, "no boundary"),
         ({"sources": {"t": {"path": "t.csv"}}}, "must be declared"),
         ({"shard": {"row_group": 0}}, "greater than 0"),
+        ({"shard": {"shards": 1}}, "must say how many files each split has, such as {train: 1, valid: 1}"),
         (
             {"sources": {"t": {"path": "t.csv", "columns": {"v": "int", "V": "int"}}}},
             "'v' and 'V' are one name",

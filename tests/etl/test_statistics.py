@@ -79,6 +79,12 @@ def test_nulls_nans_and_infinities_are_no_numbers() -> None:
     assert (log.count, log.infinite, log.low) == (4, 1, 0.0) and float(log.total) == math.log1p(1.5)
 
 
+def test_zeros_of_both_signs_are_one_number() -> None:
+    zeros = [measure(pa.table({"x": x}), Measured((("x", "none"),))) for x in ([-0.0, 0.0], [0.0, -0.0], [-0.0], [0.0])]
+    assert len({merge([zero, zero]).to_bytes() for zero in zeros[:2]}) == 1
+    assert zeros[2].to_bytes() == zeros[3].to_bytes()
+
+
 def test_texts_of_categories_are_those_of_spark() -> None:
     rows = pa.table(
         {

@@ -33,6 +33,7 @@ CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/d
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
 STATISTICS = "etl/statistics.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
+CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
@@ -260,6 +261,17 @@ MUTANTS = (
     Mutant(PARTS, "    job.storage.delete(job.folder)\n    return found", "    return found", T_PARTS),
     Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
     Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
+    Mutant(WINDOW, "if found.measured != wanted:", "if False:", T_WINDOW),
+    Mutant(PARTS, "snapshots[-1] for name, snapshots", "snapshots[0] for name, snapshots", T_PARTS),
+    Mutant(
+        PARTS,
+        "fingerprint)\n        sources.check_unchanged()",
+        "fingerprint)",
+        "tests/spark/test_etl_window_inputs.py -k changes",
+    ),
+    Mutant(EVALUATE, "== UNSEEN_CODE", "== 0", "tests/pipelines/test_evaluate.py"),
+    Mutant(CLI, "error, BrokenPipeError) and _reader_has_gone()", "error, BrokenPipeError)", f"{T_CLI} -k connection"),
+    Mutant(CLI, "        return Exit.PIPE", "        return Exit.OK", f"{T_CLI} -k reader"),
     Mutant(
         "etl/windows/independence.py",
         ", *[column.isNull() for column in columns])",

@@ -60,6 +60,28 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize("words", [["config", "schema"], ["config", "validate", "flights"]])
+def test_a_pipe_whose_reader_has_ended_is_no_error(words: list[str]) -> None:
+    """As `| head`, at its earliest. Unix tools end with 141 then, 128 + SIGPIPE."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", *words]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (Exit.PIPE, "")
+
+
+def test_a_broken_connection_is_not_taken_for_a_broken_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def report(_: object) -> str:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("sparkring.pipelines.report.report.redraw", report)
+    assert main(["report", "flights"]) == Exit.BUG
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
     """MLflow starts a server and consumers below it; a SIGTERM to the command alone left them, and the port, behind."""
     (tmp_path / "mine.yaml").write_text("name: mine\ndataset: somewhere\n")

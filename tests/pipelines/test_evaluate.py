@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from sparkring.pipelines.evaluate import group_values, lost_to
+from sparkring.pipelines.evaluate import count_unseen, group_values, lost_to
 from sparkring.training.result import MODEL
 
 BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}
@@ -35,6 +36,27 @@ def test_every_baseline_must_be_beaten_in_every_metric(
 @pytest.mark.parametrize("ours", [{"loss": math.nan}, {}])
 def test_what_is_not_a_number_beats_nothing(ours: dict[str, float]) -> None:
     assert len(lost_to({MODEL: ours} | BASELINES, ["loss"])) == 2
+
+
+def test_test_rows_of_a_value_that_was_not_trained_on_are_counted_by_feature() -> None:
+    states = [
+        {"name": "shop", "column": "shop", "kind": "categorical", "values": ["a", "b"]},
+        {"name": "floor", "column": "floor", "kind": "categorical", "values": ["1", "-3"]},
+        {"name": "hour_of_day", "column": "hour", "kind": "cyclic", "period": 24.0},
+    ]
+    stored = {
+        "shop": pa.chunked_array(
+            [pa.array(["a", "c", None, "", "c"]).dictionary_encode(), pa.array(["b"]).dictionary_encode()]
+        ),
+        "floor": pa.chunked_array([pa.array([1, -3, None], pa.int64())]),
+    }
+    manifest = SimpleNamespace(
+        fitted=states,
+        features={"inputs": {"shop": "string", "floor": "bigint", "hour": "int"}},
+        column=lambda name: SimpleNamespace(name=name, dtype="string" if name == "shop" else "int64"),
+    )
+    rows: Any = SimpleNamespace(manifest=manifest, column=lambda name, text: stored[name])
+    assert count_unseen(rows) == {"shop": 3}
 
 
 def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:

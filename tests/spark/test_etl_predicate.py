@@ -127,13 +127,13 @@ def check(spark, seed, conditions, rows):
         F.struct(*TYPES).alias("row"), F.array(*(F.expr(text) for text in texts)).alias("truth")
     ).collect()
     assert len(found) == rows
+    predicates = [parse("etl.sources.t.where", text, TYPES) for text in texts]
     for record in found:
         row = record["row"].asDict()
         if row["at"] is not None:  # collected in this machine's zone, without one
             row["at"] = row["at"].astimezone(dt.UTC)
-        for text, truth in zip(texts, record["truth"], strict=True):
-            predicate = parse("etl.sources.t.where", text, TYPES)
-            assert predicate.test(row) is truth, (text, {name: row[name] for name in predicate.columns})
+        for predicate, truth in zip(predicates, record["truth"], strict=True):
+            assert predicate.test(row) is truth, (predicate.text, {name: row[name] for name in predicate.columns})
             assert predicate.matches(row) is predicate.may_match(row) is (truth is True)
 
 

@@ -27,6 +27,7 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         history={"train/loss": [(1, 0.5), (2, 0.25)]},
         predictions=["predictions/a.parquet"],
         missing={"logistic regression": "out of memory"},
+        unseen={"shop": 3},
         tracking_url="http://tracking.example/#/runs/2",
     )
     (tmp_path / SUMMARY).write_bytes(result.to_json())

@@ -56,6 +56,10 @@ class CatalogSnapshot(SourceSnapshot):
     def files(self) -> list[ReadFile]:
         return [file for table in self.found.tables if isinstance(table, ReadTable) for file in table.files]
 
+    @property
+    def paths(self) -> list[str]:
+        return [file.path for file in self.files]
+
     def read(self, spark: SparkSession) -> DataFrame:
         table, found = look_up(spark, self.key, self.config)
         self._compare(found)

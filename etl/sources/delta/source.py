@@ -50,6 +50,10 @@ class DeltaSnapshot(SourceSnapshot):
     def is_empty(self) -> bool:
         return not self.files.files
 
+    @property
+    def paths(self) -> list[str]:
+        return [file.path for file in self.files.files]
+
     def read(self, spark: SparkSession) -> DataFrame:
         check_types(self.key, self.config.columns, self.files.schema.columns)
         self.check_unchanged()

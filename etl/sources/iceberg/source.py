@@ -49,6 +49,10 @@ class IcebergSnapshot(SourceSnapshot):
     def is_empty(self) -> bool:
         return not self.files
 
+    @property
+    def paths(self) -> list[str]:
+        return [file.path for file in self.files]
+
     def read(self, spark: SparkSession) -> DataFrame:
         check_types(self.key, self.config.columns, map_fields(self.columns, plain_field))
         rows = self._read_by_connector(spark) if self._connector_reads(spark) else self._read_files(spark)

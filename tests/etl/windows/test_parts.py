@@ -90,6 +90,17 @@ def test_a_part_is_of_its_sources_and_of_the_intervals_it_looks_back_at() -> Non
     assert fingerprint(config(), sources(), {"spark.executor.memory": "1g"}) in prints
 
 
+def test_the_files_of_a_parts_own_interval_are_named() -> None:
+    recipe = config().interval
+    assert recipe is not None
+    days: Any = [SimpleNamespace(paths=[f"day={day}/{n}.parquet" for n in range(4)]) for day in (1, 2)]
+    others: Any = [SimpleNamespace(paths=["x.orc", "y.orc"])]
+    made = PartSources(interval_from(recipe, dt.date(2013, 3, 2)), {}, {"a": days, "b": others, "c": [None]})
+    first = ", ".join(f"a: day=2/{n}.parquet" for n in range(4))
+    assert made.own_files() == f"{first}, b: x.orc and 1 more"
+    assert replace(made, cut={"b": others}).own_files() == "b: x.orc, b: y.orc"
+
+
 def write(storage, folder: str) -> Part:
     """The files of a part, not yet published."""
     with storage.create(f"{folder}/rows-00000.parquet") as file:

@@ -13,12 +13,14 @@ from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError
+from sparkring.etl.statistics import Measured, nothing
 from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
 from sparkring.etl.windows.parts import Part
 from sparkring.etl.windows.window import (
     check_alike,
     check_boundaries,
+    check_measured,
     cut_source,
     list_files,
     pin_window,
@@ -177,6 +179,15 @@ def test_parts_of_other_features_or_types_are_refused() -> None:
     more = b.model_copy(update={"columns": (*b.columns, Column(name="y", dtype="int8"))})
     with pytest.raises(EtlError, match="stored column 'y' was not there, is  as scalar int8; "):
         check_alike([a, more])
+
+
+def test_a_part_that_was_measured_for_other_features_is_refused() -> None:
+    recipe = config(features={"x": {"kind": "numeric"}, "c": {"kind": "categorical", "column": "x"}})
+    made = part("2013-03-01", {})
+    check_measured(made, nothing(Measured((("x", "none"),), {"x": "int"})), recipe)
+    for other in (Measured((("x", "log1p"),), {"x": "int"}), Measured((("x", "none"),)), Measured()):
+        with pytest.raises(EtlError, match="the part 2013-03-01 was measured for other features"):
+            check_measured(made, nothing(other), recipe)
 
 
 def test_a_split_by_time_takes_whole_intervals() -> None:

@@ -41,6 +41,16 @@ def test_rates_have_units_and_tell_seconds_per_step_from_those_of_the_beginning(
     }  # fmt: skip
 
 
+def test_the_parts_of_a_window_are_named_with_those_that_were_written_and_those_missing() -> None:
+    assert ReportInputs(train_result(), MANIFEST).window == {}
+    window = MANIFEST.model_copy(update={"missing": ("2024-03-02",)})
+    result = train_result(parts=["2024-03-01", "2024-03-03"], written_parts=["2024-03-03"])
+    assert ReportInputs(result, window).window == {
+        "parts": "2: 2024-03-01, 2024-03-03", "written for this run": "2024-03-03", "missing": "2024-03-02",
+    }  # fmt: skip
+    assert ReportInputs(train_result(parts=["2024-03-01"]), MANIFEST).window["written for this run"] == "none"
+
+
 def test_a_failed_attempt_has_no_column_for_what_is_not_known() -> None:
     failed = FailedAttempt(
         attempt=1, world=3, cause="lost", message="", step=None, steps_lost=0, decision="stop", next_world=0
