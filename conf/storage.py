@@ -199,7 +199,7 @@ class HashingFile(io.RawIOBase):
 
 def check_below(path: str) -> str:
     """The path; ValueError where it is absolute or may leave the folder it is relative to."""
-    if path.startswith("/") or "\0" in path or ".." in path.split("/"):
+    if path.startswith("/") or "\0" in path or (".." in path and ".." in path.split("/")):
         raise ValueError(f"{path!r} must stay below its folder: no leading `/`, no `..`")
     return path
 
