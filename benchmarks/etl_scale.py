@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import hashlib
+import logging
 import resource
 import sys
 import tempfile
@@ -212,12 +213,16 @@ def main() -> None:
     parser.add_argument("--day-rows", type=int, default=200)
     parser.add_argument("--out", type=Path, help="result file; else printed")
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
     timer = Timer()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         measure_manifest(timer, folder / "manifest", arguments.files)
         measure_listing(timer, arguments.listed)
-        spark = build_session(session("1g", "local[2]"), {})
+        base = session("1g", "local[2]")
+        base.conf.set("spark.sql.shuffle.partitions", "8")  # as a job's session on one machine
+        spark = build_session(base, {})
         spark.range(10).count()
         measure_source(timer, spark, folder / "small", arguments.small)
         measure_window(timer, spark, folder / "window", arguments.days, arguments.day_rows)
