@@ -148,7 +148,6 @@ def recipe_of_days(lake: Path, last: dt.date, window: int) -> EtlConfig:
             "views": {"labeled": "SELECT *, value > 0 AS label FROM events"},
             "rows": "labeled",
             "key": ["id"],
-            "one_per": "events",
             "checks": [
                 {"name": "id_once", "kind": "unique", "columns": ["id"]},
                 {"name": "has_kind", "kind": "null_share", "column": "kind", "max_share": 0.1},

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from etl_write import cpu_by_process, used_s
@@ -35,6 +36,7 @@ from sparkring.etl.sources.pin import pin_sources
 from sparkring.pipelines.spark import DEFAULTS
 
 TARGET = 1.5  # ours over the shuffle
+FILES = 24  # as many as ours: at least 8 of each split
 COLUMNS = {
     "id": "bigint",
     "at": "timestamp",
@@ -118,12 +120,11 @@ def recipe(source: Path) -> EtlConfig:
     )
 
 
-def run_etl(spark: SparkSession, source: Path, target: Path) -> int:
+def run_etl(spark: SparkSession, source: Path, target: Path) -> None:
     config = recipe(source)
     request = BuildRequest(config, pin_sources(config.sources), "whole", str(target))
     built = build_dataset(spark, request)
     print({name: round(seconds, 1) for name, seconds in built.seconds.items()}, file=sys.stderr)
-    return len(built.manifest.files)
 
 
 def stored(spark: SparkSession, source: Path) -> DataFrame:
@@ -132,10 +133,10 @@ def stored(spark: SparkSession, source: Path) -> DataFrame:
     return rows.withColumn("label", F.expr("score + distance / 4000 > 0.5"))
 
 
-def run_shuffle(spark: SparkSession, source: Path, target: Path, files: int) -> None:
+def run_shuffle(spark: SparkSession, source: Path, target: Path) -> None:
     place = F.xxhash64(F.lit(0), F.col("id"))
     rows = stored(spark, source).withColumn("__order", place)
-    rows.repartition(files, "__order").sortWithinPartitions("__order").drop("__order").write.parquet(str(target))
+    rows.repartition(FILES, "__order").sortWithinPartitions("__order").drop("__order").write.parquet(str(target))
 
 
 def measure(work: Callable[[Path], object], target: Path) -> Measured:
@@ -183,10 +184,9 @@ def report(arguments: argparse.Namespace, folder: Path, peak: list[int]) -> str:
     for rows, kept in ((arguments.rows // 20, False), (arguments.rows, True)):
         source, target = folder / f"source-{rows}", folder / "target"
         make_source(spark, rows, source)
-        files = 8
         works: dict[str, Callable[[Path], object]] = {
-            "ours": lambda target: run_etl(spark, source, target),
-            "shuffle": lambda target: run_shuffle(spark, source, target, files),
+            "ours": partial(run_etl, spark, source),
+            "shuffle": partial(run_shuffle, spark, source),
         }
         for number in range(arguments.rounds if kept else 1):
             for name in list(works)[:: 1 if number % 2 == 0 else -1]:
