@@ -110,7 +110,8 @@ def find_dataset(storage: Storage, fingerprint: str) -> DatasetManifest | None:
         log.warning("rebuilding: %s", error)
         return None
     files = manifest.files_folder(storage)
-    damaged = [f.path for f in manifest.files if files.size_bytes(f.path) != f.bytes]
+    sizes = files.sizes_bytes([f.path for f in manifest.files])
+    damaged = [f.path for f, size in zip(manifest.files, sizes, strict=True) if size != f.bytes]
     if damaged or manifest.fingerprint != fingerprint:
         reason = f"damaged files {damaged[:3]}" if damaged else "other fingerprint"
         log.warning("rebuilding %s: %s", storage.uri, reason)

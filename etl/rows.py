@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 DEAD_BUILD_AGE = timedelta(days=1)
 PLAN_CHARACTERS = 20_000
+COLUMNAR, ROW_BY_ROW = {"Parquet", "ORC"}, {"Project", "Filter", "Union"}  # Spark's names
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ def write_rows(
     """Count the rows, which have SPLIT, by the recipe's checks; quarantine the bad ones and write the others."""
     config, key = job.config, job.config.key or [c for c in rows.columns if c != SPLIT]
     marked = checks.mark(rows, config.checks, tables, key)
-    marked.persist(StorageLevel.DISK_ONLY)
+    is_kept = not is_cheap(marked)
+    if is_kept:
+        marked.persist(StorageLevel.DISK_ONLY)
     try:
         with job.timed("check"):
             checked = checks.count(marked, config.checks)
@@ -95,7 +98,26 @@ def write_rows(
         write = _write_table if config.text is None else _write_text
         return checked, write(job, checks.good(marked), key, splits)
     finally:
-        marked.unpersist()
+        if is_kept:
+            marked.unpersist()
+
+
+def is_cheap(rows: DataFrame) -> bool:
+    """Whether rows cost less to read again than to keep: columns of Parquet or ORC files, of which a pass reads those
+    that it needs; no join, window, Python or random number."""
+    plan = rows._jdf.queryExecution().optimizedPlan()
+    nodes = [plan]
+    for node in nodes:  # grows as it goes
+        if node.nodeName() == "LogicalRelation":
+            relation = node.relation()
+            is_files = relation.getClass().getSimpleName() == "HadoopFsRelation"
+            if not is_files or relation.fileFormat().toString() not in COLUMNAR:
+                return False
+        elif node.nodeName() not in ROW_BY_ROW:
+            return False
+        children = node.children()
+        nodes += [children.apply(number) for number in range(children.size())]
+    return bool(plan.deterministic())
 
 
 def _write_table(job: RowsJob, good: DataFrame, key: list[str], splits: dict[str, int]) -> Written:

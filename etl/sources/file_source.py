@@ -57,7 +57,7 @@ class FilesSnapshot(SourceSnapshot):
 def pin_files(name: str, config: FilesSource) -> FilesSnapshot:
     """Pin one source. Raises EtlError if it has no files."""
     listed = _list(name, config)
-    return FilesSnapshot(name, config, _fingerprint(config, listed), listed)
+    return FilesSnapshot(name, config, file_fingerprint(config, listed), listed)
 
 
 def _list(name: str, config: FilesSource) -> FileList:
@@ -66,7 +66,7 @@ def _list(name: str, config: FilesSource) -> FileList:
     return list_files(name, config, parse(f"etl.sources.{name}.where", config.where, config.partitions).may_match)
 
 
-def _fingerprint(config: FilesSource, listed: FileList) -> str:
+def file_fingerprint(config: FilesSource, listed: FileList) -> str:
     """sha256 over the declared columns, options and files: their bytes, or with `stat` their sizes and times.
 
     A file's path names its partition. Of the partitions that `where` leaves out nothing is known here.

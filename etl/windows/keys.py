@@ -19,6 +19,7 @@ from sparkring.etl.write import worker_uri
 # 128 bits together: two of a billion keys have equal hashes with a probability of 2e-21.
 HASHES = pa.schema({"first": pa.int64(), "second": pa.int64()})
 HASHES_SQL = "first long, second long"
+KEYS_OF_A_TASK = 1 << 18
 
 
 def keys_across_parts(config: EtlConfig) -> dict[str, list[str]]:
@@ -38,10 +39,10 @@ def write_keys(rows: DataFrame, columns: Sequence[str], storage: Storage, path: 
     return sum(record["keys"] for record in written)
 
 
-def count_keys(spark: SparkSession, storage: Storage, paths: Sequence[str]) -> int:
-    """Count the distinct keys in the files of several parts."""
-    root = worker_uri(storage)
-    files = spark.createDataFrame([(path,) for path in paths], "path string").repartition(len(paths), "path")
+def count_keys(spark: SparkSession, storage: Storage, distinct: Mapping[str, int]) -> int:
+    """Count the distinct keys in the files of several parts; `distinct`: keys by the file's path."""
+    root, tasks = worker_uri(storage), min(len(distinct), 1 + sum(distinct.values()) // KEYS_OF_A_TASK)
+    files = spark.createDataFrame([(path,) for path in distinct], "path string").repartition(tasks, "path")
     return files.mapInArrow(lambda batches: _read(root, batches), HASHES_SQL).distinct().count()
 
 

@@ -218,9 +218,12 @@ def _failing(job: RowsJob, failing: Mapping[str, int], parts: Sequence[Part], fo
     """Rows by check that fail within parts, or for a row of an earlier part."""
     distinct, together = dict[str, int](), dict[str, int]()
     for name in parts[0].keys:
-        distinct[name] = sum(part.keys[name].distinct for part in parts)
-        paths = [f"{folder}/{part.keys[name].path}" for part, folder in zip(parts, folders, strict=True)]
-        together[name] = count_keys(job.spark, job.storage, paths)
+        of_file = {
+            f"{folder}/{part.keys[name].path}": part.keys[name].distinct
+            for part, folder in zip(parts, folders, strict=True)
+        }
+        distinct[name] = sum(of_file.values())
+        together[name] = count_keys(job.spark, job.storage, of_file)
     return across_parts(failing, distinct, together)
 
 

@@ -35,6 +35,8 @@ def test_listing_hash_size_and_delete(tmp_path: Path) -> None:
     folder.put_atomic("b", b"12345")
     assert folder.size_bytes("b") == 5 and folder.size_bytes("c") is None
     assert folder.sha256("b") == "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5"
+    assert folder.sizes_bytes(["c", *["b"] * 300, "c"]) == [None, *[5] * 300, None], "in the order asked for"
+    assert folder.parent.sizes_bytes(["sub", "sub/b"]) == [None, 5], "a folder is no file"
     folder.delete("b")
     folder.delete("b")
     assert folder.list_files() == []

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 VIEW = "SELECT *, amount % 10 AS other FROM sales"
 
 
-def test_nulls_are_equal_and_keep_their_places(spark, tmp_path: Path) -> None:
+def test_nulls_are_equal_and_keep_their_places(spark, tmp_path: Path, monkeypatch) -> None:
     storage = open_storage(str(tmp_path))
     schema = "x string, y string, z int"
     first = [("a", None, 1), ("a", None, 2), (None, "a", 1), (None, None, 1), (None, None, 3), ("", None, 1)]
@@ -27,10 +27,12 @@ def test_nulls_are_equal_and_keep_their_places(spark, tmp_path: Path) -> None:
         frame = spark.createDataFrame(rows, schema).repartition(3)
         counts.append(write_keys(frame, ["x", "y"], storage, f"{name}.arrow"))
     assert counts == [4, 3, 0]
-    assert count_keys(spark, storage, ["one.arrow", "two.arrow", "none.arrow"]) == 5
-    assert count_keys(spark, storage, ["one.arrow", "one.arrow"]) == 4
+    assert count_keys(spark, storage, {"one.arrow": 4, "two.arrow": 3, "none.arrow": 0}) == 5
     write_keys(spark.createDataFrame(first, schema).repartition(1), ["x", "y"], storage, "again.arrow")
     assert storage.read_bytes("again.arrow") == storage.read_bytes("one.arrow")
+    assert count_keys(spark, storage, {"one.arrow": 4, "again.arrow": 4}) == 4
+    monkeypatch.setattr("sparkring.etl.windows.keys.KEYS_OF_A_TASK", 2)
+    assert count_keys(spark, storage, {"one.arrow": 4, "two.arrow": 3, "none.arrow": 0}) == 5, "read by three tasks"
 
 
 def test_equal_keys_of_two_parts_are_counted_over_the_window(spark, tmp_path: Path) -> None:
