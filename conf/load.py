@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import digest
-from sparkring.conf.rules import combination_problems, leaves
+from sparkring.conf.rules.recipe import combination_problems, leaves
 from sparkring.conf.secrets import redact, redacted
 
 # Of a recipe: the longest of ours has 300 values.

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest, digest
-from sparkring.conf.rules import dataset_problems, metric_problems
+from sparkring.conf.rules.recipe import dataset_problems, metric_problems
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import JobContext

@@ -13,7 +13,7 @@ from torch import nn
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
-from sparkring.conf.rules import strategy_notes
+from sparkring.conf.rules.strategies import strategy_notes
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines import etl_step
 from sparkring.training.data.batch import SAMPLE

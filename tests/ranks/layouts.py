@@ -1,5 +1,5 @@
 """Every layout that is proven equal to one process: settings by name, per world size. Legal pairs and triples of
-dp, cp, pp, tp with ZeRO; what is left out is refused (conf/rules.py) or differs in no code path."""
+dp, cp, pp, tp with ZeRO; what is left out is refused (conf/rules/strategies.py) or differs in no code path."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from sparkring.training.data.pool import PagePool, Places
 
 
 @dataclass(frozen=True)
-class Landing:
+class PlacedPiece:
     """Where a lane's piece of a row group goes: rows [start, stop) of it, in the piece's order, to `places` (n,)."""
 
     lane: LaneOrder
@@ -30,7 +30,7 @@ class Landing:
     places: Ints
 
 
-Decode = Callable[[int, int, Sequence[Landing]], "Future[Meter]"]
+Decode = Callable[[int, int, Sequence[PlacedPiece]], "Future[Meter]"]
 """(index into plan.groups, key, landings): decodes the row group into the pool, in another thread."""
 
 
@@ -205,7 +205,7 @@ class Engine:
             self.meter.count("row_groups")
         self._submitted += 1
 
-    def _landing(self, state: _LaneState, window: int, group: int) -> Landing:
+    def _landing(self, state: _LaneState, window: int, group: int) -> PlacedPiece:
         """Take the pages of a piece, and find the places of its rows."""
         for page in self._pages(state.order.lane, window):
             if page not in state.pages:
@@ -215,7 +215,7 @@ class Engine:
         first = 0
         for each, start, stop in state.order.pieces(window):
             if each == group:
-                return Landing(state.order, start, stop, state.placed[1][first : first + stop - start])
+                return PlacedPiece(state.order, start, stop, state.placed[1][first : first + stop - start])
             first += stop - start
         raise AssertionError(f"lane {state.order.lane} has no piece of row group {group} in window {window}")
 

@@ -21,7 +21,7 @@ from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.buffers import BufferPool
 from sparkring.training.data.collate import Collator
 from sparkring.training.data.columns import DataError, is_fixed, row_bytes
-from sparkring.training.data.engine import Engine, Landing
+from sparkring.training.data.engine import Engine, PlacedPiece
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.files import FileOpener, unlisted_files
@@ -244,10 +244,10 @@ class ParquetReader:
             self._pool = PagePool(self._columns, self._pages, self._page_rows)
         return Engine(self._order, span, self._pool, self._submit, self._ahead)
 
-    def _submit(self, group: int, key: int, landings: Sequence[Landing]) -> Future[Meter]:
+    def _submit(self, group: int, key: int, landings: Sequence[PlacedPiece]) -> Future[Meter]:
         return self._executor.submit(self._load, group, key, landings)
 
-    def _load(self, group: int, key: int, landings: Sequence[Landing]) -> Meter:
+    def _load(self, group: int, key: int, landings: Sequence[PlacedPiece]) -> Meter:
         """Decode a row group into the pool, in a thread; group: an index into plan.groups."""
         assert self._pool is not None
         index = int(self.plan.groups[group])

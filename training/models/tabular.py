@@ -219,7 +219,15 @@ def _rescale_curves(
     scale_N: torch.Tensor,
     shift_N: torch.Tensor,
 ) -> None:
-    """ColumnCurves of the old numbers as curves of the new ones; `order` (N,): where each was among the old."""
+    """Put into `made` the ColumnCurves of the old numbers as curves of the new ones.
+
+    Args:
+        made: name -> weight of the new model.
+        weights: name -> trained weight.
+        order: (N,) where each number was among the old model's.
+        scale_N: old number = scale * new number + shift.
+        shift_N: see scale_N.
+    """
     line, slope = weights["wide_numeric.line.weight"].double()[:, order], weights["wide_numeric.slope"].double()[order]
     shift = weights["wide_numeric.shift"].double()[order]
     curves = {

@@ -127,27 +127,16 @@ def warm_start(
     """
     values = {name: EagerValue(None, value.size, value.dtype, "") for name, value in initial.values.items()}
     if weights is not None:
-        made = _taken_over(initial, old, weights, change, new_values)
-        values = {name: _value(name, made, initial.values[name]) for name in initial.values}
+        module: Any = initial.module
+        if hasattr(module, METHOD):
+            with torch.device("meta"):
+                before = old()
+            fresh = {name: whole(value) for name, value in initial.values.items()}
+            weights = module.warm_started(fresh, before, weights, change, new_values)
+        else:
+            refuse_changes(type(module).__name__, change)
+        values = {name: _value(name, weights, initial.values[name]) for name in initial.values}
     return InitialModel(initial.module, values, initial.aliases, "it starts from trained weights")
-
-
-def _taken_over(
-    initial: InitialModel,
-    old: Callable[[], nn.Module],
-    weights: Mapping[str, torch.Tensor],
-    change: FeatureChange,
-    new_values: NewValues,
-) -> Mapping[str, torch.Tensor]:
-    module: Any = initial.module
-    if hasattr(module, METHOD):
-        with torch.device("meta"):
-            before = old()
-        fresh = {name: whole(value) for name, value in initial.values.items()}
-        taken: dict[str, torch.Tensor] = module.warm_started(fresh, before, weights, change, new_values)
-        return taken
-    refuse_changes(type(module).__name__, change)
-    return weights
 
 
 def refuse_changes(model: str, change: FeatureChange) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from sparkring.conf.config import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.conf.rules import horovod_limits, strategy_notes, strategy_problems
+from sparkring.conf.rules.strategies import horovod_limits, strategy_notes, strategy_problems
 from sparkring.training.parallel.data_parallel.base import DataParallel, SingleProcess
 from sparkring.training.parallel.data_parallel.ddp import TorchRing, host_transport
 from sparkring.training.parallel.data_parallel.horovod_ring import HorovodRing, available, start_horovod
@@ -38,7 +38,7 @@ TIMEOUT = timedelta(minutes=5)
 def choose_engine(config: ParallelConfig, mesh: Mesh) -> str:
     """`none`, `horovod` or `torch`; `auto` takes Horovod if it can, or logs why not.
 
-    ValueError when Horovod is configured and cannot be imported; what it cannot do is in conf/rules.py.
+    ValueError when Horovod is configured and cannot be imported; what it cannot do is in conf/rules/strategies.py.
     """
     if mesh.world == 1:
         return "none"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparkring.conf.config import DataConfig
 from sparkring.training.data.batch import Meter
-from sparkring.training.data.engine import Engine, Landing
+from sparkring.training.data.engine import Engine, PlacedPiece
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.order import OrderPlan, RankOrder, epoch_ids, make_plan
 from sparkring.training.data.pool import PagePool, Places
@@ -26,7 +26,7 @@ class Decoder:
         self.decoded: list[tuple[int, int]] = []
         self.rows: dict[int, int] = {}
 
-    def __call__(self, group: int, key: int, landings: Sequence[Landing]) -> Future[Meter]:
+    def __call__(self, group: int, key: int, landings: Sequence[PlacedPiece]) -> Future[Meter]:
         self.decoded.append((landings[0].lane.epoch, group))
         for landing in landings:
             rows = landing.lane.piece_rows(group, landing.start, landing.stop) + int(self.plan.group_start[group])

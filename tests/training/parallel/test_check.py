@@ -11,7 +11,7 @@ from torch import nn
 
 from sparkring.conf.config import OptimConfig, ParallelConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.conf.rules import RULES, strategy_notes
+from sparkring.conf.rules.strategies import RULES, strategy_notes
 from sparkring.training.models.gpt import GPT
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy

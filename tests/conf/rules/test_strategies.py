@@ -7,7 +7,14 @@ from dataclasses import asdict
 import pytest
 
 from sparkring.conf.config import ParallelConfig
-from sparkring.conf.rules import HOROVOD_LIMITS, RULES, batch_problem, horovod_limits, strategy_notes, strategy_problems
+from sparkring.conf.rules.strategies import (
+    HOROVOD_LIMITS,
+    RULES,
+    batch_problem,
+    horovod_limits,
+    strategy_notes,
+    strategy_problems,
+)
 from sparkring.training.parallel.mesh import Mesh
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.load import ConfigError, load_config
-from sparkring.conf.rules import CONFLICTS, NO_EFFECT
+from sparkring.conf.rules.recipe import CONFLICTS, NO_EFFECT
 
 SMALL = "name: mine\ndataset: /data/x\n"
 

@@ -1,0 +1,188 @@
+"""What the strategies, engines and devices go with, as data: read by the driver, by the strategies when they are built,
+and by tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SPLIT_BACKWARD = ("zero-bubble",)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The parallel block, the resolved mesh (dp, cp, pp, tp), and the device type."""
+
+    parallel: Mapping[str, Any]
+    mesh: Mapping[str, int]
+    device: str  # cpu, cuda
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Refuse a combination, or log that a setting has no effect."""
+
+    name: str
+    applies: Callable[[Facts], bool]
+    why: str  # formatted with the parallel block's and mesh's values
+    refused: bool = True  # else it can run, and `why` is logged
+
+
+def _sharded(facts: Facts) -> bool:
+    return int(facts.parallel["zero"]) > 0
+
+
+# What Horovod's collectives cannot carry, in one place: with parallel.engine=horovod each limit is a refusal (RULES),
+# with engine=auto it is the reason why torch.distributed carries the gradients (training/parallel/compose.py).
+HOROVOD_LIMITS: tuple[Rule, ...] = (
+    Rule(
+        "horovod-pipeline",
+        lambda f: f.mesh["pp"] > 1,
+        "pp({pp}): Horovod has no send and receive between ranks",
+    ),
+    Rule(
+        "horovod-groups",
+        lambda f: f.mesh["tp"] * f.mesh["cp"] > 1,
+        "tp({tp}) * cp({cp}): tensor and context parallelism run on torch's process groups",
+    ),
+    Rule(
+        "horovod-zero",
+        lambda f: f.parallel["zero"] > 1,
+        "parallel.zero={zero}: Horovod's collectives carry zero 0 and 1 here",
+    ),
+    Rule(
+        "horovod-hybrid",
+        lambda f: f.parallel["shard"] not in (0, f.mesh["dp"]),
+        "parallel.shard={shard}: ZeRO-1 on Horovod shards over all ranks (shard=0)",
+    ),
+    Rule(
+        "horovod-offload",
+        lambda f: f.parallel["offload"] and _sharded(f),
+        "parallel.offload=true: only the shards of torch's fully_shard can be offloaded",
+    ),
+)
+
+
+def _refused_on_horovod(limit: Rule) -> Rule:
+    return Rule(
+        limit.name,
+        lambda f: f.parallel["engine"] == "horovod" and limit.applies(f),
+        f"parallel.engine=horovod with {limit.why}; use parallel.engine=torch",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "zero3-split-backward",
+        lambda f: f.parallel["zero"] == 3 and f.mesh["pp"] > 1 and f.parallel["schedule"] in SPLIT_BACKWARD,
+        "parallel.zero=3 with parallel.schedule={schedule!r}: a backward split in two frees gathered weights before "
+        "their half is done and trains silently wrong (near pytorch#164756); use zero 1 or 2, or 1f1b or interleaved",
+    ),
+    *map(_refused_on_horovod, HOROVOD_LIMITS),
+    Rule(
+        "offload-needs-zero",
+        lambda f: f.parallel["offload"] and not _sharded(f),
+        "parallel.offload=true with parallel.zero=0: what is offloaded is the shards of fully_shard; use zero 1, 2 or "
+        "3 with parallel.engine=torch",
+    ),
+    Rule(
+        "zero-needs-data",  # not refused: recovery may go on with one data rank of several
+        lambda f: _sharded(f) and f.mesh["dp"] * f.mesh["cp"] == 1,
+        "parallel.zero={zero}, parallel.offload={offload} with dp({dp}) * cp({cp}): have no effect, since there is one "
+        "data rank and nothing to shard over; every rank holds all of its weights and optimizer state",
+        refused=False,
+    ),
+    Rule(
+        "shard-needs-zero",
+        lambda f: bool(f.parallel["shard"]) and not _sharded(f),
+        "parallel.shard={shard} with parallel.zero=0: nothing is sharded; set parallel.zero or leave shard at 0",
+    ),
+    Rule(
+        "shard-divides",
+        lambda f: bool(f.parallel["shard"]) and (f.mesh["dp"] % f.parallel["shard"] != 0 or f.mesh["cp"] > 1),
+        "parallel.shard={shard}: must divide dp({dp}) and needs cp(1), here cp({cp})",
+    ),
+    Rule(
+        "sequence-needs-tensor",
+        lambda f: f.parallel["sequence_parallel"] and f.mesh["tp"] == 1,
+        "parallel.sequence_parallel=true with tp(1): there is no tensor axis to cut the sequence over; set parallel.tp",
+    ),
+    Rule(
+        "sequence-and-context",
+        lambda f: f.parallel["sequence_parallel"] and f.mesh["cp"] > 1,
+        "parallel.sequence_parallel=true with cp({cp}): both cut the sequence; use one",
+    ),
+    Rule(
+        "stages-need-pipeline",
+        lambda f: f.mesh["pp"] == 1 and f.parallel["stages_per_rank"] > 1,
+        "parallel.stages_per_rank={stages_per_rank} with pp(1): there is no pipeline; set parallel.pp",
+    ),
+    Rule(
+        "balance-needs-pipeline",
+        lambda f: f.mesh["pp"] == 1 and f.parallel["balance"] == "measured",
+        "parallel.balance=measured with pp(1): there are no stages to balance; set parallel.pp",
+    ),
+    Rule(
+        "micro-batches-need-pipeline",
+        lambda f: f.mesh["pp"] == 1 and f.parallel["micro_batches"] > 1,
+        "parallel.micro_batches={micro_batches} with pp(1): only pipelines have micro-batches; use parallel.accumulate",
+    ),
+    Rule(
+        "checkpoint-split-backward",
+        lambda f: (
+            f.parallel["activation_checkpointing"] and f.mesh["pp"] > 1 and f.parallel["schedule"] in SPLIT_BACKWARD
+        ),
+        "parallel.activation_checkpointing=true with parallel.schedule={schedule!r}: a backward split in two would "
+        "recompute twice; use 1f1b or interleaved",
+    ),
+    Rule(
+        "half-messages-on-cpu",
+        lambda f: f.parallel["precision"] == "fp16" and f.device == "cpu" and f.mesh["pp"] * f.mesh["tp"] > 1,
+        "parallel.precision=fp16 on CPU with pp({pp}) * tp({tp}): half-precision messages are not tested there; "
+        "use bf16",
+    ),
+    Rule(
+        "nccl-two-way-link",
+        lambda f: f.device == "cuda" and f.mesh["pp"] > 1,
+        "parallel.pp={pp} on CUDA: pipelines over NCCL have not been run by this project; use tp, zero or cpu",
+    ),
+)
+
+
+def strategy_problems(parallel: Mapping[str, Any], mesh: Mapping[str, int], device: str = "cpu") -> list[str]:
+    """One line per rule that refuses the combination; empty when it can run."""
+    return _lines((rule for rule in RULES if rule.refused), Facts(parallel, mesh, device))
+
+
+def strategy_notes(parallel: Mapping[str, Any], mesh: Mapping[str, int], device: str = "cpu") -> list[str]:
+    """One line per setting that has no effect in a combination that can run."""
+    return _lines((rule for rule in RULES if not rule.refused), Facts(parallel, mesh, device))
+
+
+def horovod_limits(parallel: Mapping[str, Any], mesh: Mapping[str, int]) -> list[str]:
+    """One line per part of the combination that Horovod's collectives cannot carry, whatever the engine."""
+    return _lines(HOROVOD_LIMITS, Facts(parallel, mesh, "cpu"))
+
+
+def _lines(rules: Iterable[Rule], facts: Facts) -> list[str]:
+    return [rule.why.format(**{**facts.parallel, **facts.mesh}) for rule in rules if rule.applies(facts)]
+
+
+def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accumulate: int) -> str | None:
+    """Why the global batch cannot be cut, or None.
+
+    A pipeline's micro-batches are equal; elsewhere parts may be uneven, but never more than there are rows.
+
+    Args:
+        global_batch: rows per step.
+        dp, pp: ranks on these axes.
+        micro_batches, accumulate: of the parallel block.
+    """
+    parts = dp * accumulate * (micro_batches if pp > 1 else 1)
+    factors = f"dp({dp}) * accumulate({accumulate})" + (f" * micro_batches({micro_batches})" if pp > 1 else "")
+    if pp > 1 and global_batch % parts:
+        return f"train.global_batch = {global_batch} is not divisible by {factors} = {parts}"
+    if global_batch < parts:
+        return f"train.global_batch = {global_batch} is less than {factors} = {parts}: some parts would always be empty"
+    return None
