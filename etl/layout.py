@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 
 from sparkring.etl.errors import EtlError
 
@@ -33,6 +34,9 @@ class Cut:
 
     value: int
     below: int
+
+
+NEVER = Cut((1 << 63) - 1, (1 << 63) - 1)
 
 
 def row_group_rows(rows: int, row_bytes: float) -> int:
@@ -101,18 +105,46 @@ def locate(
     return found
 
 
-def shard_sql(places: Sequence[Cut], first: int, value: str, rank: str) -> str:
-    """SQL for the number of a row's shard, `first` for the shard before the first cut: a balanced tree of CASEs.
+@dataclass(frozen=True)
+class CutTable:
+    """The cuts by the bucket of leading bits that they are in, so that a row is compared with those of its own only.
 
-    `value` and `rank` name the columns of the row's hash and of its 1-based place among equal hashes.
+    `before`: the number of the shard that a bucket's first row is in. `levels`: of the first cut in each bucket, of the
+    second and so on, the hashes and the rows of equal hash before it; NEVER where the bucket has no more.
     """
-    if not places:
-        return str(first)
-    middle = len(places) // 2
-    cut = places[middle]
-    below = f"{value} < {cut.value}L"
-    if cut.below:
-        below = f"({below} OR ({value} = {cut.value}L AND {rank} <= {cut.below}))"
-    left = shard_sql(places[:middle], first, value, rank)
-    right = shard_sql(places[middle + 1 :], first + middle + 1, value, rank)
-    return f"CASE WHEN {below} THEN {left} ELSE {right} END"
+
+    bits: int
+    before: list[int]
+    levels: list[tuple[list[int], list[int]]]
+
+    def sql(self, value: str, rank: str) -> str:
+        """Number a row's shard in Spark; its length grows with the cuts in one bucket, few for any number of shards.
+
+        `value` and `rank` name the columns of the row's hash and of its 1-based place among equal hashes.
+        """
+        bucket = f"[shiftright({value}, {HASH_BITS - self.bits}) + {1 << self.bits - 1}]"
+        terms = [_constant(self.before, "int") + bucket]
+        for values, belows in self.levels:
+            at, below = (_constant(numbers, "bigint") + bucket for numbers in (values, belows))
+            terms.append(f"int({value} > {at} OR ({value} = {at} AND {rank} > {below}))")
+        return " + ".join(terms)
+
+
+def _constant(numbers: Sequence[int], kind: str) -> str:
+    """SQL of an array, as one text that Spark reads once: an array of literals would be a node of the plan for each."""
+    return f"cast(split('{','.join(map(str, numbers))}', ',') AS array<{kind}>)"
+
+
+def cut_table(places: Sequence[Cut], first: int) -> CutTable:
+    """Arrange cuts, which rise; `first`: the number of the shard before the first one."""
+    bits = max(len(places).bit_length(), 1)  # so a bucket has one cut or two, and more only where keys repeat
+    near: list[list[Cut]] = [[] for _ in range(1 << bits)]
+    for cut in places:
+        near[(cut.value >> (HASH_BITS - bits)) + (1 << bits - 1)].append(cut)
+    padded = zip_longest(*near, fillvalue=NEVER)
+    return CutTable(
+        bits,
+        [first + n for n in accumulate(map(len, near[:-1]), initial=0)],
+        # A hash without a cut inside has no places, and rank 0, which is behind a cut before the hash.
+        [([cut.value for cut in level], [cut.below or -1 for cut in level]) for level in padded],
+    )

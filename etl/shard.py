@@ -33,12 +33,12 @@ from sparkring.etl.layout import (
     HASH_BITS,
     Cut,
     Shard,
+    cut_table,
     locate,
     next_depth,
     plan_shards,
     row_group_rows,
     shard_count,
-    shard_sql,
 )
 from sparkring.etl.split import FITTED, SPLIT
 from sparkring.etl.statistics import NOT_MEASURED, Measured, Statistics, StatisticsMerger, nothing
@@ -198,8 +198,8 @@ def number_rows(rows: DataFrame, shards: list[Shard]) -> DataFrame:
     ranked = _ranked(rows, sorted(split_at))
     sql, first = "NULL", {s: i for i, s in reversed(list(enumerate(s.split for s in shards)))}
     for split in starts:
-        tree = shard_sql(places.get(split, []), first[split], ORDER, RANK)
-        sql = f"CASE WHEN {SPLIT} = '{split}' THEN {tree} ELSE {sql} END"
+        number = cut_table(places.get(split, []), first[split]).sql(ORDER, RANK)
+        sql = f"CASE WHEN {SPLIT} = '{split}' THEN {number} ELSE {sql} END"
     return ranked.withColumn(SHARD, F.expr(sql))
 
 

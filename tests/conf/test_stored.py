@@ -74,6 +74,11 @@ def passed(m: dict[str, Any]) -> None:
     [
         (file(sha256="/home/somebody/.ssh/id_rsa"), r"files\.0\.sha256 = '/home/"),
         (file(sha256="0" * 63 + "\n"), "sha256"),
+        (file(sha256="0" * 63), "at least 64 characters"),
+        (file(sha256="0" * 65), "at most 64 characters"),
+        (file(split="s" * 256), "at most 255 characters"),
+        (file(path=""), "path"),
+        (file(path="p" * 1001), "at most 1000 characters"),
         (file(path="../../elsewhere.parquet"), r"files\.0\.path.*must stay below its folder"),
         (file(path="/etc/passwd"), "must stay below its folder"),
         (file(path="a\x1b[2J"), "path"),

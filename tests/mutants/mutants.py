@@ -297,6 +297,10 @@ MUTANTS = (
         "tests/training/test_warm_start_run.py",
     ),
     Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
+    Mutant("conf/storage.py", "start + LOOK_UP_AT_ONCE]", "start + 1]", "tests/conf/test_storage.py"),
+    Mutant("conf/stored.py", "min_length=64, max_length=64", "max_length=64", "tests/conf/test_stored.py"),
+    Mutant("etl/layout.py", "cut.below or -1 for", "cut.below for", "tests/etl/test_layout.py"),
+    Mutant("etl/layout.py", "{value} > {at} OR", "{value} >= {at} OR", "tests/spark/test_etl_shard.py -k cuts"),
     Mutant(
         CHECKS, "F.coalesce(F.expr(check.sql), F.lit(False))", "F.coalesce(F.expr(check.sql), F.lit(True))", T_CHECKS
     ),

@@ -56,7 +56,7 @@ def test_a_dataset_is_the_same_whether_its_rows_were_kept_or_read_again(spark, t
         }
     )
     kept: list[DataFrame] = []
-    persist = DataFrame.persist
+    persist = type(spark.range(1)).persist
     monkeypatch.setattr(type(spark.range(1)), "persist", lambda frame, *level: kept.append(frame) or persist(frame))
     built = []
     for name in ("read", "kept"):

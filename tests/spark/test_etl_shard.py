@@ -2,6 +2,7 @@
 
 import hashlib
 import tracemalloc
+from bisect import bisect_left
 from contextlib import closing
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.etl import layout, shard
 from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
 from sparkring.etl.errors import EtlError
+from sparkring.etl.layout import Cut, cut_table
 from sparkring.etl.shard import ShardPlan, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.split import SPLIT
 from sparkring.training.data.batch import Ragged
@@ -107,6 +109,22 @@ def test_a_split_of_identical_rows_is_still_cut_evenly(spark, tmp_path):
     assert (
         sorted(f.rows for f in files) == [142] + [143] * 6 and table(tmp_path, files)["one"].to_pylist() == [1] * 1000
     )
+
+
+def test_spark_finds_a_row_among_tens_of_thousands_of_cuts(spark):
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(-(1 << 63), (1 << 63) - 1, 30_000).tolist()
+    cuts = sorted({(h, 0) for h in hashes} | {(hashes[0], 2), (hashes[0], 5), (-(1 << 63), 1), ((1 << 63) - 1, 3)})
+    tied = {value for value, below in cuts if below}
+    asked = [*hashes[:500], *(h - 1 for h in hashes[:500]), *tied, *rng.integers(-(1 << 63), 1 << 63 - 1, 500).tolist()]
+    rows = [(value, rank) for value in asked for rank in (range(1, 7) if value in tied else (0,))]
+    sql = cut_table([Cut(*cut) for cut in cuts], 9).sql("value", "rank")
+    frame = spark.createDataFrame(rows, "value long, rank int").withColumn("shard", F.expr(sql))
+    places = [(value, below or -1) for value, below in cuts]
+    wanted = [9 + bisect_left(places, row) for row in rows]
+    assert [row["shard"] for row in frame.collect()] == wanted and frame.schema[
+        "shard"
+    ].dataType.simpleString() == "int"
 
 
 def test_another_seed_is_another_order(spark):
