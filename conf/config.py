@@ -473,8 +473,10 @@ class DataConfig(Strict):
     seed: NonNegativeInt = Field(default=0, description="of the order of rows")
     shuffle: bool = True
     tail: Literal["drop", "pad", "error"] = Field("drop", description="the rows an epoch has beyond whole batches")
-    threads: PositiveInt = Field(
-        1, description="decoding threads per rank; a second one costs a fifth more CPU time, and hides slow storage"
+    threads: PositiveInt | None = Field(
+        default=None,
+        description="per rank, to decode row groups and images; None: 2 where images are decoded, else 1: a second one "
+        "costs a fifth more CPU time, and hides slow storage",
     )
     max_bytes: PositiveInt = Field(2048 * MIB, description="decoded rows a rank may hold")
     chunk_bytes: PositiveInt = Field(4 * MIB, description="rows gathered at once and cut into batches")

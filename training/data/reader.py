@@ -74,7 +74,7 @@ class ParquetReader:
         self._source = FileSource(opener, self.selection, self._tensors.stored, config.verify != "hash")
         self._row_bytes = _row_bytes(self._columns, self.selection.files)
         self._page_rows, self._ahead, self._pages = self._plan_memory()
-        self._executor = ThreadPoolExecutor(config.threads, thread_name_prefix="sparkring-decode")
+        self._executor = ThreadPoolExecutor(decode_threads(config), thread_name_prefix="sparkring-decode")
         self._buffers = BufferPool()
         self._collator = Collator(self._columns, config.decoders, self._executor, self._buffers)
         self._pool: PagePool | None = None
@@ -177,7 +177,7 @@ class ParquetReader:
                 f"{group_rows * self._row_bytes / MIB:.1f} MiB), which exceeds data.max_bytes = {config.max_bytes}; "
                 "lower data.lanes or data.window_row_groups, raise data.max_bytes, or write smaller row groups"
             )
-        ahead = min(config.ahead or config.threads, most - in_use)
+        ahead = min(config.ahead or decode_threads(config), most - in_use)
         # A lane's first and last page may hold few rows.
         pages = (in_use + ahead * plan.window) * -(-group_rows // page_rows) + 2 * lanes
         return page_rows, ahead, min(pages, config.max_bytes // (page_rows * self._row_bytes))
@@ -298,6 +298,11 @@ class ParquetReader:
 class _Chunk:
     batches: list[Batch]
     meter: Meter
+
+
+def decode_threads(config: DataConfig) -> int:
+    """Threads that decode row groups, and images where there are any: these take most of their rows' time."""
+    return config.threads or (2 if config.decoders else 1)
 
 
 def tensor_source(manifest: DatasetManifest, names: Sequence[str] | None, audit: bool) -> TensorSource:

@@ -29,7 +29,7 @@ from sparkring.conf.manifest import Column, DatasetManifest, ManifestError
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch, Ragged
 from sparkring.training.data.order import epoch_ids
-from sparkring.training.data.reader import ParquetReader
+from sparkring.training.data.reader import ParquetReader, decode_threads
 from sparkring.training.data.request import DataRank, ReadRequest
 
 ROW_BYTES = 8 + 4 + 8  # of the default dataset: id, x and the row number
@@ -574,3 +574,9 @@ def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Pa
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["100", "False"], done.stderr
+
+
+def test_images_get_a_second_thread_unless_the_recipe_says_how_many() -> None:
+    images = {"decoders": {"photo": "image"}}
+    for words, threads in (({}, 1), (images, 2), (images | {"threads": 1}, 1), ({"threads": 3}, 3)):
+        assert decode_threads(DataConfig.model_validate(words)) == threads
