@@ -22,7 +22,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config, recipe_names
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.storage import open_storage
-from sparkring.conf.stored import StoredError, read
+from sparkring.conf.stored import StoredError, parse, read
 from sparkring.etl.tokenizer import Codec, train_bpe
 from sparkring.etl.windows.parts import PART_NAME, Part, find_part
 from sparkring.etl.windows.window import list_files
@@ -249,7 +249,7 @@ def _model(folder: Path) -> dict[str, Kind]:
         read_weights(exported)
 
     def check_config(data: bytes) -> None:
-        serving.check_trusted(serving.parse(RunConfig, data, "config.json"), "config.json")
+        serving.check_trusted(parse(RunConfig, data, "config.json"), "config.json")
 
     configs = [load_config(name).as_dict() for name in ("flights", "text")]
     return {
