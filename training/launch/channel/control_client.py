@@ -27,7 +27,7 @@ from sparkring.training.launch.messages import (
 MAX_WAITING_BYTES = 32 << 20
 WINDOW_BYTES = 256 << 10  # sent and not yet taken by the driver; one message may be larger
 HEARTBEAT_S = 0.5  # a rank's heartbeats in this time are one
-CONNECT_TIMEOUT_S = 20.0
+SHORTEST_ATTEMPT_S, CONNECT_TIMEOUT_S = 2.0, 20.0  # a handshake takes a second where many agents come at once
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,12 @@ class ControlClient:
         """Make an authenticated connection; DriverUnreachable lists what was tried within the patience."""
         deadline, problems = self._loop.time() + self._patience_s, {}
         endpoint, context = self._endpoint, trusting(self._endpoint.certificate)
+        attempt_s = min(max(self._patience_s, SHORTEST_ATTEMPT_S), CONNECT_TIMEOUT_S)
         while True:
             for address in endpoint.addresses:
                 connection = None
                 try:
-                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    async with asyncio.timeout(attempt_s):
                         _, connection = await self._loop.create_connection(
                             lambda: Connection(self._receive, ToAgent),
                             address,

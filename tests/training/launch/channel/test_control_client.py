@@ -132,6 +132,16 @@ def test_a_client_gives_up_when_the_driver_is_gone_for_good(server: ControlServe
     assert time.monotonic() - began < 5
 
 
+def test_a_port_that_never_answers_is_given_up_in_time(server: ControlServer, thread: LoopThread) -> None:
+    """As of a driver that ends while an agent connects: the system takes the connection, and nobody reads it."""
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = replace(endpoint_of(server), port=silent.getsockname()[1])
+        with pytest.raises(DriverUnreachable, match="TimeoutError"):
+            thread.call(opened(endpoint, "a", patience_s=0.3))
+    assert time.monotonic() - began < 10
+
+
 def test_a_closed_port_is_named(server: ControlServer, thread: LoopThread) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
