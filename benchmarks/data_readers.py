@@ -293,8 +293,8 @@ def notes_on(peers_python: str | None) -> list[str]:
     ]
     if len(os.sched_getaffinity(0)) == 1:
         lines.append(
-            "- on one core: here, work in two threads at once costs more CPU time than one after the other (1.6-2 times for a "
-            "loop of numpy.take), which a limit in one thread does not pay"
+            "- on one core: here, work in two threads at once costs more CPU time than one after the other "
+            "(1.6-2 times for a loop of numpy.take), which a limit in one thread does not pay"
         )
     if peers_python:
         ask = (
