@@ -56,8 +56,9 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     scores, missing = {MODEL: dict(result.train.test)}, dict[str, str]()
     if not result.predictions:
         return replace(result, scores=scores), None
-    held_out = read_held_out(config, dataset, job.folder, result)
-    unseen = count_unseen(scored_rows(config, dataset, result))
+    rows = scored_rows(config, dataset, result)
+    held_out = read_held_out(config, rows, job.folder, result)
+    unseen = count_unseen(rows)
     if unseen:
         log.info("test rows whose value was in no training row: %s", unseen)
     if config.model.task == "binary":
@@ -68,7 +69,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
             baselines = fit_baselines(
                 job.spark,
                 split_rows(dataset, "train", config.data, result.train.train_left_out),
-                scored_rows(config, dataset, result),
+                rows,
                 [dataset.manifest.tensor(name) for name in columns.read],
                 dataset.manifest.tensor(columns.label),
             )
@@ -125,12 +126,11 @@ def count_unseen(rows: SplitRows) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def read_held_out(config: RunConfig, dataset: Dataset, folder: Storage, result: TrainResult) -> HeldOut:
-    """Read the ranks' predictions, and the columns of `report.share_by`, in the dataset's order."""
-    rows = scored_rows(config, dataset, result)
+def read_held_out(config: RunConfig, rows: SplitRows, folder: Storage, result: TrainResult) -> HeldOut:
+    """Read the ranks' predictions of `rows`, and the columns of `report.share_by`, in the dataset's order."""
     labels, scores = read_predictions(folder, result.predictions, rows)
     names = config.report.share_by
-    stored = [dataset.manifest.column(name) for name in names]
+    stored = [rows.manifest.column(name) for name in names]
     return HeldOut(labels, scores, {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored})
 
 

@@ -39,7 +39,7 @@ from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
 from sparkring.training.result import SUMMARY, TrainResult
 from sparkring.training.tasks import TABLE_TASKS, build_task
-from sparkring.training.worker import ModelColumns, change_since, pick_columns, trained_model
+from sparkring.training.worker import ModelColumns, change_since, pick_columns, starting_model
 
 log = logging.getLogger("sparkring")
 
@@ -206,7 +206,7 @@ def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = No
     if config.warm_start is None:
         return []
     try:
-        trained = trained_model(config, config.warm_start)
+        trained = starting_model(config, config.warm_start)
         if manifest is not None:
             change_since(trained, config, manifest)
     except (StoredError, OSError, ValueError) as error:

@@ -469,7 +469,7 @@ def agreed_model(
     return model
 
 
-def trained_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
+def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
     """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
     trained = read_model_folder(open_storage(start.model))
     for key in ("factory", "args", "inputs"):
@@ -501,7 +501,7 @@ def start_from(
         manifest: of this run's dataset.
         rank: of this process.
     """
-    trained = trained_model(config, start)
+    trained = starting_model(config, start)
     change = change_since(trained, config, manifest)
     weights = read_weights(open_storage(start.model)) if rank == 0 else None
     if rank == 0:

@@ -53,4 +53,4 @@ def pin(name: str, config: SourceConfig, context: PinContext | None = None) -> S
         return pin_table(name, config, context.session)
     if isinstance(config, JdbcSource):
         return pin_query(name, config, context.session, context.datasets_uri)
-    raise NotImplementedError(type(config).__name__)
+    raise TypeError(f"etl.sources.{name}: a {type(config).__name__} is no kind of source that can be pinned")

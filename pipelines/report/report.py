@@ -21,7 +21,7 @@ from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines import metrics
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.evaluate import read_held_out
+from sparkring.pipelines.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.runs import Runs
@@ -78,7 +78,8 @@ def redraw(resolved: Resolved) -> str:
     config, storage = result.run_config(), open_storage(result.dataset)
     dataset = Dataset(read_manifest(storage), storage)
     drawn_from_rows = config.train.test_split is not None and result.predictions
-    held_out = read_held_out(config, dataset, folder, result) if drawn_from_rows else None
+    rows = scored_rows(config, dataset, result) if drawn_from_rows else None
+    held_out = None if rows is None else read_held_out(config, rows, folder, result)
     folder.put_atomic("report.html", build_report(ReportInputs(result, dataset.manifest, held_out)).encode())
     return f"{folder.uri}/report.html"
 

@@ -69,13 +69,26 @@ class FeatureChange:
 
 
 def compare_features(old: DatasetManifest, new: DatasetManifest) -> FeatureChange:
-    """Compare the feature states of two datasets. WarmStartError where their tensors are not of the same kinds."""
+    """Compare the feature states of two datasets.
+
+    WarmStartError where their tensors are not of the same kinds, or their texts of another tokenizer.
+    """
     before, now = ({state["name"]: state for state in m.features.get("features", [])} for m in (old, new))
     tensors = [{(t.name, t.layout, t.dtype, t.mask) for t in m.tensors} for m in (old, new)]
     if differing := sorted({name for name, *_ in tensors[0] ^ tensors[1]}):
         raise WarmStartError(
             f"the model was trained on other tensors than dataset {new.name!r} has: {differing} differ; "
             "train from scratch"
+        )
+    if before.keys() != now.keys():
+        raise WarmStartError(
+            f"the model was trained on the features {sorted(before)}, dataset {new.name!r} has {sorted(now)}; "
+            "train from scratch"
+        )
+    if old.text.get("tokenizer_json") != new.text.get("tokenizer_json"):
+        raise WarmStartError(
+            f"dataset {new.name!r} has another tokenizer than the model was trained with, so its ids stand for other "
+            "text; train from scratch"
         )
     codes, numbers = dict[str, NDArray[np.int64]](), dict[str, Rescaling]()
     for name, state in now.items():

@@ -180,6 +180,50 @@ def test_a_model_without_the_method_starts_only_from_the_same_features() -> None
         warm_start(initial, OwnModel, other, compare_features(old, old), "mean")
 
 
+def test_ids_of_another_tokenizer_are_not_taken_for_the_same_text() -> None:
+    tokens = [Column(name="tokens", dtype="int32", layout="vector", shape=(16,), cardinality=258)]
+    text = {"size": 256, "pad_id": 257, "seq_len": 16, "splits": {}}
+    old, new = (
+        DatasetManifest.model_validate(
+            dict(manifest(["UA"], (0.0, 1.0)))
+            | {"columns": tokens, "features": {}, "text": text | {"tokenizer_json": merges}}
+        )
+        for merges in ("{}", "{1}")
+    )
+    assert compare_features(old, old).changed == []
+    with pytest.raises(WarmStartError, match="another tokenizer"):
+        compare_features(old, new)
+
+
+def test_features_that_make_the_same_tensors_under_other_names_are_refused() -> None:
+    old = manifest(["UA"], (3.0, 2.0))
+    features = [dict(state) for state in old.features["features"]]
+    (hour,) = (state for state in features if state["kind"] == "cyclic")
+    passed = [
+        {
+            "name": name,
+            "kind": "passthrough",
+            "column": name,
+            "dtype": None,
+            "shape": None,
+            "nulls": "refuse",
+            "fill": None,
+        }
+        for name in ("hour_sin", "hour_cos")
+    ]
+    stored = [Column(name=name, dtype="float32") for name in ("hour_sin", "hour_cos")]
+    inputs = INPUTS | {"hour_sin": "float", "hour_cos": "float"}
+    new = DatasetManifest.model_validate(
+        dict(old)
+        | {
+            "columns": [*old.columns, *stored],
+            "features": old.features | {"inputs": inputs, "features": [f for f in features if f != hour] + passed},
+        }
+    )
+    with pytest.raises(WarmStartError, match=r"the features \['carrier', 'hour'"):
+        compare_features(old, new)
+
+
 def test_numbers_are_rescaled_and_other_kinds_refused() -> None:
     old = manifest(["UA"], (3.0, 2.0))
     how = compare_features(old, manifest(["UA"], (5.0, 4.0))).numbers["wind"]
