@@ -15,7 +15,7 @@ from sparkring.conf.manifest import digest
 from sparkring.pipelines import etl_step
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.spark import session_on_demand
-from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
+from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 
 log = logging.getLogger("sparkring")
 
@@ -33,7 +33,8 @@ def run_etl(resolved: Resolved) -> int:
             send_left_behind(tracking)
             return Exit.OK
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
-        with Tracker(tracking, job_id, config.name, {"sparkring.commit": commit}) as tracker:
+        tags = {"sparkring.commit": commit}
+        with Tracker(tracking, job_id, config.name, tags, label=run_label(None)) as tracker:
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
             etl_step.build(spark, resolved, sources, commit, tracker)

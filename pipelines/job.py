@@ -35,7 +35,7 @@ from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.ops import ModelInfo
-from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
+from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
 from sparkring.training.result import SUMMARY, TrainResult
@@ -69,7 +69,8 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
     with runs.begin(config, fingerprint) as (record, continued):
         job_id, tags = f"{config.name}/{record.folder}", {"sparkring.commit": commit}
         try:
-            with Tracker(config.tracking.named(config.name), job_id, config.name, tags, continued) as tracker:
+            tracking = config.tracking.named(config.name)
+            with Tracker(tracking, job_id, config.name, tags, continued, run_label(None)) as tracker:
                 spark = session()
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)

@@ -73,6 +73,7 @@ OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in thi
 NOT_RECORDED = "sparkring.not_recorded"
 IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
 AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent
+HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
 
 
@@ -311,6 +312,22 @@ class MlflowSink:
         tags = [RunTag(name, value) for name, value in op.tags.items()]
         for start in range(0, len(tags), 100):
             self._connect().log_batch(self.runs[op.key], tags=tags[start : start + 100])
+
+    def _history(self, op: ops.History) -> None:
+        """Log the date's values, unless they are the last ones logged for it: a rerun adds its own."""
+        client, wanted = self._connect(), f"tags.`{HISTORY}` = '{op.recipe}'"
+        found = client.search_runs([self._experiment], wanted, max_results=1)
+        if found:
+            run = found[0].info.run_id
+        else:
+            run = client.create_run(self._experiment, None, {HISTORY: op.recipe}, f"{op.recipe} history").info.run_id
+            client.set_terminated(run)  # no process works on it
+        points = []
+        for name, value in op.values.items():
+            logged = [p for p in client.get_metric_history(run, name) if p.step == op.number]
+            if not logged or max(logged, key=lambda p: p.timestamp).value != value:
+                points.append(Metric(name, value, int(op.begins * 1000) + len(logged), op.number))
+        client.log_batch(run, metrics=points)
 
     def _dataset(self, op: ops.DatasetUse) -> None:
         entry = DatasetInput(SparkringDataset(op)._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])

@@ -73,6 +73,17 @@ class Tags(_Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class History(_Op):
+    """A point of a date, in the run that holds one point per date of the recipe."""
+
+    op: Literal["history"] = "history"
+    recipe: str
+    number: Count  # of the date's interval since 1970: the points' step
+    begins: Time  # of the interval: the points' time, so that a chart over time shows dates
+    values: dict[str, Finite]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
     """A dataset as MLflow shows it."""
 
@@ -147,7 +158,7 @@ class End(_Op):
     status: Literal["FINISHED", "FAILED", "KILLED"]
 
 
-Op = StartRun | Params | Metrics | Tags | DatasetUse | Artifact | Checkpoint | Model | Lost | End
+Op = StartRun | Params | Metrics | Tags | History | DatasetUse | Artifact | Checkpoint | Model | Lost | End
 
 
 class StoredOp(RootModel[Annotated[Op, Field(discriminator="op")]]):

@@ -54,17 +54,19 @@ class Tracker:
         name: str,
         tags: Mapping[str, str] | None = None,
         resume: bool = False,
+        label: str = "",
     ):
         """Make the journal, and start the thread that sends it.
 
         Args:
             config: with its names filled in (TrackingConfig.named).
             job: identifies the work, say the digest of its configuration.
-            name: of the parent run.
+            name: of the parent run, before the label.
             tags: of the parent run.
             resume: continue an unfinished run of the same `job`, and its parts.
+            label: ends the name of every run: a date, or the time of the start (`run_label`).
         """
-        self.config, self.job, self.resume = config, job, resume
+        self.config, self.job, self.label, self.resume = config, job, label, resume
         self._open: list[str] = []
         self._ended: set[str] = set()
         self._nonfinite: dict[tuple[str, str], int] = {}
@@ -80,7 +82,7 @@ class Tracker:
         self._journal = Journal.create(Path(config.root), name)
         self._journal.state["settings"] = {"experiment": str(config.experiment), "uri": config.uri}
         self._journal.done(0)
-        self._start(JOB, name, None, dict(tags or {}))
+        self._start(JOB, f"{name} {label}".rstrip(), None, dict(tags or {}))
         self._thread.start()
 
     def __enter__(self) -> Tracker:
@@ -94,7 +96,7 @@ class Tracker:
     @contextmanager
     def part(self, key: str, tags: Mapping[str, str] | None = None) -> Iterator[None]:
         """A child run that ends as the block does."""
-        self._start(key, key, JOB, dict(tags or {}))
+        self._start(key, f"{key} {self.label}".rstrip(), JOB, dict(tags or {}))
         try:
             yield
         except BaseException as error:
@@ -131,6 +133,17 @@ class Tracker:
         now_ms = int((time_s or time.time()) * 1000)
         if finite:
             self._put(ops.Metrics, key, points=[[name, value, step, now_ms] for name, value in finite.items()])
+
+    def history(self, recipe: str, number: int, begins: float, values: Mapping[str, float]) -> None:
+        """Record a date's values in the recipe's history run, which is made once. NaN and infinities are left out.
+
+        Args:
+            recipe: its name.
+            number: of the date's interval since 1970: the step of the points.
+            begins: of the interval, seconds since 1970: their time.
+            values: by metric.
+        """
+        self._put(ops.History, JOB, recipe=recipe, number=number, begins=begins, values=split_finite(values)[0])
 
     def tags(self, key: str, tags: Mapping[str, Any]) -> None:
         self._put(ops.Tags, key, tags=texts_of(tags))
@@ -302,6 +315,11 @@ def send_left_behind(config: TrackingConfig) -> None:
             log.info("sent %d tracking operations that %d earlier jobs had left on disk", operations, journals)
     except Exception as error:
         log.warning("what earlier jobs had left on disk waits for the next one: %s", error)
+
+
+def run_label(ds: str | None) -> str:
+    """What tells a recipe's runs apart in a list: the date a job is for, else the minute it starts, UTC."""
+    return ds or time.strftime("%Y-%m-%d %H:%M", time.gmtime())
 
 
 def texts_of(values: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -103,6 +104,24 @@ def test_everything_said_is_stored(store: Path, tmp_path: Path) -> None:
     assert [a.path for a in client.list_artifacts(job, "configuration")] == ["configuration/config.yaml"]
     assert [a.path for a in client.list_artifacts(train, "report/figures")] == ["report/figures/loss.png"]
     assert list((store / "buffer").iterdir()) == []
+
+
+def test_runs_are_named_by_their_label_and_a_history_has_one_point_per_date(store: Path) -> None:
+    """Dates come in any order, a replay adds nothing, and the last of two different values of a date counts."""
+    settings = quick(store)
+    for number, loss in ((2, 0.5), (1, 0.75), (2, 0.5), (2, 0.25)):
+        with Tracker(settings, job=f"h{number}", name="shop", label=f"1970-01-0{number + 1}") as tracker:
+            with tracker.part("train"):
+                tracker.history("shop", number, number * 86400.0, {"test/loss": loss, "bad": math.nan})
+            job, train = tracker.run_id(), tracker.run_id("train")
+    client = client_of(settings)
+    assert [client.get_run(run or "").info.run_name for run in (job, train)] == ["shop 1970-01-03", "train 1970-01-03"]
+    (found,) = client.search_runs([client.get_run(job or "").info.experiment_id], "tags.`sparkring.history` = 'shop'")
+    assert found.info.run_name == "shop history" and found.info.status == "FINISHED"
+    points = client.get_metric_history(found.info.run_id, "test/loss")
+    days = [(point.step, point.timestamp // 86_400_000, point.value) for point in points]
+    assert sorted(days) == [(1, 1, 0.75), (2, 2, 0.25), (2, 2, 0.5)]
+    assert found.data.metrics == {"test/loss": 0.25}
 
 
 def test_every_open_run_shows_that_its_job_lives(tmp_path: Path) -> None:
