@@ -25,6 +25,7 @@ class JobContext:
     runs: Runs
     record: RunRecord  # as run.json was when this command took the run
     dataset: Dataset
+    ds: str | None = None  # start of the data interval as ISO text (`2013-03-01`); None: a job without a date
 
     @property
     def config(self) -> RunConfig:
