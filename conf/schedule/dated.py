@@ -175,7 +175,12 @@ def _with_window(
     if schedule.interval == "hour":
         problems.append("schedule.interval = hour: etl.interval has parts of a day, week or month; set it to day")
         return values, ()
-    decided = {"every": "day", "time_zone": schedule.timezone, "last": interval.ds, "missing": schedule.missing}
+    decided: dict[str, Any] = {
+        "every": "day",
+        "time_zone": schedule.timezone,
+        "last": interval.ds,
+        "missing": schedule.missing,
+    }
     decided |= {"window": schedule.window} if schedule.window is not None else {}
     for key in decided.keys() & own.keys():
         if str(own[key]) != str(decided[key]):

@@ -63,7 +63,8 @@ def conditional_file(storage: Storage, relative: str) -> ConditionalFile:
     raise ConfigError(
         storage.uri,
         [
-            "storage.runs: dates need a lease, which is kept on a local disk, s3:// or what speaks S3 (endpoint_override)"
+            "storage.runs: dates need a lease, which is kept on a local disk or on s3:// (any such server by "
+            "endpoint_override)"
         ],
     )
 

@@ -1,8 +1,8 @@
 """A lease: who may work on a date and publish what it makes. It is renewed by a thread, and checked by a write.
 
 A lease ends by its holder (released), with its holder's process (on the same host), or when it is not renewed for
-`duration_s`. No host's clock decides that: its age is the storage's, and before another takes it, it is watched and must
-stay as it is. Taking raises `epoch`; the holder before cannot write its next renewal, so it learns that it has lost.
+`duration_s`. No host's clock decides that: its age is the storage's, and before another takes it, it is watched and
+must stay as it is. Taking raises `epoch`; the holder before cannot write its next renewal, so it learns that it lost.
 """
 
 from __future__ import annotations
