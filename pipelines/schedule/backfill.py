@@ -27,6 +27,9 @@ from sparkring.pipelines.schedule.run_date import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 log = logging.getLogger("sparkring")
 Reprocess = Literal["none", "failed", "completed"]
 Train = Literal["each", "last", "none"]
@@ -102,14 +105,16 @@ def backfill(
     load: Callable[[str], Resolved],
     request: BackfillRequest,
     exit_of: Callable[[BaseException], Exit],
+    say: Callable[[str], None],
 ) -> int:
-    """Run the dates of a backfill; returns the exit code of the first that failed. The last line printed is JSON.
+    """Run the dates of a backfill; returns the exit code of the first that failed. The last line said is JSON.
 
     Args:
         base: the recipe.
         load: gives the recipe for a date.
         request: which dates, and how.
         exit_of: the exit code of an error.
+        say: takes a line for stdout.
     """
     config, schedule = base.config, base.config.schedule
     assert schedule is not None, "checked by the command line"
@@ -117,7 +122,7 @@ def backfill(
     dates = dates_of(schedule, request, datetime.now(UTC))
     steps = plan_backfill(dates, {record.ds: record for record in ledger.records()}, request)
     for step in steps:
-        print(f"{step.ds}  {step.does:<5}  {step.why}")
+        say(f"{step.ds}  {step.does:<5}  {step.why}")
     if request.dry_run:
         return Exit.OK
     codes = dict[str, int]()
@@ -136,7 +141,9 @@ def backfill(
             if codes[step.ds] not in GOES_ON:
                 log.error("%s ended with exit code %d: the dates after it are not begun", step.ds, codes[step.ds])
                 break
-    return summarize(steps, codes)
+    code, line = summarize(steps, codes)
+    say(line)
+    return code
 
 
 def run_step(
@@ -165,14 +172,13 @@ def run_step(
     return record.exit_code
 
 
-def summarize(steps: Sequence[Step], codes: Mapping[str, int]) -> int:
-    """Print what became of a backfill; returns its exit code."""
+def summarize(steps: Sequence[Step], codes: Mapping[str, int]) -> tuple[int, str]:
+    """What became of a backfill: its exit code, and one JSON object."""
     wrong = {ds: code for ds, code in codes.items() if code != Exit.OK}
     code = next(iter(wrong.values()), Exit.OK)
     not_begun = [step.ds for step in steps if step.does != "skip" and step.ds not in codes]
     skipped = [step.ds for step in steps if step.does == "skip"]
-    print(json.dumps({"exit_code": int(code), "dates": codes, "skipped": skipped, "not_begun": not_begun}))
-    return code
+    return code, json.dumps({"exit_code": int(code), "dates": codes, "skipped": skipped, "not_begun": not_begun})
 
 
 def _on_lost(ds: str) -> Callable[[str], None]:

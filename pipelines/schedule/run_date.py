@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -95,17 +95,20 @@ class DateJob:
         self.record = self.ledger.write(replace(self.record, **changes))
 
 
-def run_date(resolved: Resolved, options: DateOptions) -> int:
-    """Run a date and print its outcome, one JSON object, as the last line of stdout. Raises what the job raises."""
+def run_date(resolved: Resolved, options: DateOptions, say: Callable[[str], None]) -> int:
+    """Run a date; returns its exit code. Raises what the job raises.
+
+    `say` takes the last line of stdout: what became of the date, as one JSON object.
+    """
     try:
         record = do_date(resolved, options)
     except BaseException as error:
         ds = interval_of(resolved).ds
         known = read_quietly(ledger_of(resolved), ds) or DateRecord(ds=ds, status="failed")
-        print(outcome_line(known, ended_by(error), options.exit_of(error), error))
+        say(outcome_line(known, ended_by(error), options.exit_of(error), error))
         raise
     assert record.exit_code is not None
-    print(outcome_line(record, record.status, record.exit_code))
+    say(outcome_line(record, record.status, record.exit_code))
     return record.exit_code
 
 
@@ -300,6 +303,11 @@ def hold_lease(
 
 def stop_at_once(why: str, record: DateRecord) -> NoReturn:
     """End this process without another write: not even of what `finally` would write. Its ranks end with it."""
-    print(f"sparkring: {redact(why)}", file=sys.stderr, flush=True)
-    print(outcome_line(record, "try_later", Exit.TRY_LATER, LeaseLost(why)), flush=True)
+    for stream, text in (
+        (sys.stderr, f"sparkring: {redact(why)}"),
+        (sys.stdout, outcome_line(record, "try_later", Exit.TRY_LATER, LeaseLost(why))),
+    ):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.write(text + "\n")
+            stream.flush()
     os._exit(Exit.TRY_LATER)

@@ -71,22 +71,23 @@ def as_json(status: Status, is_stale: bool) -> str:
     return json.dumps({"newest": status.newest, "age_s": status.age_s, "stale": is_stale, "dates": dates})
 
 
-def show_status(schedule: ScheduleConfig, ledger: Ledger, last: int, max_age_s: float | None, show_json: bool) -> int:
-    """Print the state of the last dates; returns STALE where the newest success is too old.
+def status_text(
+    schedule: ScheduleConfig, ledger: Ledger, last: int, max_age_s: float | None, as_object: bool
+) -> tuple[int, str]:
+    """The state of the last dates: an exit code, STALE where the newest success is too old, and a text.
 
     Args:
         schedule: of the recipe.
         ledger: of the recipe.
         last: how many dates are shown.
         max_age_s: of the newest success; None: any age.
-        show_json: one object, for programs.
+        as_object: one JSON object, for programs.
     """
     status = status_of(schedule, ledger.records(), last, datetime.now(UTC))
     is_stale = status.is_stale(max_age_s)
-    if show_json:
-        print(as_json(status, is_stale))
-    else:
-        print("\n".join(table(status.records)))
-        ended = "no date has succeeded" if status.age_s is None else f"{status.newest} ended {status.age_s:.0f} s ago"
-        print(f"{ended}{f': more than {max_age_s:.0f} s' if is_stale and status.age_s is not None else ''}")
-    return STALE if is_stale else Exit.OK
+    code = STALE if is_stale else Exit.OK
+    if as_object:
+        return code, as_json(status, is_stale)
+    ended = "no date has succeeded" if status.age_s is None else f"{status.newest} ended {status.age_s:.0f} s ago"
+    limit = f", more than {max_age_s:.0f} s" if is_stale and status.age_s is not None else ""
+    return code, "\n".join([*table(status.records), ended + limit])
