@@ -6,7 +6,6 @@ import re
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from sparkring.conf.schema import Name, Strict, check_case
+from sparkring.conf.schedule.block import ScheduleConfig
+from sparkring.conf.schema import Name, Strict, TimeZone, check_case
 from sparkring.conf.secrets import is_secret_name, redact
 from sparkring.conf.sources import FilesSource, Source, as_text
 
@@ -245,14 +245,6 @@ class ShardConfig(Strict):
     compression: Literal["snappy", "zstd", "none"] = "snappy"
 
 
-def _known_zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # a folder of zones is an OSError
-        raise ValueError(f"{name!r} is no time zone, such as UTC or America/New_York") from error
-    return name
-
-
 Day = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
 
 
@@ -267,7 +259,7 @@ class IntervalConfig(Strict):
         description="column of `rows` (date, timestamp or timestamp_ntz) that says to which interval a row belongs"
     )
     every: Literal["day", "week", "month"] = Field("day", description="a week begins on Monday")
-    time_zone: Annotated[str, AfterValidator(_known_zone)] = Field(
+    time_zone: TimeZone = Field(
         "UTC", description="whose days they are; where clocks are changed, a day has 23 or 25 hours"
     )
     sources: dict[Name, str] = Field(
@@ -767,6 +759,7 @@ class RunConfig(Strict):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     description: str = ""
     storage: StorageConfig = StorageConfig()
+    schedule: ScheduleConfig | None = Field(None, description="None: the recipe has no dates")
     spark: SparkConfig = SparkConfig()
     etl: EtlConfig | None = None
     dataset: str | None = Field(None, description="URI of a finished dataset to train on, instead of etl")

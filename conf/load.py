@@ -22,6 +22,8 @@ from pydantic import ValidationError
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import digest
 from sparkring.conf.rules.recipe import combination_problems, leaves
+from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date
+from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact, redacted
 
 # Of a recipe: the longest of ours has 300 values.
@@ -45,6 +47,7 @@ class Resolved:
 
     config: RunConfig
     origins: dict[str, str]
+    interval: DataInterval | None = None  # of the command's date; None: it has none
 
     @property
     def digest(self) -> str:
@@ -59,8 +62,11 @@ def recipe_names() -> list[str]:
     return sorted(p.name.removesuffix(".yaml") for p in RECIPES.iterdir() if p.name.endswith(".yaml"))
 
 
-def load_config(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
-    """Resolve a recipe by name (`flights`) or path (`my/run.yaml`). Raises ConfigError with every problem."""
+def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | None = None) -> Resolved:
+    """Resolve a recipe by name (`flights`) or path (`my/run.yaml`). Raises ConfigError with every problem.
+
+    `date`: fills in the recipe's templates and window; without one, a recipe with a schedule is that of its first date.
+    """
     where, text = _find(recipe)
     try:
         values, node = parse_yaml(text)
@@ -80,15 +86,23 @@ def load_config(recipe: str, overrides: Iterable[str] = ()) -> Resolved:
             continue
         origins = {k: v for k, v in origins.items() if k != key and not k.startswith(key + ".")}
         origins[key] = "command line"
+    dated = apply_date(values, date)
+    values, problems = dated.values, [*problems, *dated.problems]
+    origins |= dict.fromkeys(dated.set_keys, ORIGIN)
+    if dated.problems:  # what else is wrong may only follow from it
+        raise ConfigError(where, problems)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        problems += dict.fromkeys(_problem(e, values, origins) for e in error.errors(include_url=False))
+        found = error.errors(include_url=False)  # without a schedule that is right, etl lacks what it would set
+        found = [e for e in found if e["loc"][:1] == ("schedule",)] or found
+        problems += dict.fromkeys(_problem(e, values, origins) for e in found)
         raise ConfigError(where, problems) from None
     problems += combination_problems(config)
     if problems:
         raise ConfigError(where, problems)
-    return Resolved(config, {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))})
+    origins = {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))}
+    return Resolved(config, origins, dated.interval)
 
 
 def _find(recipe: str) -> tuple[str, str]:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Annotated
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+
+
+def _known_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # a folder of zones is an OSError
+        raise ValueError(f"{name!r} is no time zone, such as UTC or America/New_York") from error
+    return name
+
+
+TimeZone = Annotated[str, AfterValidator(_known_zone)]
 
 
 class Strict(BaseModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -48,7 +48,7 @@ class BuildRequest:
 
     `sources` are pinned; with the fingerprint, `name` is the dataset's folder below `root_uri`; `settings` are the
     recipe's `spark.conf`. `code_commit` (of the user's checkout) and `config_digest` (of the resolved recipe) are
-    recorded in the lineage.
+    recorded in the lineage. `before_publish` is called right before the manifest is written, and may raise.
     """
 
     config: EtlConfig
@@ -58,6 +58,7 @@ class BuildRequest:
     settings: Mapping[str, str] = field(default_factory=dict)
     code_commit: str = ""
     config_digest: str = ""
+    before_publish: Callable[[str], None] = lambda what: None
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
         manifest = _build(job, request, fingerprint)
         for source in request.sources.values():  # the fingerprint, taken before they were read, must still be theirs
             source.check_unchanged()
+        request.before_publish("the dataset")
         storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
     except BaseException as error:
         storage.delete(job.folder)

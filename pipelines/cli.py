@@ -15,10 +15,13 @@ from functools import partial
 from typing import TypeAlias
 
 from sparkring.conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
+from sparkring.conf.schedule.block import seconds
+from sparkring.conf.schedule.dated import DateRequest
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.schedule.errors import TryLater
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
@@ -28,6 +31,7 @@ EXITS: list[tuple[type[BaseException], Exit]] = [
     (EtlError, Exit.DATA),
     (WorkerFailed, Exit.TRAINING),
     (LaunchError, Exit.RESOURCES),
+    (TryLater, Exit.TRY_LATER),
     (StoreUnreachable, Exit.RESOURCES),
     (Cancelled, Exit.TERMINATED),
     (KeyboardInterrupt, Exit.INTERRUPTED),
@@ -110,9 +114,11 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    _add_recipe(commands, "run", _run, "etl, train and report in one Spark application")
+    _add_dated_run(commands)
+    _add_backfill(commands)
+    _add_status(commands)
     _add_recipe(commands, "etl", _etl, "build the dataset, or find that it exists")
-    _add_recipe(commands, "train", partial(_run, etl=False), "train on the dataset (which must exist) and report")
+    _add_recipe(commands, "train", partial(_run_job, etl=False), "train on the dataset (which must exist) and report")
     _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
     config = commands.add_parser("config", help="show, validate or describe a configuration")
@@ -159,6 +165,34 @@ def _add_recipe(
     return sub
 
 
+def _add_dated_run(commands: Commands) -> None:
+    sub = _add_recipe(commands, "run", _run, "etl, train and report in one Spark application")
+    sub.add_argument("--date", default="", metavar="D", help="start of the data interval, of a recipe with a schedule")
+    sub.add_argument("--data-interval-start", default="", metavar="T", help="the same, as an instant")
+    sub.add_argument("--data-interval-end", default="", metavar="T", help="must be where the date's interval ends")
+    sub.add_argument("--rerun", action="store_true", help="although the date is done")
+
+
+def _add_backfill(commands: Commands) -> None:
+    sub = _add_recipe(commands, "backfill", _backfill, "run the dates of a range, one after another")
+    sub.add_argument("--from-date", required=True, metavar="A", help="first date")
+    sub.add_argument("--to-date", required=True, metavar="B", help="last date")
+    text = "dates that have an entry: none of them, those that failed, or those that are done too (default: none)"
+    sub.add_argument("--reprocess", choices=["none", "failed", "completed"], default="none", help=text)
+    text = "on the dataset of each date, of the last date, or of none (default: each)"
+    sub.add_argument("--train", choices=["each", "last", "none"], default="each", help=text)
+    sub.add_argument("--run-backwards", action="store_true", help="the newest date first")
+    sub.add_argument("--dry-run", action="store_true", help="show what would be done")
+    sub.add_argument("--promote", action="store_true", help="let models get the alias, which else stays where it is")
+
+
+def _add_status(commands: Commands) -> None:
+    sub = _add_recipe(commands, "status", _status, "show a recipe's last dates; exit code 1 where they are too old")
+    sub.add_argument("--last", type=_count, default=14, metavar="N", help="dates shown (default: 14)")
+    sub.add_argument("--max-age", type=_duration, metavar="T", help="of the newest success, such as 26h")
+    sub.add_argument("--json", action="store_true", help="one JSON object")
+
+
 def _add_launch(commands: Commands) -> None:
     sub = _add(commands, "launch", _launch, "run any script as torchrun would, its ranks on the slots of Spark")
     sub.add_argument("--world", type=_count, metavar="N", help="ranks; default: the cores of this machine")
@@ -178,6 +212,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number, at least 1")
     return int(text)
+
+
+def _duration(text: str) -> int:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def _launch(arguments: argparse.Namespace) -> int:
@@ -206,16 +247,76 @@ def _load(arguments: argparse.Namespace) -> Resolved:
     return load_config(arguments.recipe, arguments.overrides)
 
 
-def _run(arguments: argparse.Namespace, etl: bool = True) -> int:
+def _run(arguments: argparse.Namespace) -> int:
+    request = DateRequest(arguments.date, arguments.data_interval_start, arguments.data_interval_end)
+    if request.date or request.start or request.end or arguments.rerun:
+        return _run_date(arguments, request)
+    return _run_job(arguments, etl=True)
+
+
+def _run_date(arguments: argparse.Namespace, request: DateRequest) -> int:
+    from sparkring.pipelines.schedule.run_date import DateOptions, run_date
+
+    resolved = load_config(arguments.recipe, arguments.overrides, request)
+    return run_date(resolved, DateOptions(exit_code, rerun=arguments.rerun), print)
+
+
+def _backfill(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill
+
+    request = BackfillRequest(
+        arguments.from_date,
+        arguments.to_date,
+        arguments.reprocess,
+        arguments.train,
+        backwards=arguments.run_backwards,
+        dry_run=arguments.dry_run,
+        promote=arguments.promote,
+    )
+
+    def load(ds: str) -> Resolved:
+        return load_config(arguments.recipe, arguments.overrides, DateRequest(ds))
+
+    return backfill(_load_scheduled(arguments), load, request, exit_code, print)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.schedule.ledger import Ledger
+    from sparkring.pipelines.schedule.status import status_text
+
+    config = _load_scheduled(arguments).config
+    assert config.schedule is not None
+    ledger = Ledger(config.storage.runs, config.name)
+    code, text = status_text(config.schedule, ledger, arguments.last, arguments.max_age, arguments.json)
+    print(text)
+    return code
+
+
+def _load_scheduled(arguments: argparse.Namespace) -> Resolved:
+    resolved = _load(arguments)
+    if resolved.config.schedule is None:
+        raise ConfigError(arguments.recipe, ["schedule: this recipe has none, so it has no dates; add the block"])
+    return resolved
+
+
+def _load_undated(arguments: argparse.Namespace) -> Resolved:
+    resolved = _load(arguments)
+    if resolved.config.schedule is not None:
+        problem = "schedule: this recipe has dates; give one: sparkring run RECIPE --date, or see sparkring backfill"
+        raise ConfigError(arguments.recipe, [problem])
+    return resolved
+
+
+def _run_job(arguments: argparse.Namespace, etl: bool) -> int:
     from sparkring.pipelines.job import run_job
 
-    return run_job(_load(arguments), etl=etl)
+    return run_job(_load_undated(arguments), etl=etl)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.etl_job import run_etl
 
-    return run_etl(_load(arguments))
+    return run_etl(_load_undated(arguments))
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -299,7 +400,8 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.mlflow_store import replay
-    from sparkring.pipelines.tracking.rules import client_limits
+    from sparkring.pipelines.schedule.errors import TryLater
+from sparkring.pipelines.tracking.rules import client_limits
 
     config = _load(arguments).config
     with client_limits(config.tracking):

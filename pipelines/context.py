@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -9,9 +10,26 @@ from pyspark.sql import SparkSession
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.storage import Storage
-from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines import etl_step
+from sparkring.pipelines.etl_step import Dataset, Sources
 from sparkring.pipelines.runs import RunRecord, Runs
 from sparkring.pipelines.tracking.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class JobHooks:
+    """What a job asks and tells the one that started it. The defaults are those of a job without a date."""
+
+    ds: str | None = None  # as JobContext's
+    may_promote: bool = True  # False: the alias stays where it is
+    leased: bool = False  # a lease keeps others away: a run that a process still holds has lost it, and is passed over
+    pin: Callable[[RunConfig, Callable[[], SparkSession]], Sources] = etl_step.pin
+    before_publish: Callable[[str], None] = lambda what: None  # given what is to be published; does not return if not
+    on_dataset: Callable[[Dataset], None] = lambda dataset: None
+    on_run: Callable[[RunRecord], None] = lambda record: None  # its MLflow run is known, or the store is away
+
+
+NO_HOOKS = JobHooks()
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,8 @@ class JobContext:
     runs: Runs
     record: RunRecord  # as run.json was when this command took the run
     dataset: Dataset
+    ds: str | None = None  # start of the data interval as ISO text (`2013-03-01`); None: a job without a date
+    hooks: JobHooks = NO_HOOKS
 
     @property
     def config(self) -> RunConfig:

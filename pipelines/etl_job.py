@@ -6,6 +6,8 @@ Imports neither torch nor MLflow: a dataset that exists is found in seconds.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import digest
 from sparkring.pipelines import etl_step
+from sparkring.pipelines.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
@@ -20,16 +23,21 @@ from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_l
 log = logging.getLogger("sparkring")
 
 
-def run_etl(resolved: Resolved) -> int:
-    """Build the dataset unless it exists, and return the exit code. Raises what the ETL raises."""
+def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[], SparkSession] | None = None) -> int:
+    """Build the dataset unless it exists, and return the exit code. Raises what the ETL raises.
+
+    `session`: of several jobs; None: one of this job's own, opened when it is needed.
+    """
     config = resolved.config
     tracking = config.tracking.named(config.name)
-    with session_on_demand(config.name, config.spark, config.launch) as session:
-        sources = etl_step.pin(config, session)
+    own = session_on_demand(config.name, config.spark, config.launch) if session is None else nullcontext(session)
+    with own as session:
+        sources = hooks.pin(config, session)
         fingerprint = etl_step.wanted_fingerprint(config, sources)
         found = etl_step.find(config, fingerprint)
         if found is not None:
             log.info("dataset: %s is there already", found.folder.uri)
+            hooks.on_dataset(found)
             send_left_behind(tracking)
             return Exit.OK
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
@@ -37,7 +45,7 @@ def run_etl(resolved: Resolved) -> int:
         with Tracker(tracking, job_id, config.name, tags, label=run_label(None)) as tracker:
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
-            etl_step.build(spark, resolved, sources, commit, tracker)
+            hooks.on_dataset(etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish))
     return Exit.OK
 
 

@@ -93,7 +93,14 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
     return found
 
 
-def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str, tracker: Tracker) -> Dataset:
+def build(
+    spark: SparkSession,
+    resolved: Resolved,
+    sources: Sources,
+    commit: str,
+    tracker: Tracker,
+    before_publish: Callable[[str], None] = lambda what: None,
+) -> Dataset:
     """Build the dataset, or find it built by another job meanwhile; record it in MLflow as the run `etl`.
 
     Args:
@@ -102,6 +109,7 @@ def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str
         sources: the snapshots that the fingerprint was made of.
         commit: of this code, stored in the manifest.
         tracker: of the job.
+        before_publish: called right before the dataset is published, and may raise.
     """
     config = resolved.config
     assert config.etl is not None
@@ -116,6 +124,7 @@ def build(spark: SparkSession, resolved: Resolved, sources: Sources, commit: str
             settings=config.spark.settings(),
             code_commit=commit,
             config_digest=resolved.digest,
+            before_publish=before_publish,
         )
         built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}

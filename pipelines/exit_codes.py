@@ -13,6 +13,7 @@ class Exit(IntEnum):
     TRAINING = 4  # a training process failed, and no attempt was left
     RESOURCES = 5  # the cluster cannot give what was asked, storage has no room, or `replay` reaches no store
     QUALITY = 6  # trained, tracked and registered, but the model lost to a baseline: the alias has not moved
+    TRY_LATER = 75  # another job has the date, or what it waits for is not there; nothing is wrong with the command
     INTERRUPTED = 130  # Ctrl-C
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong
     TERMINATED = 143  # SIGTERM; a checkpoint was written first where training had begun

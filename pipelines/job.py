@@ -22,7 +22,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.recipe import dataset_problems, metric_problems
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
-from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
 from sparkring.pipelines.etl_job import describe_job
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
@@ -45,28 +45,37 @@ from sparkring.training.worker import ModelColumns, change_since, pick_columns, 
 log = logging.getLogger("sparkring")
 
 
-def run_job(resolved: Resolved, *, etl: bool) -> int:
+def run_job(
+    resolved: Resolved,
+    *,
+    etl: bool,
+    hooks: JobHooks = NO_HOOKS,
+    session: Callable[[], SparkSession] | None = None,
+) -> int:
     """Train on the dataset, which is built where `etl` allows, and return the exit code.
 
-    Raises what the parts raise; MLflow's status and run.json are right by then.
+    Raises what the parts raise; MLflow's status and run.json are right by then. `session`: of several jobs; None: one
+    of this job's own, opened when it is needed.
     """
     config = resolved.config
     if problems := [*metric_problems_of(config), *layout_problems_of(config), *warm_start_problems(config)]:
         raise ConfigError(config.name, problems)
+    if session is not None:
+        return run_parts(resolved, session, etl=etl, hooks=hooks)
     with session_on_demand(config.name, config.spark, config.launch) as session:
-        return run_parts(resolved, session, etl=etl)
+        return run_parts(resolved, session, etl=etl, hooks=hooks)
 
 
-def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool) -> int:
+def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool, hooks: JobHooks = NO_HOOKS) -> int:
     """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
     config, began = resolved.config, time.monotonic()
-    sources = etl_step.pin(config, session)
+    sources = hooks.pin(config, session)
     fingerprint = etl_step.wanted_fingerprint(config, sources)
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
     if found is not None:
         check_against(config, found)
     runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
-    with runs.begin(config, fingerprint) as (record, continued):
+    with runs.begin(config, fingerprint, skip_taken=hooks.leased) as (record, continued):
         job_id, tags = f"{config.name}/{record.folder}", {"sparkring.commit": commit}
         try:
             tracking = config.tracking.named(config.name)
@@ -78,11 +87,13 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                 check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 if found is None:
                     building = time.monotonic()
-                    found = etl_step.build(spark, resolved, sources, commit, tracker)
+                    found = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
                     timings["etl_s"] = time.monotonic() - building
                 check_against(config, found)
+                hooks.on_dataset(found)
                 record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
-                job = JobContext(resolved, commit, spark, tracker, runs, record, found)
+                hooks.on_run(record)
+                job = JobContext(resolved, commit, spark, tracker, runs, record, found, hooks.ds, hooks)
                 return train_and_report(job, timings, began)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
@@ -104,9 +115,11 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | unseen)
         timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
         lost = lost_to(result.scores, must_beat, result.missing)
-        publish_model(job, result, alias=None if lost else job.config.tracking.alias)
+        job.hooks.before_publish("the model")
+        publish_model(job, result, alias=None if lost or not job.hooks.may_promote else job.config.tracking.alias)
     timings["total_s"] = time.monotonic() - began
     result = replace(result, timings=timings, tracking_url=tracker.url())
+    job.hooks.before_publish("the run's result")
     job.folder.put_atomic(SUMMARY, result.to_json())
     write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder)
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.items()} | result.test_metrics())

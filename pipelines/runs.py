@@ -85,21 +85,22 @@ class Runs:
         return found
 
     @contextmanager
-    def begin(self, config: RunConfig, fingerprint: str) -> Iterator[tuple[RunRecord, bool]]:
+    def begin(self, config: RunConfig, fingerprint: str, skip_taken: bool = False) -> Iterator[tuple[RunRecord, bool]]:
         """Take the newest unfinished run of the same training and dataset, else a new one, for the block.
 
-        Yields (record, continued). RunTaken names the process of another command that has the run.
+        Yields (record, continued). RunTaken names the process of another command that has the run; with `skip_taken`
+        that run is left to it.
         """
         with ExitStack() as held:
             with self._alone():
-                chosen = self._choose(config, fingerprint, held)
+                chosen = self._choose(config, fingerprint, held, skip_taken)
             yield chosen
 
     def _alone(self) -> AbstractContextManager[None]:
         """A lock, so that one command at a time looks for its run; on local disks only, see above."""
         return exclusive(Path(self.storage.path(".lock"))) if self.storage.is_local else nullcontext()
 
-    def _choose(self, config: RunConfig, fingerprint: str, held: ExitStack) -> tuple[RunRecord, bool]:
+    def _choose(self, config: RunConfig, fingerprint: str, held: ExitStack, skip_taken: bool) -> tuple[RunRecord, bool]:
         wanted, here = training_digest(config), this_process()
         if config.checkpoint.resume:
             for record in reversed(self.records()):
@@ -108,6 +109,8 @@ class Runs:
                 if record.status == "finished":
                     break
                 if not self._hold(record, here, held):
+                    if skip_taken:
+                        continue
                     raise RunTaken(
                         f"{self.storage.at(record.folder).uri}: the same run is being trained by process {record.pid}; "
                         "wait for it, or set checkpoint.resume=false to train another beside it"

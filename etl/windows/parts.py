@@ -124,6 +124,15 @@ def part_fingerprint(config: EtlConfig, sources: PartSources, spark_version: str
     return digest([FORMAT_VERSION, PART_VERSION, which, prints, cut, block, *code])
 
 
+def common_digest(
+    config: EtlConfig, whole: Mapping[str, SourceSnapshot], spark_version: str, settings: Mapping[str, str]
+) -> str:
+    """sha256 over what of `part_fingerprint` is the same for all parts: where it changes, each of them does."""
+    prints = {name: source.fingerprint for name, source in whole.items()}
+    code = [own_modules(config.rows), code_digest(PACKAGE), spark_version, deciding_settings(settings)]
+    return digest([FORMAT_VERSION, PART_VERSION, prints, json.dumps(_deciding_block(config)), *code])
+
+
 def _deciding_block(config: EtlConfig) -> dict[str, object]:
     """The etl block without what belongs to windows, or only decides the fitted state or what is allowed."""
     assert config.interval is not None

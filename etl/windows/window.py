@@ -149,6 +149,7 @@ def build_window(spark: SparkSession, request: BuildRequest, pinned: PinnedWindo
     found = [_part(job, request.name, part) for part in pinned.parts]
     parts, written = [part for part, _ in found], tuple(part.interval for part, is_new in found if is_new)
     manifest = assemble(job, request, pinned, parts)
+    request.before_publish("the dataset")
     storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
     rows, new, all_parts = manifest.accounting.rows_out, len(written), len(parts)
     log.info("dataset %s: %d rows in %d parts, %d of them new: %s", request.name, rows, all_parts, new, storage.uri)

@@ -1,0 +1,180 @@
+"""Arithmetic of dates: which interval a date stands for, its neighbors, and templates such as `{ds - 27d}`.
+
+A date is named by the start of its data interval (Airflow's `ds`): `2013-03-01`, of hours `2013-03-01T05`. Its interval
+is one of wall-clock time in `schedule.timezone`; its ends are instants in UTC.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from zoneinfo import ZoneInfo
+
+from sparkring.conf.schedule.block import ScheduleConfig
+
+FORMS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+NODASH = {"day": "%Y%m%d", "hour": "%Y%m%dT%H"}
+TEMPLATE = re.compile(r"\{\{|\}\}|\{\s*([A-Za-z_]\w*)\s*([^{}]*)\}")
+OFFSET = re.compile(r"([+-])\s*(\d{1,6})\s*([a-z]+)\s*")
+DAY, HOUR = dt.timedelta(days=1), dt.timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class DataInterval:
+    """The interval of a date: from `start` to `end`, without it, both in UTC."""
+
+    ds: str
+    start: dt.datetime
+    end: dt.datetime
+
+
+def interval_of(schedule: ScheduleConfig, ds: str) -> DataInterval:
+    """The interval of the date `ds`, written as we write it."""
+    first = dt.datetime.strptime(ds, FORMS[schedule.interval])
+    return DataInterval(ds, instant_of(schedule, first), instant_of(schedule, first + _step(schedule)))
+
+
+def moved(schedule: ScheduleConfig, ds: str, count: int) -> str:
+    """The date `count` intervals after `ds`."""
+    form = FORMS[schedule.interval]
+    return (dt.datetime.strptime(ds, form) + count * _step(schedule)).strftime(form)
+
+
+def between(schedule: ScheduleConfig, first: str, last: str) -> list[str]:
+    """All dates from `first` to `last`, with both; [] where `last` is earlier."""
+    found = []
+    while first <= last:
+        found.append(first)
+        first = moved(schedule, first, 1)
+    return found
+
+
+def dates_since_begin(schedule: ScheduleConfig, ds: str) -> int:
+    """How many dates there are from `begin` to `ds`, without `ds`."""
+    form = FORMS[schedule.interval]
+    return (dt.datetime.strptime(ds, form) - dt.datetime.strptime(schedule.begin, form)) // _step(schedule)
+
+
+def last_ended(schedule: ScheduleConfig, now: dt.datetime) -> str:
+    """The newest date whose interval has ended at `now`."""
+    local = now.astimezone(ZoneInfo(schedule.timezone)).replace(tzinfo=None)
+    return moved(schedule, local.strftime(FORMS[schedule.interval]), -1)
+
+
+def parse_date(schedule: ScheduleConfig, text: str) -> str:
+    """The date that begins with this ISO 8601 date or instant. ValueError where none does."""
+    every = schedule.interval
+    example = "2013-03-01" if every == "day" else "2013-03-01T05"
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"no date; this schedule's are each a whole {every}, such as {example}") from None
+    if every == "hour" and re.fullmatch(r"\d{4}-?\d\d-?\d\d", text):
+        raise ValueError(f"a whole day; this schedule's dates are each a whole hour, such as {example}")
+    local = found.astimezone(ZoneInfo(schedule.timezone)).replace(tzinfo=None) if found.tzinfo else found
+    ds = local.strftime(FORMS[every])
+    given = found if found.tzinfo else instant_of(schedule, found)
+    if given != interval_of(schedule, ds).start:
+        raise ValueError(f"no {every} of {schedule.timezone} begins then; the one that it is in is {ds}")
+    return ds
+
+
+def check_known(schedule: ScheduleConfig, ds: str, now: dt.datetime) -> str:
+    """The date; ValueError where it is before `begin`, or begins after `now`."""
+    if ds < schedule.begin:
+        raise ValueError(f"is before schedule.begin, {schedule.begin}; give a later date, or set begin earlier")
+    start = interval_of(schedule, ds).start
+    if start > now:
+        raise ValueError(
+            f"is in the future: its interval begins {start.isoformat()}, and this host's clock shows "
+            f"{now.isoformat(timespec='seconds')}"
+        )
+    return ds
+
+
+def _step(schedule: ScheduleConfig) -> dt.timedelta:
+    return DAY if schedule.interval == "day" else HOUR
+
+
+def instant_of(schedule: ScheduleConfig, wall: dt.datetime) -> dt.datetime:
+    """The instant, in UTC, at which clocks of the schedule's zone show `wall`."""
+    # Where clocks skip midnight, the day begins with the instant at which they do.
+    return wall.replace(tzinfo=ZoneInfo(schedule.timezone)).astimezone(dt.UTC)
+
+
+# --- templates
+
+
+def render(text: str, schedule: ScheduleConfig, interval: DataInterval) -> str:
+    """Replace the templates in a text; `{{` and `}}` stand for braces. ValueError names an unknown one."""
+
+    def replace(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0][0]
+        if found[1] not in VALUES:
+            raise ValueError(
+                f"{found[0]} is no template; there are {', '.join(VALUES)}, each with an offset such as {{ds - 27d}}; "
+                "for a brace write it twice"
+            )
+        return VALUES[found[1]](schedule, _shifted(schedule, interval, found[1], found[2], found[0]))
+
+    return TEMPLATE.sub(replace, text)
+
+
+def names_templates(text: str) -> list[str]:
+    """The templates in a text that `render` knows, as they are written."""
+    return [found[0] for found in TEMPLATE.finditer(text) if found[1] in VALUES]
+
+
+def _shifted(
+    schedule: ScheduleConfig, interval: DataInterval, name: str, offset: str, shown: str
+) -> DataInterval | dt.datetime:
+    """The interval, or for a template of an instant the instant, moved by the offset.
+
+    Args:
+        schedule: whose days are moved by.
+        interval: of the date.
+        name: of the template.
+        offset: as written behind the name; "": none.
+        shown: the whole template, for errors.
+    """
+    found = OFFSET.fullmatch(offset)
+    if offset and (found is None or found[3] not in ("h", "d")):
+        raise ValueError(f"{shown}: an offset is + or -, a number and h or d, such as {{ds - 27d}}")
+    count = int(found[1] + found[2]) if found else 0
+    in_hours = found is not None and found[3] == "h"
+    if name.startswith("ds"):
+        if in_hours and schedule.interval == "day":
+            raise ValueError(f"{shown}: dates of this schedule are days, which move by d")
+        per_day = 1 if schedule.interval == "day" or in_hours else 24
+        return interval_of(schedule, moved(schedule, interval.ds, count * per_day))
+    instant = interval.start if name == "data_interval_start" else interval.end
+    if in_hours:
+        return instant + count * HOUR
+    local = instant.astimezone(ZoneInfo(schedule.timezone)).replace(tzinfo=None)  # days of wall-clock time
+    return instant_of(schedule, local + count * DAY) if count else instant
+
+
+def _nodash(schedule: ScheduleConfig, shifted: DataInterval | dt.datetime) -> str:
+    assert isinstance(shifted, DataInterval)
+    return dt.datetime.strptime(shifted.ds, FORMS[schedule.interval]).strftime(NODASH[schedule.interval])
+
+
+def _ds(_: ScheduleConfig, shifted: DataInterval | dt.datetime) -> str:
+    assert isinstance(shifted, DataInterval)
+    return shifted.ds
+
+
+def _iso(_: ScheduleConfig, shifted: DataInterval | dt.datetime) -> str:
+    assert isinstance(shifted, dt.datetime)
+    return shifted.isoformat()
+
+
+VALUES: dict[str, Callable[[ScheduleConfig, DataInterval | dt.datetime], str]] = {
+    "ds": _ds,
+    "ds_nodash": _nodash,
+    "data_interval_start": _iso,
+    "data_interval_end": _iso,
+}

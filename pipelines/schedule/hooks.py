@@ -1,0 +1,104 @@
+"""What a date's job tells the ledger, and which parts of its window it does not look at again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.schedule.block import ScheduleConfig
+from sparkring.conf.schedule.dates import dates_since_begin, moved
+from sparkring.etl.windows.parts import common_digest
+from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow
+from sparkring.pipelines import etl_step
+from sparkring.pipelines.context import JobHooks
+from sparkring.pipelines.etl_step import Dataset, Sources
+from sparkring.pipelines.runs import RunRecord
+from sparkring.pipelines.schedule.ledger import DateRecord
+from sparkring.pipelines.schedule.run_date import DateJob
+
+log = logging.getLogger(__name__)
+
+
+def hooks_of(job: DateJob) -> JobHooks:
+    """The hooks of a date's job."""
+
+    def pin(config: RunConfig, session: Callable[[], SparkSession]) -> Sources:
+        earlier = known_before(job.ledger.records(), job.schedule, job.record.ds)
+        sources, deciding = pin_anew(config, session, earlier, job.schedule, job.record.ds)
+        if isinstance(sources, PinnedWindow):
+            parts = {part.interval.label: part.fingerprint for part in sources.parts}
+            job.update(parts=parts, parts_digest=deciding)
+        return sources
+
+    def on_dataset(dataset: Dataset) -> None:
+        job.update(dataset=dataset.folder.uri, fingerprint=dataset.manifest.fingerprint)
+
+    def on_run(record: RunRecord) -> None:
+        job.update(run=record.folder, mlflow_run_id=record.mlflow_run_id)
+
+    return JobHooks(
+        ds=job.record.ds,
+        may_promote=job.options.promote,
+        leased=True,
+        pin=pin,
+        before_publish=job.check,
+        on_dataset=on_dataset,
+        on_run=on_run,
+    )
+
+
+def pin_anew(
+    config: RunConfig,
+    session: Callable[[], SparkSession],
+    earlier: DateRecord | None,
+    schedule: ScheduleConfig,
+    ds: str,
+) -> tuple[Sources, str]:
+    """Pin a date's sources, but for parts that an earlier date's job looked at: (sources, digest of what parts share).
+
+    Where a source that is read whole, the recipe or the code has changed since, every part is looked at.
+
+    Args:
+        config: of the date.
+        session: opens Spark, for sources that need it.
+        earlier: the entry whose parts need not be looked at; None: look at all.
+        schedule: says how many of the last intervals are looked at in any case.
+        ds: the date.
+    """
+    known = NONE_KNOWN
+    if earlier is not None and config.etl is not None and config.etl.interval is not None:
+        known = known_parts(config, earlier, looked_at_from=moved(schedule, ds, -schedule.lookback))
+    sources = etl_step.pin(config, session, known)
+    if not isinstance(sources, PinnedWindow):
+        return sources, ""
+    deciding = shared_by_parts(config, sources)
+    if known is not NONE_KNOWN and earlier is not None and deciding != earlier.parts_digest:
+        log.info("a source that is read whole, the recipe or the code has changed: all parts are looked at")
+        sources = etl_step.pin(config, session)
+    return sources, deciding
+
+
+def known_before(records: Sequence[DateRecord], schedule: ScheduleConfig, ds: str) -> DateRecord | None:
+    """The entry of the last date before `ds` whose parts are known; None where all parts are to be looked at."""
+    if dates_since_begin(schedule, ds) % schedule.full_check == 0:
+        return None
+    return next((record for record in reversed(records) if record.ds < ds and record.parts), None)
+
+
+def known_parts(config: RunConfig, earlier: DateRecord, looked_at_from: str) -> KnownParts:
+    """The parts of an earlier date that are of intervals before `looked_at_from`."""
+    fingerprints = {label: found for label, found in earlier.parts.items() if label < looked_at_from}
+    return KnownParts(config.storage.datasets, config.name, fingerprints)
+
+
+def shared_by_parts(config: RunConfig, window: PinnedWindow) -> str:
+    """A digest of all that decides parts, but for what sources hold of one interval; "": no part was looked at."""
+    assert config.etl is not None
+    looked_at = [part.sources for part in window.parts if part.sources is not None]
+    if not looked_at:
+        return ""
+    return common_digest(config.etl, looked_at[-1].whole, pyspark.__version__, config.spark.settings())

@@ -1,0 +1,313 @@
+"""One date of a recipe: `sparkring run RECIPE --date D`.
+
+A date that is done is found in the ledger, and nothing is started. Else the date waits for its upstream, takes its
+lease and runs the job, which publishes only under that lease and tells the ledger what it reads and makes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sparkring.conf.load import Resolved
+from sparkring.conf.schedule.block import ScheduleConfig, seconds
+from sparkring.conf.schedule.dates import DataInterval
+from sparkring.conf.secrets import redact
+from sparkring.conf.storage import Storage
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.schedule.conditional import conditional_file
+from sparkring.pipelines.schedule.errors import LeaseLost, NotReady, TryLater
+from sparkring.pipelines.schedule.lease import Lease, LeaseRequest, held
+from sparkring.pipelines.schedule.ledger import DateRecord, DateStatus, Ledger
+from sparkring.pipelines.schedule.upstream import wait_for
+from sparkring.training.result import SUMMARY
+
+if TYPE_CHECKING:  # a date that is done imports neither Spark's session nor torch
+    from pyspark.sql import SparkSession
+
+    from sparkring.pipelines.context import JobHooks
+
+log = logging.getLogger("sparkring")
+LEASE = "lease.json"
+DONE: dict[bool, set[DateStatus]] = {True: {"succeeded"}, False: {"succeeded", "built"}}  # by: the date is trained on
+
+
+@dataclass(frozen=True)
+class DateOptions:
+    """How a date is run.
+
+    `rerun`: although it is done. `train`: on its dataset. `promote`: its model may get the alias. `in_time`: it is
+    tonight's job, which can be late. `exit_of`: the exit code of an error.
+    """
+
+    exit_of: Callable[[BaseException], Exit]
+    rerun: bool = False
+    train: bool = True
+    promote: bool = True
+    in_time: bool = True
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the dates of a backfill share: the recipe's lease, and a session of Spark that opens when it is needed."""
+
+    leases: tuple[Lease, ...] = ()
+    session: Callable[[], SparkSession] | None = None
+
+
+ALONE = Shared()
+
+
+@dataclass
+class DateJob:
+    """A date while its job runs: its ledger entry, and the leases under which it is written."""
+
+    resolved: Resolved
+    options: DateOptions
+    ledger: Ledger
+    record: DateRecord
+    leases: tuple[Lease, ...] = field(default=())
+
+    @property
+    def schedule(self) -> ScheduleConfig:
+        schedule = self.resolved.config.schedule
+        assert schedule is not None, "a recipe with a date has a schedule"
+        return schedule
+
+    def check(self, what: str) -> None:
+        """End this process where a lease was lost: whatever it did next would be written beside another's work."""
+        for lease in self.leases:
+            try:
+                lease.check(what)
+            except LeaseLost as error:
+                stop_at_once(str(error), self.record)
+
+    def update(self, **changes: Any) -> None:
+        self.check("the entry of the date")
+        self.record = self.ledger.write(replace(self.record, **changes))
+
+
+def run_date(resolved: Resolved, options: DateOptions, say: Callable[[str], None]) -> int:
+    """Run a date; returns its exit code. Raises what the job raises.
+
+    `say` takes the last line of stdout: what became of the date, as one JSON object.
+    """
+    try:
+        record = do_date(resolved, options)
+    except BaseException as error:
+        ds = interval_of(resolved).ds
+        known = read_quietly(ledger_of(resolved), ds) or DateRecord(ds=ds, status="failed")
+        say(outcome_line(known, ended_by(error), options.exit_of(error), error))
+        raise
+    assert record.exit_code is not None
+    say(outcome_line(record, record.status, record.exit_code))
+    return record.exit_code
+
+
+def do_date(resolved: Resolved, options: DateOptions, shared: Shared = ALONE) -> DateRecord:
+    """Run a date unless it is done; returns its entry. Raises TryLater, and what the job raises."""
+    interval, ledger = interval_of(resolved), ledger_of(resolved)
+    record = ledger.read(interval.ds)
+    if record is not None and is_done(record, options):
+        log.info("%s is done: %s", interval.ds, record.run or record.dataset)
+        return record
+    schedule = resolved.config.schedule
+    assert schedule is not None
+    check_ended(interval, datetime.now(UTC))
+    wait_for(schedule.wait_for, seconds(schedule.wait_timeout))
+    job = DateJob(resolved, options, ledger, DateRecord(ds=interval.ds, status="running"))
+    with job_leases(job, interval.ds, shared) as job.leases:
+        record = ledger.read(interval.ds)  # another may have finished it before we took its lease
+        if record is not None and is_done(record, options):
+            return record
+        return work(job, interval, record, shared)
+
+
+def work(job: DateJob, interval: DataInterval, before: DateRecord | None, shared: Shared) -> DateRecord:
+    """Run the job of a date under its leases, and store how it ended."""
+    job.record = begun(interval.ds, before, epoch=job.leases[-1].epoch)
+    job.update()
+    try:
+        code = start_job(job, shared)
+    except BaseException as error:
+        status: DateStatus = "interrupted" if ended_by(error) == "interrupted" else "failed"
+        store_end(job, interval, status, job.options.exit_of(error), redact(str(error) or type(error).__name__))
+        raise
+    store_end(job, interval, "succeeded" if job.options.train else "built", code)
+    return job.record
+
+
+def start_job(job: DateJob, shared: Shared) -> int:
+    """Train, or build the dataset alone; returns the exit code."""
+    from sparkring.pipelines.schedule.hooks import hooks_of
+
+    hooks: JobHooks = hooks_of(job)
+    if not job.options.train:
+        from sparkring.pipelines.etl_job import run_etl
+
+        return run_etl(job.resolved, hooks, shared.session)
+    from sparkring.pipelines.job import run_job
+
+    return run_job(job.resolved, etl=True, hooks=hooks, session=shared.session)
+
+
+def store_end(job: DateJob, interval: DataInterval, status: DateStatus, code: int, error: str = "") -> None:
+    """Store how the job of a date ended, and what its run scored."""
+    now = datetime.now(UTC)
+    late = job.options.in_time and is_late(job.schedule, interval, now)
+    if late:
+        log.warning("%s ended after its deadline, %s after %s", interval.ds, job.schedule.deadline, interval.end)
+    job.update(
+        status=status,
+        exit_code=int(code),
+        finished_at=now.isoformat(timespec="seconds"),
+        error=error,
+        late=late,
+        **(scored(job) if status == "succeeded" else {}),
+    )
+
+
+def scored(job: DateJob) -> dict[str, Any]:
+    """The fields of an entry that summary.json of its run gives."""
+    assert job.record.run is not None, "a run that finished was taken"
+    config = job.resolved.config
+    folder = Runs(config.storage.runs, config.name).storage.at(job.record.run)
+    summary = json.loads(folder.read_bytes(SUMMARY))
+    promotion = summary.get("promotion")
+    version = promotion.get("version") if isinstance(promotion, dict) else None
+    return {
+        "scores": summary["scores"],
+        "mlflow_url": summary["tracking_url"],
+        "promotion": promotion,
+        "model_version": None if version is None else str(version),
+    }
+
+
+# --- decisions
+
+
+def is_done(record: DateRecord, options: DateOptions) -> bool:
+    """Whether nothing is left to do for a date."""
+    return not options.rerun and record.status in DONE[options.train]
+
+
+def ended_by(error: BaseException) -> str:
+    """The status of a date whose job an error ended, for the scheduler."""
+    if isinstance(error, TryLater):
+        return "try_later"
+    return "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+
+
+def begun(ds: str, before: DateRecord | None, epoch: int) -> DateRecord:
+    """The entry of a date whose job begins; of the one before only the attempts are kept, and its run."""
+    return DateRecord(
+        ds=ds,
+        status="running",
+        attempts=(before.attempts if before else 0) + 1,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        epoch=epoch,
+        run=before.run if before is not None and before.status != "succeeded" else None,
+    )
+
+
+def check_ended(interval: DataInterval, now: datetime) -> None:
+    """NotReady where the interval of a date has not ended: its data are not complete."""
+    if interval.end > now:
+        raise NotReady(
+            f"--date {interval.ds}: its interval ends {interval.end.isoformat()}, and this host's clock shows "
+            f"{now.isoformat(timespec='seconds')}; try again then"
+        )
+
+
+def is_late(schedule: ScheduleConfig, interval: DataInterval, now: datetime) -> bool:
+    return schedule.deadline is not None and now > interval.end + timedelta(seconds=seconds(schedule.deadline))
+
+
+def lease_paths(schedule: ScheduleConfig, ds: str) -> list[str]:
+    """The leases of a date, below the ledger's folder: the recipe's, unless dates may run side by side, and its own."""
+    return [*([] if schedule.concurrency == "allow" else [LEASE]), f"{ds}/{LEASE}"]
+
+
+def outcome_line(record: DateRecord, status: str, code: int, error: BaseException | None = None) -> str:
+    """The JSON object, in one line, by which a scheduler learns what became of a date."""
+    shown = asdict(record)
+    keys = ("run", "dataset", "fingerprint", "attempts", "late", "scores", "promotion", "mlflow_url", "model_version")
+    return json.dumps(
+        {"ds": record.ds, "status": status, "exit_code": int(code)}
+        | {key: shown[key] for key in keys}
+        | {"error": record.error if error is None else redact(str(error) or type(error).__name__)}
+    )
+
+
+# --- edges
+
+
+def interval_of(resolved: Resolved) -> DataInterval:
+    assert resolved.interval is not None, "the recipe was loaded with a date"
+    return resolved.interval
+
+
+def ledger_of(resolved: Resolved) -> Ledger:
+    return Ledger(resolved.config.storage.runs, resolved.config.name)
+
+
+def read_quietly(ledger: Ledger, ds: str) -> DateRecord | None:
+    """The entry of a date; None where there is none, or it cannot be read, which was reported already."""
+    try:
+        return ledger.read(ds)
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def job_leases(job: DateJob, ds: str, shared: Shared) -> Iterator[tuple[Lease, ...]]:
+    """Hold the leases of a date for the block; those that are shared are held already."""
+    paths = lease_paths(job.schedule, ds)[len(shared.leases) :]
+    with ExitStack() as stack:
+        own = [
+            stack.enter_context(hold_lease(job.ledger.storage, path, job.schedule, ds, lambda why: stop(job, why)))
+            for path in paths
+        ]
+        yield (*shared.leases, *own)
+
+
+def stop(job: DateJob, why: str) -> None:
+    stop_at_once(why, job.record)
+
+
+@contextmanager
+def hold_lease(
+    storage: Storage, path: str, schedule: ScheduleConfig, what: str, on_lost: Callable[[str], None]
+) -> Iterator[Lease]:
+    """Hold one lease for the block. DateTaken where another holds it.
+
+    Args:
+        storage: the ledger's folder.
+        path: of the lease, below it.
+        schedule: says how long a lease lasts, and whether it may be taken from another.
+        what: is done under it, for people.
+        on_lost: called with the reason from another thread.
+    """
+    request = LeaseRequest(what, seconds(schedule.lease), replace=schedule.concurrency == "replace")
+    with held(conditional_file(storage, path), request, on_lost) as lease:
+        yield lease
+
+
+def stop_at_once(why: str, record: DateRecord) -> NoReturn:
+    """End this process without another write: not even of what `finally` would write. Its ranks end with it."""
+    for stream, text in (
+        (sys.stderr, f"sparkring: {redact(why)}"),
+        (sys.stdout, outcome_line(record, "try_later", Exit.TRY_LATER, LeaseLost(why))),
+    ):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.write(text + "\n")
+            stream.flush()
+    os._exit(Exit.TRY_LATER)
