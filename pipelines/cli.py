@@ -400,8 +400,7 @@ def _ui(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.mlflow_store import replay
-    from sparkring.pipelines.schedule.errors import TryLater
-from sparkring.pipelines.tracking.rules import client_limits
+    from sparkring.pipelines.tracking.rules import client_limits
 
     config = _load(arguments).config
     with client_limits(config.tracking):

@@ -27,9 +27,6 @@ from sparkring.pipelines.schedule.run_date import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 log = logging.getLogger("sparkring")
 Reprocess = Literal["none", "failed", "completed"]
 Train = Literal["each", "last", "none"]
