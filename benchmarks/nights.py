@@ -102,10 +102,10 @@ class Nights:
                 "full_check": 10_000,  # would look at days that the lake does not show
             },
             "storage": {"datasets": str(self.folder / "datasets"), "runs": str(self.folder / "runs")},
-            "tracking": {"root": str(self.folder / "mlflow"), "system_metrics_s": 0},
+            "tracking": {"root": str(self.folder / "mlflow")},
             "launch": {"world": 1},
         }  # fmt: skip
-        block["train"] |= {"epochs": 1, "global_batch": 512}
+        block["train"] |= {"epochs": 1, "global_batch": 64}
         block["report"] = {"baselines": False}
         self.recipe.write_text(yaml.safe_dump(block, sort_keys=False))
 

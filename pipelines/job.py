@@ -79,7 +79,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
         job_id, tags = f"{config.name}/{record.folder}", {"sparkring.commit": commit}
         try:
             tracking = config.tracking.named(config.name)
-            with Tracker(tracking, job_id, config.name, tags, continued, run_label(None)) as tracker:
+            with Tracker(tracking, job_id, config.name, tags, continued, run_label(hooks.ds)) as tracker:
                 spark = session()
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)
