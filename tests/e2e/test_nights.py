@@ -125,7 +125,7 @@ def test_a_backfill_trains_on_the_last_date_alone_and_leaves_the_alias(nights: A
     assert sorted(path.parts[-3] for path in folder.glob("data/datasets/parts/sales/*/*/_part.json")) == DAYS[:6]
     client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
     assert len(client.search_model_versions("name = 'sales'")) == 2
-    assert client.get_model_version_by_alias("sales", "champion").version == "1"
+    assert client.get_model_version_by_alias("sales", "champion").version == 1
     assert len(list(folder.glob("data/runs/sales/2*"))) == 2
 
 
