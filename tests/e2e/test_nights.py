@@ -1,0 +1,156 @@
+"""`sparkring run --date` and `sparkring backfill` over a few dates of one small recipe, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+DAYS = [f"2024-03-0{day}" for day in range(1, 8)]
+FIRST, BACKFILLED = DAYS[2], DAYS[3:6]
+ROWS = 200  # of a day
+
+RECIPE: dict[str, Any] = {
+    "name": "sales",
+    "schedule": {"begin": DAYS[2], "window": 3, "lookback": 1, "wait_for": ["sales/day={ds}/_SUCCESS"]},
+    "etl": {
+        "sources": {
+            "sales": {
+                "path": "sales",
+                "format": "parquet",
+                "columns": {"shop": "string", "amount": "bigint"},
+                "partitions": {"day": "date"},
+            }
+        },
+        "views": {"made": "SELECT *, CAST(amount > 50 AS float) AS large FROM sales"},
+        "rows": "made",
+        "one_per": "sales",
+        "features": {"shop": {"kind": "categorical"}, "amount": {"kind": "numeric"}},
+        "label": "large",
+        "interval": {"column": "day", "sources": {"sales": "day"}},
+    },
+    "model": {"args": {"width": 8, "blocks": 1}},
+    "train": {"epochs": 1, "global_batch": 64},
+    "launch": {"world": 1},
+    "report": {"baselines": False},
+    "tracking": {"system_metrics": False},
+}
+
+SCRIPT = """
+import json, time
+from sparkring.pipelines.cli import main
+
+FIRST, *BACKFILLED, LAST = {days}
+codes, seconds = [], []
+
+def sparkring(*words):
+    began = time.monotonic()
+    codes.append(main([words[0], "sales.yaml", *words[1:]]))
+    seconds.append(time.monotonic() - began)
+
+sparkring("run", "--date", FIRST)
+sparkring("run", "--date", FIRST)
+sparkring("backfill", "--from-date", FIRST, "--to-date", BACKFILLED[-1], "--train", "last")
+sparkring("run", "--date", LAST)
+print("CODES", json.dumps([codes, seconds]))
+"""
+
+
+def sparkring(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=800
+    )
+
+
+def write_day(folder: Path, day: str) -> None:
+    draw = np.random.default_rng(int(day[-2:]))
+    (target := folder / f"sales/day={day}").mkdir(parents=True)
+    shops = draw.choice(["a", "b", "c"], ROWS)
+    pq.write_table(pa.table({"shop": shops, "amount": draw.integers(0, 100, ROWS)}), target / "x.parquet")
+    (target / "_SUCCESS").touch()
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The folder after four commands in one process, since Java takes as long to start as the rest; what they wrote."""
+    folder = tmp_path_factory.mktemp("nights")
+    for day in DAYS[:-1]:
+        write_day(folder, day)
+    (folder / "sales.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+    done = sparkring(folder, "-c", SCRIPT.format(days=DAYS[2:]))
+    assert "CODES" in done.stdout, done.stderr
+    return folder, done
+
+
+def entry(folder: Path, ds: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"data/runs/sales/dates/{ds}/state.json").read_text())
+    return found
+
+
+def test_a_date_is_done_once_and_says_what_it_made(nights: Any) -> None:
+    folder, done = nights
+    codes, seconds = json.loads(done.stdout.partition("CODES ")[2])
+    assert codes == [0, 0, 0, 75], done.stderr
+    assert seconds[1] < 5, "the second command trained again"
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"ds"')]
+    first, again = [line for line in lines if line["ds"] == FIRST]
+    assert first == again
+    assert (first["status"], first["exit_code"], first["attempts"]) == ("succeeded", 0, 1)
+    state = entry(folder, FIRST)
+    assert sorted(state["parts"]) == DAYS[:3]
+    assert state["scores"]["this model"] == first["scores"]["this model"] != {}
+    summary = json.loads((folder / f"data/runs/sales/{state['run']}/summary.json").read_text())
+    assert (summary["fingerprint"], summary["dataset"]) == (state["fingerprint"], state["dataset"])
+    assert summary["origins"]["etl.interval.last"] == "schedule"
+
+
+def test_a_backfill_trains_on_the_last_date_alone_and_leaves_the_alias(nights: Any) -> None:
+    folder, done = nights
+    assert [entry(folder, ds)["status"] for ds in BACKFILLED] == ["built", "built", "succeeded"], done.stderr
+    outcome = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"exit_code"')))
+    assert outcome["dates"] == dict.fromkeys(BACKFILLED, 0) and outcome["skipped"] == [FIRST]
+    assert sorted(path.parts[-3] for path in folder.glob("data/datasets/parts/sales/*/*/_part.json")) == DAYS[:6]
+    client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
+    assert len(client.search_model_versions("name = 'sales'")) == 2
+    assert client.get_model_version_by_alias("sales", "champion").version == 1
+    assert len(list(folder.glob("data/runs/sales/2*"))) == 2
+
+
+def test_a_date_whose_upstream_is_not_there_is_not_begun(nights: Any) -> None:
+    folder, done = nights
+    last = json.loads([line for line in done.stdout.splitlines() if line.startswith('{"ds"')][-1])
+    assert (last["ds"], last["status"], last["exit_code"]) == (DAYS[6], "try_later", 75)
+    assert f"sales/day={DAYS[6]}/_SUCCESS is not there" in last["error"]
+    assert not (folder / f"data/runs/sales/dates/{DAYS[6]}/state.json").exists()
+
+
+def test_a_date_that_is_done_starts_neither_spark_nor_torch(nights: Any) -> None:
+    folder, _ = nights
+    script = (
+        "import sys; from sparkring.pipelines.cli import main\n"
+        f"code = main(['run', 'sales.yaml', '--date', '{FIRST}'])\n"
+        "print({'torch', 'mlflow', 'pyspark.sql.session'} & sys.modules.keys(), code)"
+    )
+    done = sparkring(folder, "-c", script)
+    assert done.stdout.splitlines()[-1] == "set() 0", done.stdout + done.stderr
+
+
+def test_status_tells_how_old_the_newest_success_is(nights: Any) -> None:
+    folder, _ = nights
+    command = ["-m", "sparkring.pipelines.cli", "status", "sales.yaml", "--json"]
+    fresh, old = (sparkring(folder, *command, "--max-age", age) for age in ("1d", "0s"))
+    assert (fresh.returncode, old.returncode) == (0, 1), fresh.stderr
+    assert json.loads(old.stdout)["newest"] == BACKFILLED[-1] and json.loads(old.stdout)["stale"]
