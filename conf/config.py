@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from sparkring.conf.housekeeping import NotifyConfig, RetentionConfig
 from sparkring.conf.schema import Name, Strict, check_case
 from sparkring.conf.secrets import is_secret_name, redact
 from sparkring.conf.sources import FilesSource, Source, as_text
@@ -780,3 +781,5 @@ class RunConfig(Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     report: ReportConfig = ReportConfig()
+    retention: RetentionConfig = RetentionConfig()
+    notify: NotifyConfig = NotifyConfig()

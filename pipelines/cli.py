@@ -115,6 +115,8 @@ def parser() -> argparse.ArgumentParser:
     _add_recipe(commands, "train", partial(_run, etl=False), "train on the dataset (which must exist) and report")
     _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
+    gc = _add_recipe(commands, "gc", _gc, "delete what the recipe's `retention` lets go; what is needed stays")
+    gc.add_argument("--dry-run", action="store_true", help="only name what would be deleted")
     config = commands.add_parser("config", help="show, validate or describe a configuration")
     what = config.add_subparsers(required=True, metavar="WHAT")
     _add_recipe(what, "show", _config_show, "resolved values, each with where it came from")
@@ -289,6 +291,12 @@ def _ui(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.mlflow_store import serve_ui
 
     return serve_ui(_load(arguments).config.tracking.store_uri, arguments.port)
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.housekeeping.gc import collect_garbage
+
+    return collect_garbage(_load(arguments).config, arguments.dry_run, print)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
