@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from sparkring.conf.housekeeping import notify_problems
 from sparkring.conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.conf.stored import StoredError
@@ -209,15 +210,36 @@ def _load(arguments: argparse.Namespace) -> Resolved:
 
 
 def _run(arguments: argparse.Namespace, etl: bool = True) -> int:
-    from sparkring.pipelines.job import run_job
+    def work(resolved: Resolved) -> int:
+        from sparkring.pipelines.job import run_job
 
-    return run_job(_load(arguments), etl=etl)
+        return run_job(resolved, etl=etl)
+
+    return _announced(_load(arguments), work)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.etl_job import run_etl
 
-    return run_etl(_load(arguments))
+    return _announced(_load(arguments), run_etl)
+
+
+def _announced(resolved: Resolved, work: Callable[[Resolved], int]) -> int:
+    """Do a job's work, and tell the targets of `notify` how it ended."""
+    if problems := notify_problems(resolved.config.notify, os.environ):
+        raise ConfigError(resolved.config.name, problems)
+    if not resolved.config.notify.targets:
+        return work(resolved)
+    from sparkring.pipelines.housekeeping.notify import announce
+
+    command = ["sparkring", *sys.argv[1:]]
+    try:
+        code = work(resolved)
+    except BaseException as error:
+        announce(resolved.config, exit_code(error), command, error)
+        raise
+    announce(resolved.config, code, command)
+    return code
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from sparkring.conf.housekeeping import EventName
-from sparkring.conf.secrets import redacted
+from sparkring.conf.secrets import HIDDEN, is_secret_name, redact, redacted
 from sparkring.pipelines.exit_codes import Exit
 
 Outcome = Literal["ok", "failed", "rejected", "held"]
@@ -28,7 +28,6 @@ class JobEnd:
     reasons: Sequence[str] = ()  # of the decision
     scores: Mapping[str, float] = field(default_factory=dict)
     champion_scores: Mapping[str, float] = field(default_factory=dict)  # on the same rows
-    version: str | None = None  # of the registered model, where known
     links: Mapping[str, str] = field(default_factory=dict)  # what -> URI: report, mlflow
     error: str = ""
     late: bool = False  # the schedule's deadline has passed
@@ -90,7 +89,13 @@ def next_command(event: EventName, end: JobEnd, command: Sequence[str]) -> str:
         return shlex.join(["sparkring", "ui", end.recipe])
     if event == "failed" and end.code == Exit.USAGE:
         return shlex.join(["sparkring", "config", "validate", *_recipe_and_overrides(command)])
-    return shlex.join(command) if event in ("failed", "late") else ""
+    return shlex.join(_without_secret(word) for word in command) if event in ("failed", "late") else ""
+
+
+def _without_secret(word: str) -> str:
+    """A word of a command line; of `key=value` with the key of a secret, the key alone."""
+    key, equals, value = word.partition("=")
+    return f"{key}={HIDDEN}" if equals and value and is_secret_name(key) else redact(word)
 
 
 def _recipe_and_overrides(command: Sequence[str]) -> list[str]:
