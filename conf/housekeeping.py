@@ -13,7 +13,9 @@ from sparkring.conf.secrets import redact
 
 EventName = Literal["failed", "rejected", "held", "late", "recovered"]
 EVENTS: tuple[EventName, ...] = ("failed", "rejected", "held", "late", "recovered")
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", description="name of an environment variable")]
+Variable = Annotated[
+    str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")
+]  # of the environment; what has lower case may be a secret
 
 
 class KeepRule(Strict):
@@ -64,7 +66,7 @@ class WebhookTarget(_UrlTarget):
     """A URL that events are posted to as JSON."""
 
     kind: Literal["webhook"]
-    secret_env: Variable | None = Field(
+    hmac_env: Variable | None = Field(
         None, description="environment variable with the key of the signature in X-Sparkring-Signature (HMAC-SHA256)"
     )
 
@@ -140,6 +142,6 @@ def notify_problems(config: NotifyConfig, environment: Mapping[str, str]) -> lis
             url = target_url(target, environment)
             problem = url_problem(url, config.http_hosts) if url else "is not set in the environment of this job"
             problems += [f"{key}.url_env = {target.url_env!r}: {problem}"] if problem else []
-        if isinstance(target, WebhookTarget) and target.secret_env and not environment.get(target.secret_env):
-            problems.append(f"{key}.secret_env = {target.secret_env!r}: is not set in the environment of this job")
+        if isinstance(target, WebhookTarget) and target.hmac_env and not environment.get(target.hmac_env):
+            problems.append(f"{key}.hmac_env = {target.hmac_env!r}: is not set in the environment of this job")
     return problems

@@ -215,7 +215,7 @@ def _logged(name: str, work: Callable[[], None]) -> None:
 
 
 def _post(target: WebhookTarget, body: bytes, timeout_s: float) -> None:
-    secret = os.environ.get(target.secret_env, "") if target.secret_env else ""
+    secret = os.environ.get(target.hmac_env, "") if target.hmac_env else ""
     headers = {"Content-Type": "application/json"} | signature_headers(secret, body, uuid.uuid4().hex, time.time())
     _open(urllib.request.Request(target_url(target, os.environ), body, headers, method="POST"), timeout_s)
 

@@ -64,7 +64,7 @@ def test_what_the_environment_lacks_is_found_before_a_job_begins() -> None:
     config = NotifyConfig.model_validate(
         {
             "targets": [
-                {"kind": "webhook", "url_env": "HOOK", "secret_env": "HOOK_KEY"},
+                {"kind": "webhook", "url_env": "HOOK", "hmac_env": "HOOK_KEY"},
                 {"kind": "ping", "url_env": "PING"},
             ]
         }
@@ -73,7 +73,7 @@ def test_what_the_environment_lacks_is_found_before_a_job_begins() -> None:
     assert notify_problems(config, good) == []
     assert notify_problems(config, {}) == [
         "notify.targets.0.url_env = 'HOOK': is not set in the environment of this job",
-        "notify.targets.0.secret_env = 'HOOK_KEY': is not set in the environment of this job",
+        "notify.targets.0.hmac_env = 'HOOK_KEY': is not set in the environment of this job",
         "notify.targets.1.url_env = 'PING': is not set in the environment of this job",
     ]
     (problem,) = notify_problems(config, good | {"HOOK": "http://hooks.example/token"})
