@@ -3,10 +3,10 @@
     make nights
     python benchmarks/nights.py --nights 60 --window 28 --out benchmarks/results/nights_2core_202611.md
 
-Real flights, a folder per day. Each night is a command of its own, as a scheduler gives it. From the second night on the
-lake holds the newest three days alone, so a night that read an older one would fail. On the way: a correction two days
-back, a night whose labels are permuted, `--kills` random SIGKILLs of the driver with the same command given again, and
-in the end `gc`. Ends with exit code 1 where a check fails; every check is a line of the result.
+Real flights, a folder per day. Each night is a command of its own, as a scheduler gives it. From the second night on
+the lake holds the newest three days alone, so a night that read an older one would fail. Then a correction two days
+back, and `gc`; with `--kills`, random SIGKILLs of the driver, the same command given again, and the same nights
+undisturbed. Ends with exit code 1 where a check fails; every check is a line of the result.
 """
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ def check_ledger(nights: Nights, days: list[date]) -> None:
         f"bytes (median), {max(later) / part:.2f} at most",
     )
     code, answer = nights.run("run", "--date", str(days[-1]))
-    nights.check(code == 0 and answer.get("ds") == str(days[-1]), f"the last date again: exit code {code}, nothing done")
+    nights.check(
+        code == 0 and answer.get("ds") == str(days[-1]), f"the last date again: exit code {code}, nothing done"
+    )
 
 
 def check_correction(nights: Nights, last: date) -> None:
@@ -204,16 +206,17 @@ def check_correction(nights: Nights, last: date) -> None:
     nights.show(day - timedelta(days=SHOWN - 1), day)
     code, after = nights.night(day), nights.record(day).parts
     changed = sorted(label for label in after if label in before and after[label] != before[label])
-    nights.check(code in (0, 6) and changed == [str(corrected)], f"{corrected} corrected: rebuilt {changed}, exit code {code}")
+    nights.check(
+        code in (0, 6) and changed == [str(corrected)], f"{corrected} corrected: rebuilt {changed}, exit code {code}"
+    )
 
 
 def check_gc(nights: Nights) -> None:
     """`gc` names before what it deletes, and the newest date's dataset and the champion can still be read."""
     before = size_of(nights.folder)
-    _, named = nights.run("gc", "--dry-run")
-    again = subprocess.run(nights.command("gc", "--dry-run"), cwd=nights.folder, capture_output=True, text=True)
+    named = subprocess.run(nights.command("gc", "--dry-run"), cwd=nights.folder, capture_output=True, text=True)
     done = subprocess.run(nights.command("gc"), cwd=nights.folder, capture_output=True, text=True)
-    nights.check(again.stdout == done.stdout and done.returncode == 0, "gc --dry-run and gc name the same files")
+    nights.check(named.stdout == done.stdout and done.returncode == 0, "gc --dry-run and gc name the same files")
     after = size_of(nights.folder)
     nights.lines.append(f"- gc: {before / 2**20:.0f} MiB before, {after / 2**20:.0f} MiB after")
 
@@ -244,7 +247,10 @@ def main() -> None:
         undisturbed.prepare(arguments.nights)
         quiet_nights(undisturbed, arguments.nights, {})
         unequal = [str(day) for day in days if nights.weights(day) != undisturbed.weights(day)]
-        nights.check(not unequal, f"after {arguments.kills} SIGKILLs every model's sha256 is that of undisturbed nights {unequal}")
+        nights.check(
+            not unequal,
+            f"after {arguments.kills} SIGKILLs every model's sha256 is that of undisturbed nights {unequal}",
+        )
     check_gc(nights)
     seconds = sorted(nights.seconds)
     text = f"""# {arguments.nights} nights of flights, a window of {arguments.window} days
@@ -253,7 +259,7 @@ def main() -> None:
 
 {chr(10).join(nights.lines)}
 
-A night took {statistics.median(seconds):.0f} s (median; {seconds[0]:.0f} to {seconds[-1]:.0f}), Spark's and MLflow's start included.
+A night took {statistics.median(seconds):.0f} s (median; {seconds[0]:.0f} to {seconds[-1]:.0f}), with Spark's start.
 """
     publish(text, arguments.out)
     sys.exit(1 if nights.failed else 0)

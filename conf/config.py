@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from sparkring.conf.housekeeping import NotifyConfig, RetentionConfig
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schema import Name, Strict, TimeZone, check_case
 from sparkring.conf.secrets import is_secret_name, redact
@@ -773,3 +774,5 @@ class RunConfig(Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     report: ReportConfig = ReportConfig()
+    retention: RetentionConfig = RetentionConfig()
+    notify: NotifyConfig = NotifyConfig()

@@ -172,6 +172,10 @@ class Storage:
         elif info.type == pafs.FileType.File:
             self.fs.delete_file(info.path)
 
+    def rename_file(self, relative: str, new: str) -> None:
+        """Give a file another name; on a local disk at once, elsewhere it is copied first and then deleted."""
+        self.fs.move(self.path(relative), self.path(new))
+
     def sha256(self, relative: str, on_progress: Callable[[], None] = lambda: None) -> str:
         """Hash a file; `on_progress()` is called before each piece is read: a large file takes minutes."""
         hasher = hashlib.sha256()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from sparkring.conf.housekeeping import notify_problems
 from sparkring.conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
 from sparkring.conf.schedule.block import seconds
 from sparkring.conf.schedule.dated import DateRequest
@@ -121,6 +122,8 @@ def parser() -> argparse.ArgumentParser:
     _add_recipe(commands, "train", partial(_run_job, etl=False), "train on the dataset (which must exist) and report")
     _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
+    gc = _add_recipe(commands, "gc", _gc, "delete what the recipe's `retention` lets go; what is needed stays")
+    gc.add_argument("--dry-run", action="store_true", help="only name what would be deleted")
     config = commands.add_parser("config", help="show, validate or describe a configuration")
     what = config.add_subparsers(required=True, metavar="WHAT")
     _add_recipe(what, "show", _config_show, "resolved values, each with where it came from")
@@ -257,8 +260,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _run_date(arguments: argparse.Namespace, request: DateRequest) -> int:
     from sparkring.pipelines.schedule.run_date import DateOptions, run_date
 
+    options = DateOptions(exit_code, rerun=arguments.rerun)
     resolved = load_config(arguments.recipe, arguments.overrides, request)
-    return run_date(resolved, DateOptions(exit_code, rerun=arguments.rerun), print)
+    return _announced(resolved, lambda resolved: run_date(resolved, options, print))
 
 
 def _backfill(arguments: argparse.Namespace) -> int:
@@ -308,15 +312,36 @@ def _load_undated(arguments: argparse.Namespace) -> Resolved:
 
 
 def _run_job(arguments: argparse.Namespace, etl: bool) -> int:
-    from sparkring.pipelines.job import run_job
+    def work(resolved: Resolved) -> int:
+        from sparkring.pipelines.job import run_job
 
-    return run_job(_load_undated(arguments), etl=etl)
+        return run_job(resolved, etl=etl)
+
+    return _announced(_load_undated(arguments), work)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.etl_job import run_etl
 
-    return run_etl(_load_undated(arguments))
+    return _announced(_load_undated(arguments), run_etl)
+
+
+def _announced(resolved: Resolved, work: Callable[[Resolved], int]) -> int:
+    """Do a job's work, and tell the targets of `notify` how it ended."""
+    if problems := notify_problems(resolved.config.notify, os.environ):
+        raise ConfigError(resolved.config.name, problems)
+    if not resolved.config.notify.targets:
+        return work(resolved)
+    from sparkring.pipelines.housekeeping.notify import announce
+
+    command, ds = ["sparkring", *sys.argv[1:]], resolved.interval.ds if resolved.interval else None
+    try:
+        code = work(resolved)
+    except BaseException as error:
+        announce(resolved.config, exit_code(error), command, error, ds)
+        raise
+    announce(resolved.config, code, command, ds=ds)
+    return code
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -396,6 +421,12 @@ def _ui(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.mlflow_store import serve_ui
 
     return serve_ui(_load(arguments).config.tracking.store_uri, arguments.port)
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.housekeeping.gc import collect_garbage
+
+    return collect_garbage(_load(arguments).config, arguments.dry_run, print)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ class Exit(IntEnum):
     USAGE = 2  # the command line or the configuration is wrong; nothing was started
     DATA = 3  # source tables, checks or the dataset; nothing was trained
     TRAINING = 4  # a training process failed, and no attempt was left
-    RESOURCES = 5  # the cluster cannot give what was asked, storage has no room, or `replay` reaches no store
+    RESOURCES = 5  # the cluster or storage cannot give what was asked, or `replay` or `gc` reaches no store
     QUALITY = 6  # trained, tracked and registered, but the model lost to a baseline: the alias has not moved
     TRY_LATER = 75  # another job has the date, or what it waits for is not there; nothing is wrong with the command
     INTERRUPTED = 130  # Ctrl-C

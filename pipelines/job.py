@@ -27,6 +27,7 @@ from sparkring.pipelines.etl_job import describe_job
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.housekeeping.cost import job_cost, spark_cores
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.plan import layout_problems_of
@@ -118,11 +119,13 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         job.hooks.before_publish("the model")
         publish_model(job, result, alias=None if lost or not job.hooks.may_promote else job.config.tracking.alias)
     timings["total_s"] = time.monotonic() - began
-    result = replace(result, timings=timings, tracking_url=tracker.url())
+    cost = job_cost(spark_cores(job.spark), timings, job.config.launch, result.train)
+    result = replace(result, timings=timings, tracking_url=tracker.url(), cost=cost)
     job.hooks.before_publish("the run's result")
     job.folder.put_atomic(SUMMARY, result.to_json())
     write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder)
-    tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.items()} | result.test_metrics())
+    spent = {f"time/{name}": value for name, value in timings.items()}
+    tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
     job.runs.update(job.record.folder, status="finished")
     log_result(result, job.config)
     if not lost:

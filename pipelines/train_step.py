@@ -61,6 +61,7 @@ def train(job: JobContext) -> TrainResult:
         began = time.monotonic()
         launched = run_ranks(job, events)
         train_s = time.monotonic() - began - launched.start_s
+        tracker.keep_checkpoints(TRAIN, [info.uri for info in committed(job.folder.at("checkpoints"))[0]])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         planned = plan_and_measured(config, job.dataset.manifest, rank_0.measured)
         plan = format_rows(planned)

@@ -118,6 +118,7 @@ class TrainResult:
     # Time
     timings: Annotated[dict[str, float], _has("launch_s")]  # stage of the job -> seconds, in order
     etl: dict[str, float]  # stage of the dataset's build -> seconds; empty where it was found
+    cost: dict[str, float] = field(default_factory=dict)  # core_hours_etl ..: see pipelines/housekeeping/cost.py
 
     format: Annotated[int, up_to(1)] = 1
 

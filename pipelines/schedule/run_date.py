@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparkring.conf.load import Resolved
@@ -22,6 +23,7 @@ from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.housekeeping.notify import announce_late
 from sparkring.pipelines.runs import Runs
 from sparkring.pipelines.schedule.conditional import conditional_file
 from sparkring.pipelines.schedule.errors import LeaseLost, NotReady, TryLater
@@ -136,7 +138,8 @@ def work(job: DateJob, interval: DataInterval, before: DateRecord | None, shared
     job.record = begun(interval.ds, before, epoch=job.leases[-1].epoch)
     job.update()
     try:
-        code = start_job(job, shared)
+        with announced_when_late(job, interval):
+            code = start_job(job, shared)
     except BaseException as error:
         status: DateStatus = "interrupted" if ended_by(error) == "interrupted" else "failed"
         store_end(job, interval, status, job.options.exit_of(error), redact(str(error) or type(error).__name__))
@@ -265,6 +268,23 @@ def read_quietly(ledger: Ledger, ds: str) -> DateRecord | None:
         return ledger.read(ds)
     except (OSError, ValueError):
         return None
+
+
+@contextmanager
+def announced_when_late(job: DateJob, interval: DataInterval) -> Iterator[None]:
+    """Tell the targets of `notify`, once the deadline has passed, that the block is not done."""
+    if job.schedule.deadline is None or not job.options.in_time or not job.resolved.config.notify.targets:
+        yield
+        return
+    left = interval.end + timedelta(seconds=seconds(job.schedule.deadline)) - datetime.now(UTC)
+    command = ["sparkring", *sys.argv[1:]]
+    tell = Timer(max(0.0, left.total_seconds()), announce_late, (job.resolved.config, command, interval.ds))
+    tell.daemon = True
+    tell.start()
+    try:
+        yield
+    finally:
+        tell.cancel()
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from sparkring.conf.secrets import redact
 from sparkring.conf.storage import exclusive
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
@@ -346,6 +347,9 @@ class MlflowSink:
         tags = {"sparkring.kind": "checkpoint", "sparkring.uri": op.uri}
         name, kind = f"checkpoint-step-{op.step}", "sparkring-checkpoint"
         self._publish(self._logged_model(op, op.uri, name, kind, tags, params), op)
+
+    def _keep_checkpoints(self, op: ops.KeepCheckpoints) -> None:
+        delete_dead_pointers(self._connect(), self._experiment, self.runs[op.key], op.uris)
 
     def _model(self, op: ops.Model) -> None:
         client, run = self._connect(), self.runs[op.key]

@@ -120,6 +120,14 @@ class Checkpoint(_Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeepCheckpoints(_Op):
+    """The checkpoints a run still has: its pointers to others are deleted."""
+
+    op: Literal["keep_checkpoints"] = "keep_checkpoints"
+    uris: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """The final model as MLflow shows it. Registered once for its run and weights, where a name is given."""
 
@@ -158,7 +166,20 @@ class End(_Op):
     status: Literal["FINISHED", "FAILED", "KILLED"]
 
 
-Op = StartRun | Params | Metrics | Tags | History | DatasetUse | Artifact | Checkpoint | Model | Lost | End
+Op = (
+    StartRun
+    | Params
+    | Metrics
+    | Tags
+    | History
+    | DatasetUse
+    | Artifact
+    | Checkpoint
+    | KeepCheckpoints
+    | Model
+    | Lost
+    | End
+)
 
 
 class StoredOp(RootModel[Annotated[Op, Field(discriminator="op")]]):

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -27,6 +28,25 @@ class StoreUnreachable(RuntimeError):
 
 class TryAgain(RuntimeError):
     """The store answers, but an operation failed that may yet succeed."""
+
+
+@dataclass(frozen=True)
+class AliasedModel:
+    """A registered version that has an alias. `job`: `<recipe>/<run folder>` that made it; empty where not known."""
+
+    model: str
+    alias: str
+    job: str
+    fingerprint: str  # of the dataset
+
+
+@dataclass(frozen=True)
+class CheckpointPointer:
+    """A LoggedModel that points at a checkpoint's folder."""
+
+    model_id: str
+    name: str
+    uri: str
 
 
 def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -177,6 +177,10 @@ class Tracker:
         """
         self._put(ops.Checkpoint, key, step=step, uri=uri, bytes=bytes, world=world, metric=str(metric))
 
+    def keep_checkpoints(self, key: str, uris: list[str]) -> None:
+        """Delete the run's pointers to checkpoints other than these, whose shards retention has deleted."""
+        self._put(ops.KeepCheckpoints, key, uris=uris)
+
     def model(self, key: str, folder: Path, info: ops.ModelInfo) -> None:
         """The final model: `mlflow.pyfunc.load_model` gives its predictor wherever sparkring is installed.
 

@@ -51,6 +51,13 @@ T_DELTA, T_DELTA_LOG = (f"tests/etl/sources/delta/test_{name}.py" for name in ("
 T_LAKE_ROWS = "tests/spark/test_etl_lake_files.py"
 ICE_TABLE, ICE_WHERE, ICE_SCHEMA = (f"etl/sources/iceberg/{name}.py" for name in ("table", "where", "schema"))
 T_ICE_TABLE, T_ICE_WHERE = (f"tests/etl/sources/iceberg/test_{name}.py" for name in ("table", "where"))
+KEEPING, T_KEEPING = "pipelines/housekeeping/retention.py", "tests/pipelines/housekeeping/test_retention.py"
+EVENTS, T_EVENTS = "pipelines/housekeeping/events.py", "tests/pipelines/housekeeping/test_events.py"
+NOTIFY, T_NOTIFY = "pipelines/housekeeping/notify.py", "tests/pipelines/housekeeping/test_notify.py"
+GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc.py"
+CLEANUP = "pipelines/tracking/cleanup.py"
+COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
+KEEP_RULES, T_KEEP_RULES = "conf/housekeeping.py", "tests/conf/test_housekeeping.py"
 
 RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
@@ -353,4 +360,63 @@ MUTANTS = (
     Mutant(JDBC, '"preferTimestampNTZ": "true"', '"preferTimestampNTZ": "false"', f"{T_JDBC} -k zone"),
     Mutant("etl/sources/landing.py", "(*rows.columns, *signs)", "(*rows.columns)", "tests/etl/sources/test_landing.py"),
     Mutant(QUERY_FILES, "(plan.children(), plan.subqueries())", "(plan.children(),)", f"{T_CATALOG} -k all_tables"),
+    # What gc deletes, and what it must not.
+    Mutant(KEEPING, "number <= rule.keep", "number < rule.keep", T_KEEPING),
+    Mutant(KEEPING, "days < rule.days", "days <= rule.days", T_KEEPING),
+    Mutant(KEEPING, "if among_newest or is_young:", "if among_newest:", T_KEEPING),
+    Mutant(KEEPING, "if among_newest or is_young:", "if among_newest and is_young:", T_KEEPING),
+    Mutant(KEEPING, "number += counted", "number += 1", T_KEEPING),
+    Mutant(KEEPING, "among_newest = counted and ", "among_newest = ", T_KEEPING),
+    Mutant(KEEPING, "            runs[folder] = why\n", "            pass\n", T_KEEPING),
+    Mutant(KEEPING, "elif not model.job and model.fingerprint:", "elif False:", T_KEEPING),
+    Mutant(KEEPING, "            datasets[model.fingerprint] = why\n", "            pass\n", T_KEEPING),
+    Mutant(KEEPING, "for job in tracked.tagged_jobs if _is_of(job, recipe)", "for job in ()", T_KEEPING),
+    Mutant(KEEPING, "tracked.tagged_jobs if _is_of(job, recipe)", "tracked.tagged_jobs", T_KEEPING),
+    Mutant(KEEPING, "elif can_continue(run, inventory.runs):", "elif is_running(run):", T_KEEPING),
+    Mutant(KEEPING, "run.alive is not False", "run.alive", T_KEEPING),
+    Mutant(KEEPING, "later.path > run.path", "later.path != run.path", T_KEEPING),
+    Mutant(KEEPING, 'and later.status == "finished"', 'and later.status != "running"', T_KEEPING),
+    Mutant(
+        KEEPING, "datasets = dict[str, str](), dict(inventory.others)", "datasets = dict[str, str](), {}", T_KEEPING
+    ),
+    Mutant(KEEPING, "if d.path in old and d.fingerprint not in protected.datasets", "if d.path in old", T_KEEPING),
+    Mutant(KEEPING, "if p.path in old and p.path not in needed", "if p.path in old", T_KEEPING),
+    Mutant(KEEPING, "if dataset.path not in gone for", "for", T_KEEPING),
+    Mutant(KEEPING, "if protected.all_parts:", "if False:", T_KEEPING),
+    Mutant(KEEPING, "if protected.all_datasets:", "if False:", T_KEEPING),
+    Mutant(KEEPING, "free = [run for run in newest if run.path not in protected.runs]", "free = newest", T_KEEPING),
+    Mutant(KEEPING, "left = [run for run in free if run.path not in old]", "left = free", T_KEEPING),
+    Mutant(KEEPING, "return not protected.all_parts", "return True", T_KEEPING),
+    Mutant(KEEPING, "[2] not in needed", '[2] != ""', T_KEEPING),
+    Mutant(KEEPING, "elif pointer.path not in there:", "elif False:", T_KEEPING),
+    Mutant(KEEPING, 'pointer.path.startswith(f"{path}/")', "pointer.path.startswith(path)", T_KEEPING),
+    Mutant(GC, "        storage.rename_file(", "        str(", T_GC),
+    Mutant(GC, "if not self.delete_pointers(inside):", "if False:", T_GC),
+    Mutant(GC, "if not name.endswith(DELETED):", "if True:", T_GC),
+    Mutant(GC, "if not self._dry_run:\n                delete_folder", "if True:\n                delete_folder", T_GC),
+    Mutant(CLEANUP, '.lower() != "false"', '.lower() != "no"', T_GC),
+    Mutant(CLEANUP, "if self._experiment is None and knows_runs:", "if False:", T_GC),
+    Mutant(
+        CLEANUP,
+        " and source_run_id = '{run}'",
+        "",
+        "tests/pipelines/tracking/test_mlflow_store.py -k deleted_checkpoints",
+    ),
+    # Who is told what.
+    Mutant(EVENTS, 'previous == "failed" else None', 'previous != "ok" else None', T_EVENTS),
+    Mutant(EVENTS, "if code in QUIET:\n        return None\n    if decision", "if decision", T_EVENTS),
+    Mutant(EVENTS, 'if decision == "held" and code in (Exit.OK, Exit.QUALITY):', 'if decision == "held":', T_EVENTS),
+    Mutant(EVENTS, 'code in (Exit.OK, Exit.QUALITY) else "/fail"', 'code == Exit.OK else "/fail"', T_EVENTS),
+    Mutant(EVENTS, "if equals and value and is_secret_name(key)", "if False", T_EVENTS),
+    Mutant(EVENTS, "redacted(asdict(self))", "asdict(self)", T_EVENTS),
+    Mutant(NOTIFY, "event.event in config.events", "event.event", T_NOTIFY),
+    Mutant(NOTIFY, "build_opener(_NoRedirect)", "build_opener()", T_NOTIFY),
+    Mutant(NOTIFY, "max(0.0, deadline + 0.5 - time.monotonic())", "30", T_NOTIFY),
+    Mutant(NOTIFY, "if (outcome := outcome_of(end.code, end.decision)) is not None:", "if False:", T_NOTIFY),
+    Mutant(NOTIFY, '{at_s:.0f}.".encode() + body', '{at_s:.0f}.".encode()', T_NOTIFY),
+    Mutant(NOTIFY, "(here.host, here.pid, here.start_ticks)]", "(r.host, r.pid, r.start_ticks)]", T_NOTIFY),
+    Mutant(KEEP_RULES, 'parts.scheme == "http" and host not in http_hosts', "False", T_KEEP_RULES),
+    Mutant(KEEP_RULES, "redact(self.url) != self.url", "False", T_KEEP_RULES),
+    Mutant(COST, "rank_0.world * rank_0.threads_per_rank", "rank_0.world", T_COST),
+    Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
 )

@@ -124,6 +124,24 @@ def test_runs_are_named_by_their_label_and_a_history_has_one_point_per_date(stor
     assert found.data.metrics == {"test/loss": 0.25}
 
 
+def test_pointers_to_deleted_checkpoints_go_and_those_of_other_runs_stay(store: Path) -> None:
+    settings, uris = quick(store), [f"s3://b/keep/step-{step}" for step in (1, 2, 3)]
+    runs = []
+    for job in ("keeps", "other"):
+        with Tracker(settings, job=job, name=job) as tracker:
+            with tracker.part("train"):
+                for step, uri in enumerate(uris, 1):
+                    tracker.checkpoint("train", step, uri, 4096, 2)
+                if job == "keeps":
+                    tracker.keep_checkpoints("train", uris[1:])
+            runs.append(tracker.run_id("train"))
+    client, pointed = client_of(settings), dict[str, list[str]]()
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    for model in client.search_logged_models([experiment], "tags.`sparkring.kind` = 'checkpoint'"):
+        pointed.setdefault(model.source_run_id, []).append(model.tags["sparkring.uri"])
+    assert {run: sorted(pointed[run]) for run in runs} == {runs[0]: uris[1:], runs[1]: uris}
+
+
 def test_every_open_run_shows_that_its_job_lives(tmp_path: Path) -> None:
     """A part may train for days, and the next job on another host looks at that part's own heartbeat."""
     state = {"runs": {"job": "1", "etl": "2", "train": "3"}, "ended": ["etl"]}

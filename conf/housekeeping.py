@@ -1,0 +1,147 @@
+"""What is kept of what nights leave behind (`retention`), and who is told how they ended (`notify`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from sparkring.conf.schema import Strict
+from sparkring.conf.secrets import redact
+
+EventName = Literal["failed", "rejected", "held", "late", "recovered"]
+EVENTS: tuple[EventName, ...] = ("failed", "rejected", "held", "late", "recovered")
+Variable = Annotated[
+    str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")
+]  # of the environment; what has lower case may be a secret
+
+
+class KeepRule(Strict):
+    """Which of one kind stay: the newest `keep`, and those younger than `days`. With both, what either keeps stays."""
+
+    keep: PositiveInt | None = Field(None, description="as many of the newest stay")
+    days: PositiveFloat | None = Field(None, description="younger ones stay")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.keep is None and self.days is None:
+            raise ValueError("needs keep, days or both; remove the block to keep everything")
+        return self
+
+
+class RetentionConfig(Strict):
+    """What `sparkring gc` may delete, by kind; of a kind without a rule, nothing.
+
+    Whatever the rules say, it keeps: runs and datasets of models that have an alias, runs tagged `sparkring.keep`, runs
+    that can still be continued and their datasets, and parts of a dataset that stays.
+    """
+
+    datasets: KeepRule | None = None
+    parts: KeepRule | None = Field(None, description="by interval; one replaced by a newer part stays by `days` alone")
+    runs: KeepRule | None = Field(None, description="run folders; what is in MLflow stays")
+    predictions: KeepRule | None = Field(None, description="of test rows, in the folders of finished runs")
+    checkpoints: KeepRule | None = Field(None, description="of finished runs; counted by run")
+
+    @property
+    def is_set(self) -> bool:
+        return any(getattr(self, name) is not None for name in type(self).model_fields)
+
+
+class _UrlTarget(Strict):
+    url: str | None = Field(None, description="one without secrets: it is tracked with the recipe")
+    url_env: Variable | None = Field(None, description="environment variable that holds the URL")
+
+    @model_validator(mode="after")
+    def _one_url(self) -> Self:
+        if (self.url is None) == (self.url_env is None):
+            raise ValueError("needs either url or url_env")
+        if self.url is not None and redact(self.url) != self.url:
+            raise ValueError("url holds a secret, which would be logged and tracked; give it by url_env")
+        return self
+
+
+class WebhookTarget(_UrlTarget):
+    """A URL that events are posted to as JSON."""
+
+    kind: Literal["webhook"]
+    hmac_env: Variable | None = Field(
+        None, description="environment variable with the key of the signature in X-Sparkring-Signature (HMAC-SHA256)"
+    )
+
+
+class CommandTarget(Strict):
+    """A program that is started for each event, with the event's JSON as its standard input."""
+
+    kind: Literal["command"]
+    command: Annotated[list[str], Field(min_length=1)] = Field(description="program and arguments; no shell is used")
+
+
+class PingTarget(_UrlTarget):
+    """A URL that is asked for (GET) after every job that trained or had nothing to do, and `<url>/fail` after others.
+
+    A monitor that expects the ping also notices the night that never began.
+    """
+
+    kind: Literal["ping"]
+
+
+Target = Annotated[WebhookTarget | CommandTarget | PingTarget, Field(discriminator="kind")]
+
+
+class NotifyConfig(Strict):
+    """Who is told how a job ended. No target can change its exit code, or hold it longer than `timeout_s`."""
+
+    events: list[EventName] = Field(
+        list(EVENTS), description="sent to webhooks and commands; pings do not depend on it"
+    )
+    targets: list[Target] = []
+    http_hosts: list[str] = Field([], description="hosts that may be reached by http; all others by https only")
+    timeout_s: Annotated[PositiveFloat, Field(le=60)] = Field(5.0, description="for all targets together")
+
+    @model_validator(mode="after")
+    def _urls_allowed(self) -> Self:
+        for number, target in enumerate(self.targets):
+            url = getattr(target, "url", None)
+            if url is not None and (problem := url_problem(url, self.http_hosts)):
+                raise ValueError(f"targets.{number}.url: {problem}")
+        return self
+
+
+def url_problem(url: str, http_hosts: Sequence[str]) -> str | None:
+    """Say why no event may be sent to the URL; None where it may. Shows no more of it than scheme and host."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return "is no URL, such as https://hooks.example.com/nights"
+    if parts.scheme not in ("http", "https") or not host:
+        return "is no http(s) URL, such as https://hooks.example.com/nights"
+    if parts.scheme == "http" and host not in http_hosts:
+        return (
+            f"http://{host}: events hold scores and paths, and http is read by everybody on the way; use https, or add "
+            f"{host!r} to notify.http_hosts"
+        )
+    return None
+
+
+def target_url(target: WebhookTarget | PingTarget, environment: Mapping[str, str]) -> str:
+    """The target's URL; empty where its variable is not set."""
+    return target.url if target.url is not None else environment.get(target.url_env or "", "").strip()
+
+
+def notify_problems(config: NotifyConfig, environment: Mapping[str, str]) -> list[str]:
+    """What of `notify` cannot work in this environment, one line each; for the begin of a job."""
+    problems = []
+    for number, target in enumerate(config.targets):
+        key = f"notify.targets.{number}"
+        if isinstance(target, CommandTarget):
+            continue
+        if target.url_env is not None:
+            url = target_url(target, environment)
+            problem = url_problem(url, config.http_hosts) if url else "is not set in the environment of this job"
+            problems += [f"{key}.url_env = {target.url_env!r}: {problem}"] if problem else []
+        if isinstance(target, WebhookTarget) and target.hmac_env and not environment.get(target.hmac_env):
+            problems.append(f"{key}.hmac_env = {target.hmac_env!r}: is not set in the environment of this job")
+    return problems

@@ -1,0 +1,1 @@
+"""After a job: what is deleted, who is told, what it cost."""

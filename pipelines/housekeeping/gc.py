@@ -1,0 +1,383 @@
+"""`sparkring gc`: list what a recipe has on disk and in MLflow, delete what `retention` decides.
+
+Whatever refers to something goes first: a dataset's manifest before its parts, MLflow's pointer before its checkpoint.
+A folder is taken out of use by renaming the file that makes it whole (`run.json.deleted`), which also tells a later gc
+what to finish; renaming and deleting need no room on the disk. What cannot be deleted is named, the rest still goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NotRequired
+
+import pyarrow.fs as pafs
+from typing_extensions import TypedDict
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import MANIFEST_NAME
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.stored import OPEN, Label, RelativePath, StoredError, read
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.housekeeping.retention import (
+    CHECKPOINTS,
+    PREDICTIONS,
+    Deletion,
+    Inventory,
+    Kind,
+    Leftover,
+    Pointer,
+    Root,
+    StoredDataset,
+    StoredPart,
+    StoredRun,
+    TrackedState,
+    can_continue,
+    decide,
+    expendable_pointers,
+    is_running,
+    protect,
+    run_created,
+)
+from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.tracking.process_id import ProcessId, this_process
+from sparkring.pipelines.tracking.process_id import is_running as process_runs
+from sparkring.pipelines.tracking.rules import CheckpointPointer, StoreUnreachable, client_limits
+from sparkring.training.checkpoint.catalog import MARKER
+
+log = logging.getLogger(__name__)
+DELETED = ".deleted"  # after the name of the file that made a folder whole
+RUN_JSON, PART_JSON = "run.json", "_part.json"
+WHOLE_BY: dict[Kind, str] = {"dataset": MANIFEST_NAME, "part": PART_JSON, "run": RUN_JSON}
+
+
+@OPEN
+class _PartOfDataset(TypedDict):
+    folder: RelativePath
+
+
+@OPEN
+class _DatasetHead(TypedDict):
+    """Of a manifest or `_part.json`, of any version, what gc needs."""
+
+    fingerprint: Label
+    created_at: Label
+    name: NotRequired[Label]
+    interval: NotRequired[Label]
+    parts: NotRequired[list[_PartOfDataset]]
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where the recipe `name` has its folders. `datasets` and `all_runs` hold those of other recipes too."""
+
+    name: str
+    datasets: Storage
+    all_runs: Storage
+
+    @property
+    def runs(self) -> Storage:
+        return self.all_runs.at(self.name)
+
+    def at(self, root: Root) -> Storage:
+        return self.datasets if root == "datasets" else self.runs
+
+
+def collect_garbage(config: RunConfig, dry_run: bool, show: Callable[[str], None]) -> Exit:
+    """Delete what the recipe's `retention` lets go, or only `show` it; each line has bytes and the reason.
+
+    Returns Exit.RESOURCES where MLflow cannot be asked, or something could not be deleted; all else is done by then.
+    """
+    roots = Roots(config.name, open_storage(config.storage.datasets), open_storage(config.storage.runs))
+    now = datetime.now(UTC)
+    tracking = config.tracking.named(config.name)
+    with client_limits(tracking):
+        try:
+            from sparkring.pipelines.tracking.cleanup import Cleanup  # mlflow: seconds
+
+            store = Cleanup(tracking, knows_runs=_some_were_tracked(config))
+            state = TrackedState(store.aliases(), store.tagged_jobs(), store.live_jobs())
+            listed = store.pointers()
+        except StoreUnreachable as error:
+            show(f"nothing is deleted, all of it may be of a model with an alias: MLflow does not answer: {error}")
+            return Exit.RESOURCES
+        found = take_inventory(roots, state.live)
+        protected = protect(config.name, found, state)
+        deletions = decide(found, protected, config.retention, now)
+        pointers = list(_pointers_of(roots.runs, listed))
+        dead = expendable_pointers(pointers, _marked(roots.runs, pointers), deletions)
+        if not config.retention.is_set:
+            show("retention is not set, so no dataset, part or run is old; see docs/housekeeping.md")
+        if protected.all_parts:
+            show(f"no part is deleted: {protected.all_parts}")
+        if protected.all_datasets:
+            show(f"no dataset is deleted: {protected.all_datasets}")
+        deleter = _Deleter(roots, store.delete_pointer, dead, dry_run, show)
+        for deletion in deletions:
+            deleter.delete(deletion)
+        deleter.delete_pointers(dead)
+    total = sum(deletion.bytes for deletion in deleter.done)
+    verb = "would be deleted" if dry_run else "deleted"
+    show(f"{verb}: {len(deleter.done)} folders, {total:,} bytes; {len(deleter.gone)} pointers to checkpoints")
+    return Exit.RESOURCES if deleter.failed else Exit.OK
+
+
+class _Deleter:
+    """Deletes one thing after the other, or says that it would."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        delete_pointer: Callable[[str], None],
+        dead: list[tuple[Pointer, str]],
+        dry_run: bool,
+        show: Callable[[str], None],
+    ) -> None:
+        """Delete nothing yet.
+
+        Args:
+            roots: of the recipe.
+            delete_pointer: deletes a LoggedModel by its id.
+            dead: pointers that go, with reasons; those to a checkpoint go right before it.
+            dry_run: only say what goes.
+            show: prints a line.
+        """
+        self._roots, self._delete_pointer, self._dead = roots, delete_pointer, dead
+        self._dry_run, self._show = dry_run, show
+        self.done: list[Deletion] = []
+        self.gone: set[str] = set()  # model ids
+        self.failed = 0
+
+    def delete(self, deletion: Deletion) -> None:
+        """Delete a folder, its pointers first. What cannot be deleted is shown and counted in `failed`."""
+        storage = self._roots.at(deletion.root)
+        if deletion.kind == "dataset" and not self._dry_run and (why := self._taken(deletion)):
+            self._show(f"kept     {storage.at(deletion.path).uri}: {why}")
+            return
+        inside = [
+            (p, why) for p, why in self._dead if p.path.startswith(f"{deletion.path}/") and deletion.root == "runs"
+        ]
+        if not self.delete_pointers(inside):
+            self.failed += 1
+            self._show(f"kept     {storage.at(deletion.path).uri}: MLflow still points at its checkpoints")
+            return
+        try:
+            if not self._dry_run:
+                delete_folder(storage, deletion)
+        except OSError as error:
+            self.failed += 1
+            self._show(f"failed   {storage.at(deletion.path).uri}: {error}; a later gc goes on with it")
+            return
+        self.done.append(deletion)
+        where = storage.at(deletion.path).uri
+        self._show(f"{self._verb} {deletion.kind:<11} {where}  {deletion.bytes:,} bytes  {deletion.reason}")
+
+    def delete_pointers(self, dead: Iterable[tuple[Pointer, str]]) -> bool:
+        """Delete pointers that are not gone yet; False where the store refused one."""
+        for pointer, why in dead:
+            if pointer.model_id in self.gone:
+                continue
+            try:
+                if not self._dry_run:
+                    self._delete_pointer(pointer.model_id)
+            except StoreUnreachable as error:
+                self.failed += 1
+                self._show(f"failed   pointer {pointer.name} ({pointer.model_id}): {error}")
+                return False
+            self.gone.add(pointer.model_id)
+            self._show(f"{self._verb} {'pointer':<11} {pointer.name} ({pointer.model_id})  0 bytes  {why}")
+        return True
+
+    @property
+    def _verb(self) -> str:
+        return "would go" if self._dry_run else "deleted "
+
+    def _taken(self, deletion: Deletion) -> str:
+        """Why a dataset must stay after all: a run that has begun since the inventory uses it."""
+        for run in _runs(self._roots.all_runs, self._roots.name, None)[0]:
+            if deletion.path.endswith(f"-{run.fingerprint[:12]}") and is_running(run):
+                return f"the run {run.path} has begun meanwhile"
+        return ""
+
+
+def delete_folder(storage: Storage, deletion: Deletion) -> None:
+    """Delete a folder so that one that is left half deleted is never read as whole, and is known as deleted."""
+    path = deletion.path
+    if (whole_by := WHOLE_BY.get(deletion.kind)) and storage.exists(f"{path}/{whole_by}"):
+        storage.rename_file(f"{path}/{whole_by}", f"{path}/{whole_by}{DELETED}")
+    if deletion.kind == "checkpoints":
+        for marker in [file for file in storage.list_files(path) if file.endswith(f"/{MARKER}")]:
+            storage.delete(marker)
+    top = storage.at(path)
+    for name in _entries(top):
+        if not name.endswith(DELETED):
+            top.delete(name)
+    storage.delete(path)
+    if deletion.root == "datasets" and path.startswith("parts/") and storage.is_local:
+        with contextlib.suppress(OSError):  # the interval has other parts
+            os.rmdir(storage.path(os.path.dirname(path)))
+
+
+def _entries(folder: Storage) -> list[str]:
+    infos = folder.fs.get_file_info(pafs.FileSelector(folder.root, allow_not_found=True))
+    return sorted(info.base_name for info in infos)
+
+
+# -- what there is
+
+
+def take_inventory(roots: Roots, live: Mapping[str, str]) -> Inventory:
+    """List the recipe's datasets, parts and runs, and who else uses its datasets. `live`: see TrackedState."""
+    unreadable: dict[Kind, list[str]] = {"dataset": [], "part": [], "run": []}
+    runs, half_runs = _runs(roots.all_runs, roots.name, live, unreadable["run"])
+    datasets, half_datasets = _datasets(roots, unreadable["dataset"])
+    parts, half_parts = _parts(roots, unreadable["part"])
+    leftovers = [*half_runs, *half_datasets, *half_parts]
+    return Inventory(datasets, parts, runs, leftovers, unreadable, _used_by_other_recipes(roots, live))
+
+
+def _datasets(roots: Roots, unreadable: list[str]) -> tuple[list[StoredDataset], list[Leftover]]:
+    found, leftovers = list[StoredDataset](), list[Leftover]()
+    for folder in roots.datasets.list_folders():
+        if not re.fullmatch(rf"{re.escape(roots.name)}-[0-9a-f]{{12}}", folder):
+            continue
+        head = _head(roots.datasets, f"{folder}/{MANIFEST_NAME}", unreadable)
+        if head is not None and head.get("name") == roots.name:
+            parts = frozenset(part["folder"] for part in head.get("parts", []))
+            created, size = _time(head["created_at"]), tree_bytes(roots.datasets, folder)[""]
+            found.append(StoredDataset(folder, head["fingerprint"], created, size, parts))
+        leftovers += _leftover(roots.datasets, "datasets", folder, MANIFEST_NAME)
+    return found, leftovers
+
+
+def _parts(roots: Roots, unreadable: list[str]) -> tuple[list[StoredPart], list[Leftover]]:
+    found, leftovers = list[StoredPart](), list[Leftover]()
+    base = f"parts/{roots.name}"
+    for interval in roots.datasets.at(base).list_folders():
+        for print_ in roots.datasets.at(f"{base}/{interval}").list_folders():
+            folder = f"{base}/{interval}/{print_}"
+            if (head := _head(roots.datasets, f"{folder}/{PART_JSON}", unreadable)) is not None:
+                size = tree_bytes(roots.datasets, folder)[""]
+                found.append(StoredPart(folder, interval, _time(head["created_at"]), size))
+            leftovers += _leftover(roots.datasets, "datasets", folder, PART_JSON)
+    return found, leftovers
+
+
+def _runs(
+    all_runs: Storage, recipe: str, live: Mapping[str, str] | None, unreadable: list[str] | None = None
+) -> tuple[list[StoredRun], list[Leftover]]:
+    """The runs of a recipe, and those half deleted.
+
+    Args:
+        all_runs: the folder of all recipes' runs.
+        recipe: its name.
+        live: see TrackedState; it tells of processes on other hosts. None: not asked.
+        unreadable: URIs of files that cannot be read are added.
+    """
+    found, leftovers, here = list[StoredRun](), list[Leftover](), this_process()
+    runs = Runs(all_runs.uri, recipe)
+    for folder in runs.storage.list_folders():
+        leftovers += _leftover(runs.storage, "runs", folder, RUN_JSON)
+        created = run_created(folder)
+        if created is None or not runs.storage.exists(f"{folder}/{RUN_JSON}"):
+            continue
+        try:
+            record = runs.read(folder)
+        except StoredError as error:
+            log.warning("%s", error)
+            if unreadable is not None:
+                unreadable.append(f"{runs.storage.uri}/{folder}/{RUN_JSON}")
+            continue
+        alive = process_runs(ProcessId(record.host, record.pid, record.start_ticks), here)
+        if alive is None and live is not None and record.mlflow_run_id is not None:
+            alive = f"{recipe}/{folder}" in live
+        sizes = tree_bytes(runs.storage, folder)
+        found.append(
+            StoredRun(
+                folder,
+                record.fingerprint,
+                record.training_digest,
+                record.status,
+                alive,
+                created,
+                sizes[""],
+                sizes.get(CHECKPOINTS, 0),
+                sizes.get(PREDICTIONS, 0),
+            )
+        )
+    return found, leftovers
+
+
+def _used_by_other_recipes(roots: Roots, live: Mapping[str, str]) -> dict[str, str]:
+    """Fingerprint -> why, of datasets that runs of other recipes can still be continued on."""
+    used = dict[str, str]()
+    for name in roots.all_runs.list_folders():
+        if name != roots.name:
+            runs, _ = _runs(roots.all_runs, name, live)
+            used |= {run.fingerprint: f"of the run {name}/{run.path}" for run in runs if can_continue(run, runs)}
+    return used
+
+
+def _some_were_tracked(config: RunConfig) -> bool:
+    return any(record.mlflow_run_id for record in Runs(config.storage.runs, config.name).records())
+
+
+def _head(storage: Storage, relative: str, unreadable: list[str]) -> _DatasetHead | None:
+    """What the file says; None where it is not there, or is damaged and noted in `unreadable`."""
+    if not storage.exists(relative):
+        return None
+    try:
+        return read(_DatasetHead, storage, relative)
+    except StoredError as error:
+        log.warning("%s", error)
+        unreadable.append(f"{storage.uri}/{relative}")
+        return None
+
+
+def _leftover(storage: Storage, root: Root, folder: str, whole_by: str) -> list[Leftover]:
+    """The folder, where an earlier gc began to delete it and nobody has made it whole again."""
+    if storage.exists(f"{folder}/{whole_by}") or not storage.exists(f"{folder}/{whole_by}{DELETED}"):
+        return []
+    return [Leftover(root, folder, tree_bytes(storage, folder)[""])]
+
+
+def _time(text: str) -> datetime:
+    """A stored time; the beginning of time for one that cannot be read would delete too much: now, then."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def tree_bytes(storage: Storage, folder: str) -> dict[str, int]:
+    """Bytes of all files below a folder: "" for all, and by folder directly below it."""
+    root = storage.path(folder)
+    sizes = {"": 0}
+    for info in storage.fs.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True)):
+        if info.type == pafs.FileType.File:
+            top = info.path[len(root) + 1 :].split("/")[0]
+            sizes[""] += info.size
+            sizes[top] = sizes.get(top, 0) + info.size
+    return sizes
+
+
+def _pointers_of(runs: Storage, listed: Iterable[CheckpointPointer]) -> Iterator[Pointer]:
+    """Those of the listed pointers that lead below the recipe's run folders."""
+    base = runs.uri.partition("?")[0].rstrip("/") + "/"
+    for pointer in listed:
+        path = pointer.uri.partition("?")[0]
+        if path.startswith(base):
+            yield Pointer(pointer.model_id, pointer.name, path[len(base) :])
+
+
+def _marked(runs: Storage, pointers: Iterable[Pointer]) -> set[str]:
+    """Paths of the pointers' checkpoints that are there."""
+    paths = sorted({pointer.path for pointer in pointers})
+    sizes = runs.sizes_bytes([f"{path}/{MARKER}" for path in paths])
+    return {path for path, size in zip(paths, sizes, strict=True) if size is not None}

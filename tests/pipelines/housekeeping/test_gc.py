@@ -1,0 +1,257 @@
+"""`sparkring gc` on real datasets, runs, checkpoints and an MLflow store: what is needed stays, the rest goes whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from sparkring.conf.load import load_config
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.build import find_dataset
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.housekeeping import gc
+from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.tracking.cleanup import Cleanup
+from tests.pipelines.housekeeping import house as house_module
+from tests.pipelines.housekeeping.house import House
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def built(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> House:
+    house = house_module.build(spark, tmp_path_factory.mktemp("house"))
+    shutil.copytree(house.home, house.home.with_name("as_built"))
+    return house
+
+
+@pytest.fixture
+def house(built: House) -> Iterator[House]:
+    """Everything as it was built, at its own place: MLflow has whole paths."""
+    restore(built)
+    yield built
+
+
+def restore(house: House) -> None:
+    """Put everything back; the database in place, since MLflow keeps it open."""
+    for folder in ("datasets", "runs"):
+        shutil.rmtree(house.home / folder, ignore_errors=True)
+    shutil.copytree(house.home.with_name("as_built"), house.home, dirs_exist_ok=True)
+
+
+def client_of(house: House) -> MlflowClient:
+    uri = load_config(str(house.recipe)).config.tracking.store_uri
+    return MlflowClient(uri, registry_uri=uri)
+
+
+def files(house: House) -> dict[str, bytes]:
+    """All files but MLflow's database, whose pages move when it is read."""
+    found = [path for path in house.home.rglob("*") if path.is_file() and "mlflow.db" not in path.name]
+    return {str(path.relative_to(house.home)): path.read_bytes() for path in found}
+
+
+def pointers(house: House) -> list[str]:
+    """URIs of the checkpoints that MLflow points at."""
+    settings = load_config(str(house.recipe)).config.tracking.named("sales")
+    return sorted(pointer.uri for pointer in Cleanup(settings, knows_runs=True).pointers())
+
+
+def collect(house: House, *, dry_run: bool = False, words: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+    """The exit code, and the printed lines."""
+    lines: list[str] = []
+    return gc.collect_garbage(load_config(str(house.recipe), words).config, dry_run, lines.append), lines
+
+
+def named(lines: list[str]) -> list[str]:
+    """What the lines name as deleted, or as to be deleted, with kind, bytes and reason."""
+    verbs = ("deleted ", "would go")
+    return [line[len(verbs[0]) :] for line in lines if line.startswith(verbs) and not line.startswith("deleted:")]
+
+
+def check_nothing_dangles(house: House) -> None:
+    """A pointer has its checkpoint, a manifest its parts and files, a run.json its run."""
+    assert [uri for uri in pointers(house) if not Path(uri, "COMMIT.json").exists()] == []
+    for manifest in house.home.glob("datasets/sales-*/_manifest.json"):
+        folder = open_storage(str(manifest.parent))
+        assert find_dataset(folder, json.loads(manifest.read_text())["fingerprint"]) is not None, manifest
+    for run in house.home.glob("runs/sales/*/run.json"):
+        assert (run.parent / "model/model.safetensors").exists(), run
+
+
+def check_champion(house: House) -> None:
+    """The first night's model and its data load."""
+    version = client_of(house).get_model_version_by_alias("sales", "champion")
+    config = json.loads(Path(version.source.removeprefix("file://"), "data/tiny/model.json").read_text())
+    assert config == {"factor": 3}
+    assert find_dataset(open_storage(str(house.datasets[0])), house.fingerprints[0]) is not None
+    assert Runs(str(house.home / "runs"), "sales").read(house.runs[0].name).status == "finished"
+
+
+def test_a_dry_run_changes_nothing_and_names_what_the_real_one_deletes(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, pointed = files(house), pointers(house)
+    assert main(["gc", str(house.recipe), "--dry-run"]) == Exit.OK
+    planned = capsys.readouterr().out.splitlines()
+    assert files(house) == before and pointers(house) == pointed
+    assert main(["gc", str(house.recipe)]) == Exit.OK
+    done = capsys.readouterr().out.splitlines()
+    assert named(planned) == named(done) != []
+    after = files(house)
+    gone_folders = [line.split()[1] for line in named(done) if not line.startswith("pointer")]
+    under = [f for f in before if any(str(house.home / f).startswith(f"{folder}/") for folder in gone_folders)]
+    assert sorted(before.keys() - after.keys()) == sorted(under) and after.keys() <= before.keys()
+    bytes_named = sum(int(line.split()[2].replace(",", "")) for line in named(done) if not line.startswith("pointer"))
+    assert bytes_named == sum(len(before[file]) for file in under)
+    assert f" {bytes_named:,} bytes; " in done[-1]
+
+
+def test_what_is_needed_stays_and_the_rest_goes(house: House) -> None:
+    assert len(pointers(house)) == 9  # of 6 checkpoints that are there
+    assert collect(house)[0] == Exit.OK
+    check_champion(house)
+    check_nothing_dangles(house)
+    first, _, third = house.runs
+    assert [path.exists() for path in house.datasets] == [True, False, True]  # champion's, old, newest
+    assert [run.exists() for run in house.runs] == [True, True, True]
+    assert [(run / "checkpoints").exists() for run in house.runs] == [True, False, True]
+    assert [(run / "predictions").exists() for run in house.runs] == [True, False, True]
+    steps = [f"{run}/checkpoints/step-{step}" for run in (first, third) for step in (2, 3)]
+    assert pointers(house) == steps
+    parts = sorted(path.name for path in house.home.glob("datasets/parts/sales/*"))
+    assert parts == ["2024-03-01", "2024-03-02", "2024-03-03", "2024-03-04"]  # each of one of the two windows
+    assert collect(house) == (Exit.OK, ["deleted: 0 folders, 0 bytes; 0 pointers to checkpoints"])
+
+
+def test_without_an_alias_everything_old_goes(house: House) -> None:
+    client_of(house).delete_registered_model_alias("sales", "champion")
+    assert collect(house, words=("retention.runs.keep=1",))[0] == Exit.OK
+    check_nothing_dangles(house)
+    assert [path.exists() for path in house.datasets] == [False, False, True]
+    assert [run.exists() for run in house.runs] == [False, False, True]
+    assert sorted(path.name for path in house.home.glob("datasets/parts/sales/*")) == ["2024-03-03", "2024-03-04"]
+    assert len(pointers(house)) == 2
+
+
+def test_a_tagged_run_stays(house: House) -> None:
+    client = client_of(house)
+    record = Runs(str(house.home / "runs"), "sales").read(house.runs[1].name)
+    client.set_tag(str(record.mlflow_run_id), "sparkring.keep", "shown to the board")
+    collect(house, words=("retention.runs.keep=1",))
+    assert (house.runs[1] / "checkpoints").exists() and house.datasets[1].exists()
+    client.set_tag(str(record.mlflow_run_id), "sparkring.keep", "false")
+    collect(house, words=("retention.runs.keep=1",))
+    assert not house.runs[1].exists() and not house.datasets[1].exists()
+
+
+@pytest.mark.parametrize("words", [("tracking.uri=http://127.0.0.1:9",), ("tracking.root={home}/moved",)])
+def test_without_mlflow_nothing_is_deleted(house: House, words: tuple[str, ...]) -> None:
+    """Neither with a server that does not answer, nor with a store that does not know the recipe's runs."""
+    before = files(house)
+    code, lines = collect(house, words=tuple(word.format(home=house.home) for word in words))
+    assert code == Exit.RESOURCES and "nothing is deleted" in lines[0] and files(house) == before
+    assert not (house.home / "moved").exists()
+
+
+class Stopped(BaseException):
+    """The process is killed."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
+    """Stop right before the n-th change of disk or store; gives how many changes there were."""
+    changes = 0
+
+    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            nonlocal changes
+            changes += 1
+            if changes == number:
+                raise Stopped
+            return act(*arguments)
+
+        return wrapped
+
+    monkeypatch.setattr(Storage, "delete", counted(Storage.delete))
+    monkeypatch.setattr(Storage, "rename_file", counted(Storage.rename_file))
+    monkeypatch.setattr(Cleanup, "delete_pointer", counted(Cleanup.delete_pointer))
+    return lambda: changes
+
+
+def test_a_gc_that_is_stopped_anywhere_leaves_nothing_dangling_and_the_next_one_finishes(house: House) -> None:
+    words = ("retention.runs.keep=1",)
+    client_of(house).delete_registered_model_alias("sales", "champion")
+    shutil.copy(house.home / "mlflow/mlflow.db", house.home.with_name("without_alias.db"))
+    with pytest.MonkeyPatch.context() as patch:
+        changes = stop_at(patch, 0)
+        collect(house, words=words)
+        total, wanted = changes(), (files(house).keys(), pointers(house))
+    assert total > 20
+    for number in range(1, total + 1, 4):
+        restore(house)
+        shutil.copy(house.home.with_name("without_alias.db"), house.home / "mlflow/mlflow.db")
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+            stop_at(patch, number)
+            collect(house, words=words)
+        check_nothing_dangles(house)
+        assert collect(house, words=words)[0] == Exit.OK
+        assert (files(house).keys(), pointers(house)) == wanted, number
+
+
+def test_what_cannot_be_deleted_is_named_and_the_rest_goes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is injected: root, who runs tests in containers, may delete everything."""
+    delete = Storage.delete
+
+    def refuse(storage: Storage, relative: str) -> None:
+        if str(house.datasets[1]) in storage.path(relative):
+            raise PermissionError(13, "Permission denied", storage.path(relative))
+        delete(storage, relative)
+
+    monkeypatch.setattr(Storage, "delete", refuse)
+    code, lines = collect(house)
+    assert code == Exit.RESOURCES and any("Permission denied" in line for line in lines if line.startswith("failed"))
+    assert not (house.runs[1] / "checkpoints").exists()
+    check_nothing_dangles(house)
+
+
+FULL = """
+import errno, os, shutil, subprocess, sys
+home, built, recipe = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", home], check=True)
+shutil.copytree(built, home, dirs_exist_ok=True)
+with open(f"{home}/full", "wb") as file:
+    try:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+try:
+    open(f"{home}/more", "wb").write(b"x" * 8192)
+except OSError as error:
+    print("FULL", error.errno == errno.ENOSPC)
+from sparkring.pipelines.cli import main
+from tests.pipelines.housekeeping.test_gc import check_champion, check_nothing_dangles, House, Path, pointers
+codes = [main(["gc", recipe]), main(["gc", recipe])]
+house = House(Path(home), Path(recipe), sorted(Path(home).glob("datasets/sales-*")), [], [])
+check_nothing_dangles(house)
+print("CODES", codes, len(house.datasets), len(pointers(house)))
+"""
+
+
+def test_on_a_full_disk_gc_makes_room_and_leaves_nothing_dangling(house: House, private_mounts: list[str]) -> None:
+    """A tmpfs of 16 MB with everything on it, MLflow's store too."""
+    built = str(house.home.with_name("as_built"))
+    command = [*private_mounts, sys.executable, "-c", FULL, str(house.home), built, str(house.recipe)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "FULL True" in done.stdout, done.stderr
+    assert "CODES [<Exit.OK: 0>, <Exit.OK: 0>] 2 4" in done.stdout, done.stdout + done.stderr
