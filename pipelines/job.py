@@ -77,7 +77,9 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
         check_against(config, found)
     runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
     with runs.begin(config, fingerprint, skip_taken=hooks.leased) as (record, continued):
-        job_id, tags = f"{config.name}/{record.folder}", {"sparkring.commit": commit}
+        job_id = f"{config.name}/{record.folder}"
+        tags = {"sparkring.commit": commit, "sparkring.recipe": config.name}
+        tags |= {"sparkring.date": hooks.ds} if hooks.ds else {}
         try:
             tracking = config.tracking.named(config.name)
             with Tracker(tracking, job_id, config.name, tags, continued, run_label(hooks.ds)) as tracker:
@@ -126,6 +128,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder)
     spent = {f"time/{name}": value for name, value in timings.items()}
     tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
+    if (interval := job.resolved.interval) is not None:
+        tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
     job.runs.update(job.record.folder, status="finished")
     log_result(result, job.config)
     if not lost:
@@ -134,6 +138,12 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     alias = job.config.tracking.alias
     log.error("report.must_beat: %s; the model is registered, and %r stays where it was", "; ".join(lost), alias)
     return Exit.QUALITY
+
+
+def nightly_values(result: TrainResult) -> dict[str, float]:
+    """What a date adds to the recipe's history: scores on the test rows, steps, seconds and cost."""
+    cost = {f"cost/{name}": value for name, value in result.cost.items()}
+    return result.test_metrics() | cost | {"time/total_s": result.timings["total_s"], "steps": result.train.steps}
 
 
 def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> None:

@@ -29,6 +29,12 @@ class DataInterval:
     start: dt.datetime
     end: dt.datetime
 
+    @property
+    def number(self) -> int:
+        """Days, or hours, from 1970 to the date as it is written: each date's is one more than the last one's."""
+        hours = (dt.datetime.fromisoformat(self.ds) - dt.datetime(1970, 1, 1)) // dt.timedelta(hours=1)
+        return hours if "T" in self.ds else hours // 24
+
 
 def interval_of(schedule: ScheduleConfig, ds: str) -> DataInterval:
     """The interval of the date `ds`, written as we write it."""

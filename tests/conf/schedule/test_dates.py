@@ -46,6 +46,19 @@ def test_a_date_may_be_written_as_an_instant(schedule: ScheduleConfig, text: str
 
 
 @pytest.mark.parametrize(
+    ("zone", "ds", "number"), [("America/New_York", "1970-01-03", 2), ("Asia/Tokyo", "1970-01-03", 2)]
+)
+def test_the_number_of_a_day_is_that_of_its_calendar(zone: str, ds: str, number: int) -> None:
+    schedule = ScheduleConfig(begin="1970-01-01", timezone=zone)
+    assert interval_of(schedule, ds).number == number
+
+
+def test_the_number_of_an_hour_counts_hours() -> None:
+    schedule = ScheduleConfig(begin="1970-01-01T00", interval="hour")
+    assert [interval_of(schedule, ds).number for ds in ("1970-01-02T03", "1970-01-02T04")] == [27, 28]
+
+
+@pytest.mark.parametrize(
     ("schedule", "text", "message"),
     [
         (DAYS, "2024-03-05T07", "no day of UTC begins then; the one that it is in is 2024-03-05"),
