@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -17,7 +18,13 @@ from sparkring.conf.config import RunConfig, TrackingConfig
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.serving import _load_pyfunc, copy_model_folder, signature_inputs, signature_outputs
+from sparkring.pipelines.serving import (
+    BATCH_ROWS,
+    _load_pyfunc,
+    copy_model_folder,
+    signature_inputs,
+    signature_outputs,
+)
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.checkpoint.weights import write_weights
@@ -189,6 +196,47 @@ def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) ->
     assert len(predictor.predict(RAW.iloc[:0])) == 0
     with pytest.raises(KeyError, match=r"'wind' needs the column 'wind'"):
         predictor.predict(RAW.drop(columns="wind"))
+
+
+def random_rows(count: int) -> dict[str, list[Any]]:
+    """Nulls, values not seen in training, whole numbers where it saw floats, and the other way round."""
+    random = np.random.default_rng(1)
+
+    def any_of(*values: Any) -> list[Any]:
+        return [values[i] for i in random.integers(0, len(values), count)]
+
+    return {
+        "carrier": any_of("UA", "B6", "ZZ", None),
+        "month": any_of(1, 2, 7, 1.0, None),
+        "wind": any_of(10, 30.5, None, -3, True),
+        "hour": any_of(0, 6, 23, None),
+    }
+
+
+def test_rows_in_arrow_or_of_mixed_types_have_the_same_bits(folder: Path) -> None:
+    """Over several batches; a list with a bool among numbers is no Arrow array, and is read value by value."""
+    predictor, rows = _load_pyfunc(str(folder)), random_rows(2 * BATCH_ROWS + 3)
+    one_by_one = pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in rows.items()})
+    expected = predictor.predict(one_by_one)["prediction"].to_numpy()
+    assert len(np.unique(expected)) > 10
+    typed = {name: [None if v is None else float(v) for v in rows[name]] for name in ("month", "wind", "hour")}
+    columns = {"carrier": pa.array(rows["carrier"])} | {name: pa.array(values) for name, values in typed.items()}
+    assert predictor.scores(columns, len(expected)).tobytes() == expected.tobytes()
+    assert predictor.predict(pa.table(columns).to_pandas())["prediction"].to_numpy().tobytes() == expected.tobytes()
+    whole = columns | {name: columns[name].cast(pa.int64()) for name in ("month", "hour")}
+    assert predictor.scores(whole, len(expected)).tobytes() == expected.tobytes()
+
+
+def test_a_datasets_stored_rows_have_the_scores_of_the_raw_ones(folder: Path) -> None:
+    predictor, rows = _load_pyfunc(str(folder)), random_rows(500)
+    rows["wind"] = [None if v is None else float(v) for v in rows["wind"]]
+    month = pa.array([None if v is None else int(v) for v in rows["month"]], pa.int32())
+    columns = {"carrier": pa.array(rows["carrier"]), "month": month, "wind": pa.array(rows["wind"])}
+    columns["hour"] = pa.array(rows["hour"], pa.int32())
+    stored = pa.table(columns | {"carrier": columns["carrier"].dictionary_encode(), "other": month})
+    assert sorted(predictor.stored_columns) == sorted(columns) == sorted(predictor.raw_columns)
+    assert predictor.scores_of_stored(stored).tobytes() == predictor.scores(columns, 500).tobytes()
+    assert len(predictor.scores_of_stored(stored.slice(0, 0))) == 0
 
 
 def test_a_model_of_an_older_sparkring_serves_as_it_did(folder: Path) -> None:
