@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from sparkring.conf.predict import PredictConfig
 from sparkring.conf.schema import Name, Strict, check_case
 from sparkring.conf.secrets import is_secret_name, redact
 from sparkring.conf.sources import FilesSource, Source, as_text
@@ -780,3 +781,4 @@ class RunConfig(Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     report: ReportConfig = ReportConfig()
+    predict: PredictConfig | None = Field(None, description="None: the recipe scores no rows")

@@ -113,6 +113,8 @@ def parser() -> argparse.ArgumentParser:
     _add_recipe(commands, "run", _run, "etl, train and report in one Spark application")
     _add_recipe(commands, "etl", _etl, "build the dataset, or find that it exists")
     _add_recipe(commands, "train", partial(_run, etl=False), "train on the dataset (which must exist) and report")
+    text = "score the rows of the recipe's `predict` block; model=URI is short for predict.model=URI"
+    _add_recipe(commands, "predict", _predict, text)
     _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
     config = commands.add_parser("config", help="show, validate or describe a configuration")
@@ -216,6 +218,13 @@ def _etl(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.etl_job import run_etl
 
     return run_etl(_load(arguments))
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.predict.job import run_predict
+
+    words = [f"predict.{word}" if word.startswith("model=") else word for word in arguments.overrides]
+    return run_predict(load_config(arguments.recipe, words))
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -250,20 +250,27 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 def _load_pyfunc(path: str) -> Predictor | Writer:
     """Load a model folder; MLflow calls this."""
     folder = open_storage(path)
+    check_trusted(read_model_folder(folder).config, f"{path}/{CONFIG}")
+    return make_predictor(folder)
+
+
+def make_predictor(folder: Storage) -> Predictor | Writer:
+    """Load a model folder whose code is trusted. StoredError where its parts make no model."""
     model = read_model_folder(folder)
-    check_trusted(model.config, f"{path}/{CONFIG}")
     kind = Writer if model.config.model.task == "language_model" else Predictor
     weights = read_weights(folder)
     try:
         return kind(model.config, model.manifest, weights)
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes
         why = " ".join(str(error).split())
-        raise StoredError(f"{path}: config.json and manifest.json make no model for its weights: {why}") from error
+        raise StoredError(
+            f"{folder.uri}: config.json and manifest.json make no model for its weights: {why}"
+        ) from error
 
 
-def check_trusted(config: RunConfig, where: str) -> None:
-    """Raise StoredError where a stored configuration names code of a module that is not trusted here."""
-    trusted = ("sparkring.training.models", *filter(None, os.environ.get(TRUSTED, "").split(",")))
+def check_trusted(config: RunConfig, where: str, own: Iterable[str] = ()) -> None:
+    """Raise StoredError where a stored configuration names code of a module that is not trusted here, nor of `own`."""
+    trusted = ("sparkring.training.models", *own, *filter(None, os.environ.get(TRUSTED, "").split(",")))
     for key, reference in (("model.factory", config.model.factory), ("model.task", config.model.task)):
         module = module_of(reference)
         if ":" in reference and not any(f"{module}.".startswith(f"{name}.") for name in trusted):
