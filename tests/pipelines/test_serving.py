@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from sparkring.conf.config import RunConfig, TrackingConfig
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.manifest import Column
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import (
     BATCH_ROWS,
@@ -27,61 +26,16 @@ from sparkring.pipelines.serving import (
 )
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model_folder import describe_model
-from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.worker import build_model
+from tests.pipelines.served import RAW, export, manifest, model_folder, random_rows
 
 ROOT = Path(__file__).parents[2]
-FEATURES: dict[str, Any] = {
-    "version": 1,
-    "inputs": {"carrier": "string", "month": "int", "wind": "double", "hour": "int"},
-    "features": [
-        {"name": "carrier", "kind": "categorical", "column": "carrier", "values": ["UA", "B6"]},
-        {"name": "month", "kind": "categorical", "column": "month", "values": ["1", "2"]},
-        {"name": "wind", "kind": "numeric", "column": "wind", "transform": "none", "mean": 10.0, "std": 5.0,
-         "fill": 10.0, "indicator": True, "train_nulls": 1},
-        {"name": "hour", "kind": "cyclic", "column": "hour", "period": 24.0},
-    ],
-}  # fmt: skip
-RAW = pd.DataFrame(
-    {"carrier": ["UA", "ZZ", None], "month": [1, 2, 7], "wind": [10.0, np.nan, 30.0], "hour": [0.0, 6.0, 23.0]}
-)
-
-
-def manifest(format_version: int = 2) -> DatasetManifest:
-    """Of a dataset of values; of an older sparkring's, 1, whose columns are the tensors."""
-    kinds = {"carrier": "string", "month": "int32", "wind": "float64", "hour": "int32"}
-    label = Column(name="late", dtype="int8", role="label")
-    columns = [*(Column(name=n, dtype=t, role="input", nulls="keep") for n, t in kinds.items()), label]
-    if format_version == 1:
-        columns = [
-            Column(name="carrier", dtype="int32", cardinality=4),
-            Column(name="month", dtype="int32", cardinality=4),
-            *(Column(name=n, dtype="float32") for n in ("wind", "wind__null", "hour_sin", "hour_cos")),
-            label,
-        ]
-    return DatasetManifest(
-        format_version=format_version,
-        name="flights", fingerprint="a" * 64, created_at="", columns=tuple(columns), files=(), splits={},
-        accounting=Accounting(rows_in=0, rows_out=0), features=FEATURES, lineage=Lineage(sources={}),
-    )  # fmt: skip
-
-
-def export(folder: Path, model: torch.nn.Module) -> Storage:
-    """The weights as training writes them."""
-    state, storage = model.state_dict(), open_storage(str(folder))
-    write_weights(storage, [TensorInfo(n, t.dtype, tuple(t.shape)) for n, t in state.items()], state.values(), {})
-    return storage
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    config = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
-    torch.manual_seed(3)
-    exported = export(tmp_path / "run", build_model(config, manifest()))
-    describe_model(exported, config, manifest())
-    copy_model_folder(exported, tmp_path / "model")
+    copy_model_folder(model_folder(tmp_path / "run"), tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -196,21 +150,6 @@ def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) ->
     assert len(predictor.predict(RAW.iloc[:0])) == 0
     with pytest.raises(KeyError, match=r"'wind' needs the column 'wind'"):
         predictor.predict(RAW.drop(columns="wind"))
-
-
-def random_rows(count: int) -> dict[str, list[Any]]:
-    """Nulls, values not seen in training, whole numbers where it saw floats, and the other way round."""
-    random = np.random.default_rng(1)
-
-    def any_of(*values: Any) -> list[Any]:
-        return [values[i] for i in random.integers(0, len(values), count)]
-
-    return {
-        "carrier": any_of("UA", "B6", "ZZ", None),
-        "month": any_of(1, 2, 7, 1.0, None),
-        "wind": any_of(10, 30.5, None, -3, True),
-        "hour": any_of(0, 6, 23, None),
-    }
 
 
 def test_rows_in_arrow_or_of_mixed_types_have_the_same_bits(folder: Path) -> None:
