@@ -2,10 +2,11 @@
 
     python benchmarks/predict.py --rows 1000000 --rounds 3 --out benchmarks/results/predict_2core_202611.md
 
-The rows are Parquet with the raw columns of the recipe's features (texts, numbers with nulls); the model is the recipe's,
-with random weights. A round is all that a job does after the session has started and the workers are there: pin the
-source (which hashes its files), read, score and write in Spark, publish. Wall and CPU seconds are of this process, its
-JVM and Spark's Python workers. Three columns are kept. The first round's predictions are compared with `Predictor`.
+The rows are Parquet with the raw columns of the recipe's features (texts, numbers with nulls); the model is the
+recipe's, with random weights. A round is all that a job does after the session has started and the workers are there:
+pin the source (which hashes its files), read, score and write in Spark, publish. Wall and CPU seconds are of this
+process, its JVM and Spark's Python workers. Three columns are kept. The last round's predictions are compared with
+`Predictor`.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def main() -> int:
         for _ in range(words.rounds):
             before, began = cpu_by_process(), time.monotonic()
             run_predict(scoring(config, features, folder / "rows", folder / "to", folder / "model"))
-            wall_s, cpu_s = time.monotonic() - began, used_s(before, cpu_by_process())
+            wall_s, cpu_s = time.monotonic() - began, used_s(before)
             lines.append(f"| {wall_s:.2f} | {cpu_s:.2f} | {words.rows / wall_s:,.0f} | {words.rows / cpu_s:,.0f} |")
         made = pa.concat_tables(pq.read_table(path) for path in (folder / "to").glob("*.parquet")).sort_by("id")
         given = pq.read_table(folder / "rows").sort_by("id")
@@ -151,11 +152,12 @@ def main() -> int:
         equal = made["prediction"].to_numpy().tobytes() == expected.to_numpy().tobytes()
         written = sum(path.stat().st_size for path in (folder / "to").iterdir()) / 2**20
         spark.stop()
+    columns, made_of = len(features["inputs"]), len(features["features"])
     text = f"""# Batch scoring of {words.rows:,} rows
 
 {measured_with("pyspark", "torch", "pyarrow", "numpy")}; local[2] with 1g of heap.
 
-{len(features["inputs"])} raw columns, {len(features["features"])} features, model {config.model.factory}; {written:.0f} MiB of predictions written.
+{columns} raw columns, {made_of} features, model {config.model.factory}; {written:.0f} MiB of predictions written.
 
 | wall s | CPU s | rows per s | rows per CPU s |
 |---|---|---|---|

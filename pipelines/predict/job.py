@@ -92,7 +92,7 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
         with Tracker(config.tracking.named(config.name), job_id, name, tags) as tracker:
             describe_job(tracker, job)
             began = time.monotonic()
-            scored = score(build_session(session(), config.spark.settings()), job, needed, staging, scratch)
+            scored = score(build_session(session(), config.spark.settings()), job, needed, staging)
             publish(target, staging, describe_predictions(job, scored, tracker.run_id(timeout_s=1.0)))
             record_scores(tracker, scored, time.monotonic() - began)
     refused = sum(scored.refused.values())
@@ -106,20 +106,16 @@ def predictions_folder(block: PredictConfig, ds: str | None) -> Storage:
     return folder if ds is None else folder.at(f"day={ds}")
 
 
-def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Storage, scratch: Path) -> Scored:
+def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Storage) -> Scored:
     """Score the job's rows into files of `staging`. EtlError for whatever the user must correct.
 
-    Args:
-        spark: a session of a build's kind.
-        job: what is scored by what.
-        needed: raw columns of the model.
-        staging: where files go.
-        scratch: local folder for the packed model.
+    `spark`: a session of a build's kind; `needed`: raw columns of the model.
     """
     try:
         rows = make_rows(spark, job.resolved.config, job.block, job.pinned)
         columns = pick_columns(job.block, rows.columns, needed)
-        archive = pack(job.model.folder, scratch)
+        # An executor that starts later fetches it too, so it stays as long as the session, in PySpark's own folder.
+        archive = pack(job.model.folder, Path(spark.sparkContext._temp_dir))
         spark.sparkContext.addArchive(str(archive))
         task = ScoreTask(
             archive=archive.name,

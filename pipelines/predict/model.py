@@ -74,13 +74,14 @@ def load(folder: Path) -> Predictor:
     return found
 
 
-def pack(folder: Path, scratch: Path) -> Path:
-    """The model folder as an archive whose name tells its content, as workers keep what has been sent by name."""
+def pack(model: Path, folder: Path) -> Path:
+    """Pack a model into an archive in `folder`. Its name tells the content: Spark takes a name for one content only."""
     hasher = hashlib.sha256()
     for name in FILES:
-        hasher.update(hashlib.sha256((folder / name).read_bytes()).digest())
-    archive = scratch / f"sparkring-model-{hasher.hexdigest()[:SHORT]}.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
-        for name in FILES:
-            packed.write(folder / name, name)
+        hasher.update(hashlib.sha256((model / name).read_bytes()).digest())
+    archive = folder / f"sparkring-model-{hasher.hexdigest()[:SHORT]}.zip"
+    if not archive.exists():
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
+            for name in FILES:
+                packed.write(model / name, name)
     return archive

@@ -48,8 +48,8 @@ def described(version: int, names: list[str]) -> Predictions:
     sha = "ab" * 32
     return Predictions(
         interval="2013-03-01", scored_at="now", model="m", model_name="m", model_version=str(version), model_run_id="",
-        weights_sha256=sha, mlflow_run_id=None, config_digest=sha, commit="", rows="r", sources={}, rows_in=3, rows_out=3,
-        refused={}, files=tuple(PredictionFile(name, 1, 1, sha) for name in names),
+        weights_sha256=sha, mlflow_run_id=None, config_digest=sha, commit="", rows="r", sources={}, rows_in=3,
+        rows_out=3, refused={}, files=tuple(PredictionFile(name, 1, 1, sha) for name in names),
     )  # fmt: skip
 
 
