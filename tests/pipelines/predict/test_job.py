@@ -20,18 +20,24 @@ import yaml
 from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.config import RunConfig, TrackingConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
+from sparkring.etl.session import build_session
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.predict.job import run_predict
+from sparkring.pipelines.predict.model import get_model
 from sparkring.pipelines.predict.publish import Predictions, read_predictions
+from sparkring.pipelines.predict.rows import make_rows, pin_rows
+from sparkring.pipelines.predict.score import without_refused
 from sparkring.pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 from tests.pipelines.served import manifest, model_folder, random_rows
+from tests.spark.sales import recipe as sales_recipe
+from tests.spark.sales import write_sales
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[3]
@@ -175,6 +181,48 @@ def test_rows_that_the_model_refuses_are_counted_by_column(tmp_path: Path, spark
     assert (found.rows_in, found.rows_out) == (3000, 3000 - nulls) and found.interval is None
     kept = table.filter(table["month"].is_valid())["id"].to_pylist()
     assert scored_table(tmp_path / "predictions")["id"].to_pylist() == kept
+
+
+def test_a_row_without_refused_columns_is_counted_once() -> None:
+    batch = pa.record_batch({"a": [1, None, None, 4], "b": [None, None, 3, 4]})
+    kept, refused = without_refused(batch, ["a", "b"])
+    assert kept.to_pylist() == [{"a": 4, "b": 4}] and refused == {"a": 2, "b": 1}
+    assert without_refused(batch.slice(3), ["a", "b"]) == (batch.slice(3), {})
+
+
+def test_of_a_recipe_with_an_interval_the_rows_of_its_last_are_scored(tmp_path: Path, spark: SparkSession) -> None:
+    """A look back at the day before gives a view more rows, which are not scored; files of other days are not read."""
+    etl = sales_recipe(write_sales(tmp_path / "sales"), "SELECT *, amount - 1 AS other FROM sales", look_back=1)
+    block = {"rows": "made", "to": str(tmp_path / "predictions"), "keep": ["day", "shop"]}
+    tracking = {"root": str(tmp_path / "mlflow")}
+    values = {"name": "sales", "etl": etl.model_dump(mode="json"), "predict": block, "tracking": tracking}
+    config = RunConfig.model_validate(values)
+    (tmp_path / "sales/day=2024-03-01/broken.parquet").write_bytes(b"no Parquet")
+    pinned = pin_rows(config, lambda: spark)
+    assert sorted(pinned.fingerprints) == ["sales", "sales[-1]"] and config.predict is not None
+    rows = make_rows(build_session(spark, {}), config, config.predict, pinned)
+    assert sorted((str(r.day), r.shop) for r in rows.collect()) == [("2024-03-04", s) for s in ("a", "b", "c")]
+
+
+def test_a_models_code_must_be_trusted_and_that_of_the_recipe_is(tmp_path: Path) -> None:
+    """A task's name is no module: one called `binary` is not trusted because the recipe's task is."""
+    model_folder(tmp_path / "run")
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    config = load_config(recipe(tmp_path)).config
+    assert config.predict is not None
+    for reference, is_own in (("binary:Model", False), ("mine.models:Model", False), ("mine.models:Model", True)):
+        stored["model"]["factory"] = reference
+        (tmp_path / "run/config.json").write_text(json.dumps(stored))
+        own = config.model_copy(
+            update={"model": config.model.model_copy(update={"factory": "mine.models:Other" if is_own else "x.y:Z"})}
+        )
+        if is_own:
+            assert get_model(own, config.predict, tmp_path / "scratch").trained.config.model.factory == reference
+        else:
+            with pytest.raises(
+                StoredError, match=f"config.json: model.factory = '{reference}': a stored file may name"
+            ):
+                get_model(own, config.predict, tmp_path / "scratch")
 
 
 def test_what_is_wrong_is_said_before_anything_is_replaced(folder: Path, spark: SparkSession) -> None:
