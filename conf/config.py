@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from sparkring.conf.housekeeping import NotifyConfig, RetentionConfig
+from sparkring.conf.predict import PredictConfig
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schema import Name, Strict, TimeZone, check_case
 from sparkring.conf.secrets import is_secret_name, redact
@@ -776,3 +777,4 @@ class RunConfig(Strict):
     report: ReportConfig = ReportConfig()
     retention: RetentionConfig = RetentionConfig()
     notify: NotifyConfig = NotifyConfig()
+    predict: PredictConfig | None = Field(None, description="None: the recipe scores no rows")

@@ -21,8 +21,10 @@ from sparkring.etl.sources.catalog.query_files import is_fixed
 STDLIB = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 
 
-def build_rows(spark: SparkSession, tables: dict[str, DataFrame], views: dict[str, str], rows: str) -> DataFrame:
-    """Register `tables` and `views` in this session and return the DataFrame `rows` names.
+def build_rows(
+    spark: SparkSession, tables: dict[str, DataFrame], views: dict[str, str], rows: str, key: str = "etl.rows"
+) -> DataFrame:
+    """Register `tables` and `views` in this session and return the DataFrame `rows`, the value of `key`, names.
 
     Raises EtlError with the key's path when SQL or function fail, or the result is not a function of the sources
     alone (`rand()`, `current_date()`): such rows would change between two passes over them, or two runs.
@@ -32,10 +34,10 @@ def build_rows(spark: SparkSession, tables: dict[str, DataFrame], views: dict[st
     for name, sql in views.items():
         tables[name] = _query(spark, f"etl.views.{name}", sql)
         tables[name].createOrReplaceTempView(name)
-    found = _call(rows, tables) if ":" in rows else tables[rows]
+    found = _call(key, rows, tables) if ":" in rows else tables[rows]
     if not is_fixed(found):
         raise EtlError(
-            f"etl.rows = {rows!r}: uses a random or position-dependent function, or the current time or user; derive "
+            f"{key} = {rows!r}: uses a random or position-dependent function, or the current time or user; derive "
             "it from a hash of a key, or write the value there"
         )
     return found
@@ -49,17 +51,17 @@ def _query(spark: SparkSession, key: str, sql: str) -> DataFrame:
         raise EtlError(f"{key}: {message}") from error
 
 
-def _call(reference: str, tables: dict[str, DataFrame]) -> DataFrame:
+def _call(key: str, reference: str, tables: dict[str, DataFrame]) -> DataFrame:
     try:
         function = load_reference(reference)
     except (ImportError, AttributeError) as error:
-        raise EtlError(f"etl.rows = {reference!r}: cannot be imported: {error}") from error
+        raise EtlError(f"{key} = {reference!r}: cannot be imported: {error}") from error
     try:
         made = function(dict(tables))
     except PySparkException as error:
-        raise EtlError(f"etl.rows = {reference!r}: {first_line(error)}") from error
+        raise EtlError(f"{key} = {reference!r}: {first_line(error)}") from error
     if not isinstance(made, DataFrame):
-        raise EtlError(f"etl.rows = {reference!r}: returned {type(made).__name__}, not a DataFrame")
+        raise EtlError(f"{key} = {reference!r}: returned {type(made).__name__}, not a DataFrame")
     return made
 
 

@@ -120,6 +120,8 @@ def parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_recipe(commands, "etl", _etl, "build the dataset, or find that it exists")
     _add_recipe(commands, "train", partial(_run_job, etl=False), "train on the dataset (which must exist) and report")
+    text = "score the rows of the recipe's `predict` block; model=URI is short for predict.model=URI"
+    _add_recipe(commands, "predict", _predict, text).add_argument("--date", metavar="D", help="of a recipe with dates")
     _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
     gc = _add_recipe(commands, "gc", _gc, "delete what the recipe's `retention` lets go; what is needed stays")
@@ -304,10 +306,13 @@ def _load_scheduled(arguments: argparse.Namespace) -> Resolved:
 
 
 def _load_undated(arguments: argparse.Namespace) -> Resolved:
-    resolved = _load(arguments)
-    if resolved.config.schedule is not None:
+    return _checked_date(_load(arguments))
+
+
+def _checked_date(resolved: Resolved) -> Resolved:
+    if resolved.config.schedule is not None and resolved.interval is None:
         problem = "schedule: this recipe has dates; give one: sparkring run RECIPE --date, or see sparkring backfill"
-        raise ConfigError(arguments.recipe, [problem])
+        raise ConfigError(resolved.config.name, [problem])
     return resolved
 
 
@@ -342,6 +347,15 @@ def _announced(resolved: Resolved, work: Callable[[Resolved], int]) -> int:
         raise
     announce(resolved.config, code, command, ds=ds)
     return code
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.predict.job import run_predict
+
+    words = [f"predict.{word}" if word.startswith("model=") else word for word in arguments.overrides]
+    request = DateRequest(arguments.date) if arguments.date else None
+    resolved = _checked_date(load_config(arguments.recipe, words, request))
+    return _announced(resolved, partial(run_predict, ds=resolved.interval.ds if resolved.interval else None))
 
 
 def _report(arguments: argparse.Namespace) -> int:

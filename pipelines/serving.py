@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.features import output_names
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
@@ -25,7 +27,9 @@ from sparkring.conf.stored import StoredError
 from sparkring.etl.tokenizer import Codec
 from sparkring.pipelines.tracking.ops import NamedType
 from sparkring.training.checkpoint.weights import read_weights
-from sparkring.training.data.features.transform import apply_numpy
+from sparkring.training.data.columns import RaggedArray, one_array
+from sparkring.training.data.features.tensors import TensorSource
+from sparkring.training.data.features.transform import RawColumn, RawFeatures
 from sparkring.training.model_folder import CONFIG, FILES, read_model_folder
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
@@ -33,6 +37,7 @@ from sparkring.training.tasks import build_task
 from sparkring.training.worker import build_model, pick_columns, start_model
 
 BATCH_ROWS = 8192
+ARROW_KINDS = ("numpy", "string", "integer", "floating", "boolean")  # as pandas infers them
 TRUSTED = "SPARKRING_MODEL_MODULES"
 MLFLOW_TYPES = {"numeric": "double", "cyclic": "double"}
 
@@ -66,46 +71,127 @@ class Predictor:
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
         self.task: Any = build_task(config.model.task, self.columns.features, self.columns.label, config.model.inputs)
         self.model = trained_model(config, manifest, weights)
+        self._features = RawFeatures(manifest.features) if manifest.features else None
+        read = [manifest.tensor(name) for name in self.columns.read]
+        self._tensors = [c for c in read if {c.name, c.mask} & {*self.columns.features}]  # all but the label
+        self._source = TensorSource(manifest, [column.name for column in self._tensors])
+        self._made = {name for state in manifest.features.get("features", []) for name in output_names(state)}
+        self.refuses_null = {
+            state["column"]: state["name"]
+            for state in manifest.features.get("features", [])
+            if state.get("nulls") == "refuse"
+        } | {column.name: column.name for column in self._plain if column.nulls == "refuse"}
+        """Raw column in which no value may be null -> the feature that says so."""
+
+    @property
+    def _plain(self) -> list[Column]:
+        """Columns that no feature makes."""
+        return [column for column in self._tensors if column.name not in self._made]
+
+    @property
+    def raw_columns(self) -> list[str]:
+        """The raw columns that are needed."""
+        features = self._features.columns if self._features else []
+        return list(dict.fromkeys([*features, *(column.name for column in self._plain)]))
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
         """`model_input`: a DataFrame, or a dict of equally long columns. KeyError names a column that is missing."""
         rows = pd.DataFrame(model_input)
-        parts = [
-            self._scores(rows.iloc[start : start + BATCH_ROWS]) for start in range(0, max(len(rows), 1), BATCH_ROWS)
-        ]
-        scores = np.concatenate(parts)
-        if scores.ndim == 1:
-            return pd.DataFrame({"prediction": scores}, index=rows.index)
-        return pd.DataFrame({f"class_{i}": scores[:, i] for i in range(scores.shape[1])}, index=rows.index)
+        nullable = {
+            state["column"]
+            for state in self.manifest.features.get("features", [])
+            if state.get("nulls", "refuse") != "refuse"
+        } | {column.name for column in self._plain if column.nulls != "refuse"}
+        columns = {name: raw_column(rows[name], name in nullable) for name in rows}
+        return pd.DataFrame(self.predictions(self.scores(columns, len(rows))), index=rows.index)
 
-    def _scores(self, rows: pd.DataFrame) -> np.ndarray:
-        columns = self._columns(rows)
+    def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
+        """Score raw columns of `count` rows: (count,) float64, or (count, classes).
+
+        An Arrow array's NaN is a value where pandas cannot say null otherwise, and a null in a feature of numbers.
+        """
+        parts = [
+            self._probabilities(self._raw_tensors({name: values[start:end] for name, values in rows.items()}))
+            for start, end in batches_of(count)
+        ]
+        return np.concatenate(parts)
+
+    def scores_of_stored(self, rows: pa.Table) -> np.ndarray:
+        """Score rows of a dataset: (rows,) float64, or (rows, classes).
+
+        `rows` has the stored columns that this model's manifest names, whatever dataset they are of.
+        """
+        tables = (rows.slice(start, end - start) for start, end in batches_of(len(rows)))
+        return np.concatenate([self._probabilities(self._stored_tensors(table)) for table in tables])
+
+    @property
+    def stored_columns(self) -> list[str]:
+        """The columns of a dataset's files that `scores_of_stored` needs."""
+        return [column.name for column in self._source.stored]
+
+    def predictions(self, scores: np.ndarray) -> dict[str, np.ndarray]:
+        """The scores as columns by name."""
+        if scores.ndim == 1:
+            return {"prediction": scores}
+        return {f"class_{i}": scores[:, i] for i in range(scores.shape[1])}
+
+    def _probabilities(self, columns: dict[str, torch.Tensor]) -> np.ndarray:
         with torch.inference_mode():
             outputs = self.model(*self.task.inputs(columns))
             probabilities: np.ndarray = self.task.probabilities(outputs).numpy()
         return probabilities
 
-    def _columns(self, rows: pd.DataFrame) -> dict[str, torch.Tensor]:
+    def _raw_tensors(self, rows: Mapping[str, RawColumn]) -> dict[str, torch.Tensor]:
         """A batch as the dataset's reader would make it: raw rows through the fitted features."""
-        made: dict[str, Any] = {}
-        if self.manifest.features:
-            states = self.manifest.features["features"]
-            nullable = {state["column"] for state in states if state.get("nulls", "refuse") != "refuse"}
-            raw = {name: present(rows[name]) if name in nullable else rows[name].tolist() for name in rows}
-            made = dict(apply_numpy(self.manifest.features, raw))
+        made: dict[str, Any] = dict(self._features.of(rows)) if self._features else {}
         columns = {}
-        for column in (self.manifest.tensor(name) for name in self.columns.read):
-            if not {column.name, column.mask} & {*self.columns.features}:
-                continue  # the label
+        for column in self._tensors:
             if column.name not in made:
                 if column.name not in rows:
                     raise KeyError(f"column {column.name!r} is needed; given: {sorted(map(str, rows))}")
                 made |= as_read(column, rows[column.name])
-            values = np.ascontiguousarray(made[column.name]).astype(column.dtype)
-            columns[column.name] = torch.from_numpy(values)
+            columns[column.name] = as_tensor(column, made[column.name])
             if column.mask is not None:
                 columns[column.mask] = torch.from_numpy(made[column.mask])
         return columns
+
+    def _stored_tensors(self, table: pa.Table) -> dict[str, torch.Tensor]:
+        """A batch of stored columns as the dataset's reader makes it."""
+        columns = {}
+        for column, values, present in self._source.made(table):
+            if isinstance(values, RaggedArray):
+                raise ValueError(f"column {column.name!r} is {column.layout}: only scalars and vectors are scored here")
+            columns[column.name] = as_tensor(column, values)
+            if column.mask is not None:
+                columns[column.mask] = torch.from_numpy(np.ones(len(values), bool) if present is None else present)
+        return columns
+
+
+def batches_of(count: int) -> list[tuple[int, int]]:
+    """Begin and end of each batch of `count` rows; one empty batch where there are none."""
+    return [(start, min(start + BATCH_ROWS, count)) for start in range(0, max(count, 1), BATCH_ROWS)]
+
+
+def as_tensor(column: Column, values: np.ndarray) -> torch.Tensor:
+    """(rows, *shape) of the column's dtype."""
+    own = np.ascontiguousarray(values).astype(column.dtype, copy=False)
+    return torch.from_numpy(own if own.flags.writeable else own.copy())
+
+
+def raw_column(given: pd.Series, nan_is_null: bool) -> RawColumn:
+    """A column of pandas as an Arrow array where its values are of one plain type, else as a list of them.
+
+    `nan_is_null`: what a NaN among numbers stands for: pandas may know a null as NaN only.
+    """
+    kind = "numpy" if isinstance(given.dtype, np.dtype) and given.dtype.kind in "biuf" else ""
+    kind = kind or pd.api.types.infer_dtype(given, skipna=True)
+    if kind in ARROW_KINDS:
+        try:
+            array = pa.array(given, from_pandas=nan_is_null or kind == "string")
+            return array if isinstance(array, pa.Array) else one_array(array)
+        except (pa.ArrowException, OverflowError):  # whole numbers beyond 64 bits
+            pass
+    return present(given) if nan_is_null else given.tolist()
 
 
 def present(given: pd.Series) -> list[Any]:
@@ -114,12 +200,12 @@ def present(given: pd.Series) -> list[Any]:
     return values
 
 
-def as_read(column: Column, given: pd.Series) -> dict[str, np.ndarray]:
+def as_read(column: Column, given: RawColumn) -> dict[str, np.ndarray]:
     """A stored column and its mask, if it has one; nulls are filled as the dataset's reader fills them.
 
     ValueError for nulls in a column that refuses them.
     """
-    values = given.tolist() if column.nulls == "refuse" else present(given)
+    values = given.to_pylist() if isinstance(given, pa.Array) else list(given)
     valid = np.array([value is not None for value in values], bool)
     if column.nulls == "refuse" and not valid.all():
         raise ValueError(f"column {column.name!r}: {int((~valid).sum())} of {len(valid)} values are null, none may be")
@@ -164,20 +250,27 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 def _load_pyfunc(path: str) -> Predictor | Writer:
     """Load a model folder; MLflow calls this."""
     folder = open_storage(path)
+    check_trusted(read_model_folder(folder).config, f"{path}/{CONFIG}")
+    return make_predictor(folder)
+
+
+def make_predictor(folder: Storage) -> Predictor | Writer:
+    """Load a model folder whose code is trusted. StoredError where its parts make no model."""
     model = read_model_folder(folder)
-    check_trusted(model.config, f"{path}/{CONFIG}")
     kind = Writer if model.config.model.task == "language_model" else Predictor
     weights = read_weights(folder)
     try:
         return kind(model.config, model.manifest, weights)
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes
         why = " ".join(str(error).split())
-        raise StoredError(f"{path}: config.json and manifest.json make no model for its weights: {why}") from error
+        raise StoredError(
+            f"{folder.uri}: config.json and manifest.json make no model for its weights: {why}"
+        ) from error
 
 
-def check_trusted(config: RunConfig, where: str) -> None:
-    """Raise StoredError where a stored configuration names code of a module that is not trusted here."""
-    trusted = ("sparkring.training.models", *filter(None, os.environ.get(TRUSTED, "").split(",")))
+def check_trusted(config: RunConfig, where: str, own: Iterable[str] = ()) -> None:
+    """Raise StoredError where a stored configuration names code of a module that is not trusted here, nor of `own`."""
+    trusted = ("sparkring.training.models", *own, *filter(None, os.environ.get(TRUSTED, "").split(",")))
     for key, reference in (("model.factory", config.model.factory), ("model.task", config.model.task)):
         module = module_of(reference)
         if ":" in reference and not any(f"{module}.".startswith(f"{name}.") for name in trusted):

@@ -129,6 +129,7 @@ def combination_problems(config: RunConfig) -> list[str]:
         *(conflict.problem.format(c=config) for conflict in CONFLICTS if conflict.applies(config)),
         *secret_problems(config),
         *must_beat_problems(config),
+        *predict_problems(config),
         *no_effect_problems(config),
         *uri_problems(config),
     ]
@@ -165,6 +166,9 @@ def uri_problems(config: RunConfig) -> list[str]:
             for name, source in config.etl.sources.items()
             if isinstance(source, (FilesSource, DeltaSource, IcebergSource))
         }
+    if config.predict is not None:
+        uris["predict.to"] = config.predict.to
+        uris["predict.model"] = config.predict.folder
     if config.data.mix is not None:
         uris |= {f"data.mix.parts.{i}.dataset": part.dataset for i, part in enumerate(config.data.mix.parts)}
     problems = []
@@ -216,6 +220,19 @@ def must_beat_problems(config: RunConfig) -> list[str]:
     if config.train.test_split is None:
         problems.append(f"{key}: train.test_split is null, so there are no held-out rows to beat the baselines on")
     return problems
+
+
+def predict_problems(config: RunConfig) -> list[str]:
+    """Check that the rows of `predict` can be made, and their predictions be columns."""
+    if config.predict is None:
+        return []
+    if config.model.task == "language_model":
+        return ["predict: rows of tables are scored, and model.task is 'language_model'; remove the block"]
+    rows, key = config.predict.rows, f"predict.rows = {config.predict.rows!r}"
+    if config.etl is None:
+        return [f"{key}: is a view or source of etl, and there is no etl block"]
+    known = [*config.etl.sources, *config.etl.views]
+    return [] if ":" in rows or rows in known else [f"{key}: is no view or source of etl; {nearest(rows, known)}"]
 
 
 def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:

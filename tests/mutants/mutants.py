@@ -32,6 +32,10 @@ ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/polic
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
 STATISTICS = "etl/statistics.py"
+SERVING, T_SERVING = "pipelines/serving.py", "tests/pipelines/test_serving.py"
+RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
+PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
+T_PREDICT = "tests/pipelines/predict/test_job.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
@@ -419,4 +423,30 @@ MUTANTS = (
     Mutant(KEEP_RULES, "redact(self.url) != self.url", "False", T_KEEP_RULES),
     Mutant(COST, "rank_0.world * rank_0.threads_per_rank", "rank_0.world", T_COST),
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
+    # Raw rows in Arrow, and batch scoring.
+    Mutant(FEATURES, 'return self._type == "boolean"', "return True", T_NUMPY),
+    Mutant(FEATURES, 'return self._type == "date"', "return True", T_NUMPY),
+    Mutant(FEATURES, "kind != pa.uint64() and self._type", "self._type", T_NUMPY),
+    Mutant(FEATURES, "array.type in PLAIN and array.type != pa.uint64()", "array.type in PLAIN", T_NUMPY),
+    Mutant(RAW_FEATURES, "np.can_cast(values.dtype, dtype)", "True", T_NUMPY),
+    Mutant(RAW_FEATURES, 'state["nulls"] == "refuse" and null is not None', "False", T_NUMPY),
+    Mutant(SERVING, "from_pandas=nan_is_null or", "from_pandas=False and", T_SERVING),
+    Mutant(SERVING, "{name: values[start:end] for", "{name: values for", T_SERVING),
+    Mutant(PUBLISH, "elif not _exchange(new, old):", "else:", T_PUBLISH),
+    Mutant(PUBLISH, 'found["name"] == root.name', "found", T_PUBLISH),
+    Mutant(PUBLISH, "if path != MANIFEST and not PART_FILE", "if False and not PART_FILE", T_PUBLISH),
+    Mutant(PUBLISH, "if path not in listed and PART_FILE", "if PART_FILE", T_PUBLISH),
+    Mutant(f"{PREDICT}/score.py", "null & ~bad", "null", f"{T_PREDICT} -k without_refused"),
+    Mutant(
+        f"{PREDICT}/score.py",
+        "task.about.columns(kept.num_rows)",
+        "task.about.columns(batch.num_rows)",
+        f"{T_PREDICT} -k refuses",
+    ),
+    Mutant(f"{PREDICT}/rows.py", '"window": 1, ', "", f"{T_PREDICT} -k interval"),
+    Mutant(f"{PREDICT}/rows.py", "        rows = of_interval(", "        of_interval(", f"{T_PREDICT} -k interval"),
+    Mutant(f"{PREDICT}/rows.py", 'block.on_missing_column == "fail"', "False", f"{T_PREDICT} -k wrong"),
+    Mutant(f"{PREDICT}/job.py", "    check_own(target)\n", "", f"{T_PREDICT} -k others"),
+    Mutant(f"{PREDICT}/job.py", "if not scored.rows_in:", "if False:", f"{T_PREDICT} -k wrong"),
+    Mutant(f"{PREDICT}/model.py", 'if ":" in each]', "]", f"{T_PREDICT} -k trusted"),
 )

@@ -10,71 +10,32 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
 from sparkring.conf.config import RunConfig, TrackingConfig
-from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
-from sparkring.conf.storage import Storage, open_storage
+from sparkring.conf.manifest import Column
 from sparkring.conf.stored import StoredError
-from sparkring.pipelines.serving import _load_pyfunc, copy_model_folder, signature_inputs, signature_outputs
+from sparkring.pipelines.serving import (
+    BATCH_ROWS,
+    _load_pyfunc,
+    copy_model_folder,
+    signature_inputs,
+    signature_outputs,
+)
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model_folder import describe_model
-from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.worker import build_model
+from tests.pipelines.served import RAW, export, manifest, model_folder, random_rows
 
 ROOT = Path(__file__).parents[2]
-FEATURES: dict[str, Any] = {
-    "version": 1,
-    "inputs": {"carrier": "string", "month": "int", "wind": "double", "hour": "int"},
-    "features": [
-        {"name": "carrier", "kind": "categorical", "column": "carrier", "values": ["UA", "B6"]},
-        {"name": "month", "kind": "categorical", "column": "month", "values": ["1", "2"]},
-        {"name": "wind", "kind": "numeric", "column": "wind", "transform": "none", "mean": 10.0, "std": 5.0,
-         "fill": 10.0, "indicator": True, "train_nulls": 1},
-        {"name": "hour", "kind": "cyclic", "column": "hour", "period": 24.0},
-    ],
-}  # fmt: skip
-RAW = pd.DataFrame(
-    {"carrier": ["UA", "ZZ", None], "month": [1, 2, 7], "wind": [10.0, np.nan, 30.0], "hour": [0.0, 6.0, 23.0]}
-)
-
-
-def manifest(format_version: int = 2) -> DatasetManifest:
-    """Of a dataset of values; of an older sparkring's, 1, whose columns are the tensors."""
-    kinds = {"carrier": "string", "month": "int32", "wind": "float64", "hour": "int32"}
-    label = Column(name="late", dtype="int8", role="label")
-    columns = [*(Column(name=n, dtype=t, role="input", nulls="keep") for n, t in kinds.items()), label]
-    if format_version == 1:
-        columns = [
-            Column(name="carrier", dtype="int32", cardinality=4),
-            Column(name="month", dtype="int32", cardinality=4),
-            *(Column(name=n, dtype="float32") for n in ("wind", "wind__null", "hour_sin", "hour_cos")),
-            label,
-        ]
-    return DatasetManifest(
-        format_version=format_version,
-        name="flights", fingerprint="a" * 64, created_at="", columns=tuple(columns), files=(), splits={},
-        accounting=Accounting(rows_in=0, rows_out=0), features=FEATURES, lineage=Lineage(sources={}),
-    )  # fmt: skip
-
-
-def export(folder: Path, model: torch.nn.Module) -> Storage:
-    """The weights as training writes them."""
-    state, storage = model.state_dict(), open_storage(str(folder))
-    write_weights(storage, [TensorInfo(n, t.dtype, tuple(t.shape)) for n, t in state.items()], state.values(), {})
-    return storage
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    config = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
-    torch.manual_seed(3)
-    exported = export(tmp_path / "run", build_model(config, manifest()))
-    describe_model(exported, config, manifest())
-    copy_model_folder(exported, tmp_path / "model")
+    copy_model_folder(model_folder(tmp_path / "run"), tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -189,6 +150,32 @@ def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) ->
     assert len(predictor.predict(RAW.iloc[:0])) == 0
     with pytest.raises(KeyError, match=r"'wind' needs the column 'wind'"):
         predictor.predict(RAW.drop(columns="wind"))
+
+
+def test_rows_in_arrow_or_of_mixed_types_have_the_same_bits(folder: Path) -> None:
+    """Over several batches; a list with a bool among numbers is no Arrow array, and is read value by value."""
+    predictor, rows = _load_pyfunc(str(folder)), random_rows(2 * BATCH_ROWS + 3)
+    one_by_one = pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in rows.items()})
+    expected = predictor.predict(one_by_one)["prediction"].to_numpy()
+    assert len(np.unique(expected)) > 10
+    typed = {name: [None if v is None else float(v) for v in rows[name]] for name in ("month", "wind", "hour")}
+    columns = {"carrier": pa.array(rows["carrier"])} | {name: pa.array(values) for name, values in typed.items()}
+    assert predictor.scores(columns, len(expected)).tobytes() == expected.tobytes()
+    assert predictor.predict(pa.table(columns).to_pandas())["prediction"].to_numpy().tobytes() == expected.tobytes()
+    whole = columns | {name: columns[name].cast(pa.int64()) for name in ("month", "hour")}
+    assert predictor.scores(whole, len(expected)).tobytes() == expected.tobytes()
+
+
+def test_a_datasets_stored_rows_have_the_scores_of_the_raw_ones(folder: Path) -> None:
+    predictor, rows = _load_pyfunc(str(folder)), random_rows(500)
+    rows["wind"] = [None if v is None else float(v) for v in rows["wind"]]
+    month = pa.array([None if v is None else int(v) for v in rows["month"]], pa.int32())
+    columns = {"carrier": pa.array(rows["carrier"]), "month": month, "wind": pa.array(rows["wind"])}
+    columns["hour"] = pa.array(rows["hour"], pa.int32())
+    stored = pa.table(columns | {"carrier": columns["carrier"].dictionary_encode(), "other": month})
+    assert sorted(predictor.stored_columns) == sorted(columns) == sorted(predictor.raw_columns)
+    assert predictor.scores_of_stored(stored).tobytes() == predictor.scores(columns, 500).tobytes()
+    assert len(predictor.scores_of_stored(stored.slice(0, 0))) == 0
 
 
 def test_a_model_of_an_older_sparkring_serves_as_it_did(folder: Path) -> None:

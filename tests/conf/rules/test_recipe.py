@@ -10,6 +10,15 @@ from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.rules.recipe import CONFLICTS, NO_EFFECT
 
 SMALL = "name: mine\ndataset: /data/x\n"
+TEXT = SMALL + "model: {factory: 'sparkring.training.models.gpt:GPT', task: language_model}\n"
+ETL = """
+name: mine
+etl:
+  sources: {rows: {path: x, format: parquet, columns: {id: bigint}}}
+  views: {made: SELECT * FROM rows}
+  rows: made
+  features: {id: {kind: numeric}}
+"""
 
 
 def recipe(tmp_path: Path, text: str) -> str:
@@ -35,6 +44,27 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
         (SMALL + "report: {must_beat: [perplexity]}\n", "baselines of model.task = 'binary' have"),
         (SMALL + "report: {must_beat: [loss]}\ntrain: {test_split: null}\n", "train.test_split is null"),
         (SMALL + "report: {must_beat: [loss]}\nmodel: {task: regression}\n", "no baselines for model.task"),
+        (
+            SMALL + "predict: {rows: made, to: out}\n",
+            "predict.rows = 'made': is a view or source of etl, and there is no",
+        ),
+        (
+            ETL + "predict: {rows: mode, to: out}\n",
+            "predict.rows = 'mode': is no view or source of etl; did you mean 'made'?",
+        ),
+        (ETL + "predict: {rows: made, to: 'x://y'}\n", "predict.to: x://y: no filesystem for scheme 'x'"),
+        (
+            ETL + "predict: {rows: made, to: out, model: 'x://y'}\n",
+            "predict.model: x://y: no filesystem for scheme 'x'",
+        ),
+        (
+            ETL + "predict: {rows: made, to: out, model: 'models:/a'}\n",
+            "must be models:/<name>@<alias> or models:/<name>/",
+        ),
+        (ETL + "predict: {rows: made, to: out, keep: [id, Model_Name]}\n", "'Model_Name' is the name of a column that"),
+        (ETL + "predict: {rows: made, to: out, keep: [class_3]}\n", "'class_3' is the name of a column that every"),
+        (ETL + "predict: {rows: made, to: out, keep: [id, ID]}\n", "'id' and 'ID' are one name to Spark"),
+        (TEXT + "predict: {rows: made, to: out}\n", "rows of tables are scored, and model.task is 'language_model'"),
     ],
 )
 def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, State
+from sparkring.training.data.columns import nulls_of, plain_values
 
 Array = NDArray[Any]
 PASSTHROUGH_DTYPES = EXACT_DTYPES | {"decimal": "float64", "vector": "float64"}
@@ -69,6 +71,37 @@ def passthrough(state: State, values: Sequence[Any], spark_type: str) -> dict[st
         zero = np.zeros(shape, dtype)
         array = np.array([zero if v is None else v for v in stored], dtype).reshape(len(stored), *shape)
     return {name: array} | ({f"{name}__valid": valid} if state["nulls"] == "mask" else {})
+
+
+def passthrough_arrow(state: State, array: pa.Array, spark_type: str) -> dict[str, Array]:
+    """As `passthrough` of the array's values: at once where their type is the stored one's, else one by one."""
+    dtype = np.dtype(state["dtype"] or EXACT_DTYPES.get(spark_type, "O"))
+    values = None if state["shape"] else _whole_column(array, spark_type, dtype)
+    null = nulls_of(array) if array.null_count else None
+    if values is None or (state["nulls"] == "refuse" and null is not None):
+        return passthrough(state, array.to_pylist(), spark_type)
+    values = values.astype(dtype)
+    if null is not None:
+        fill = state["fill"] if state["nulls"] == "fill" and state["fill"] is not None else 0
+        np.copyto(values, np.array([fill], dtype), where=null)
+    masked = {f"{state['name']}__valid": np.ones(len(values), bool) if null is None else ~null}
+    return {state["name"]: values} | (masked if state["nulls"] == "mask" else {})
+
+
+def _whole_column(array: pa.Array, spark_type: str, dtype: np.dtype[Any]) -> Array | None:
+    """The values (n,) of an array of the column's own type, any number where null; None for another type."""
+    kind = array.type
+    if spark_type == "date" and pa.types.is_date32(kind):
+        return plain_values(array.view(pa.int32()))
+    if spark_type.startswith("timestamp") and pa.types.is_timestamp(kind) and kind.unit == "us":
+        return plain_values(array.view(pa.int64()))
+    if spark_type in ("date", "timestamp", "timestamp_ntz") or dtype.kind == "O":
+        return None
+    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    values = plain_values(array)
+    is_rounded_once = values.dtype.kind == dtype.kind == "f"
+    return values if is_rounded_once or np.can_cast(values.dtype, dtype) else None
 
 
 def _is_missing(value: Any) -> bool:

@@ -1,8 +1,10 @@
 """Apply fitted features in numpy: to stored columns in the reader's threads, to raw rows where a model serves.
 
-One implementation for both, so a row gives the same bits wherever it is read. Arithmetic is IEEE double, rounded to
-float32 last, as Spark's would be: categorical and numeric features are bit-equal to Spark's expressions for them,
-`log1p` and `cyclic` may differ by one float32 unit in the last place (the JVM's and C's functions round differently).
+One implementation for both, so a row gives the same bits wherever it is read. Raw rows come as Arrow arrays where a
+column has one type, else as Python values, one by one: `of_raw` is what `of_arrow` must agree with. Arithmetic is IEEE
+double, rounded to float32 last, as Spark's would be: categorical and numeric features are bit-equal to Spark's
+expressions for them, `log1p` and `cyclic` may differ by one float32 unit in the last place (the JVM's and C's functions
+round differently).
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_CODE, State, whole_number
-from sparkring.training.data.columns import byte_rows, nulls_of, one_array, plain_values
-from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough
+from sparkring.training.data.columns import PLAIN, byte_rows, nulls_of, one_array, plain_values
+from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough, passthrough_arrow
 
 Array = NDArray[Any]
+RawColumn: TypeAlias = "pa.Array | Sequence[Any]"
+"""A raw column: an Arrow array of any type, or Python, numpy or pandas values."""
+WHOLE_TYPES = ("tinyint", "smallint", "int", "bigint")  # Spark's
 TABLE_SPAN = 1 << 16  # whole numbers in so small a range are looked up in a table, others by binary search
 
 
@@ -42,6 +47,10 @@ class Transform(ABC):
     def of_raw(self, values: Sequence[Any]) -> dict[str, Array]:
         """Make the outputs, each (n,), of n Python, numpy or pandas values; None, NaN and NaT are nulls."""
 
+    @abstractmethod
+    def of_arrow(self, array: pa.Array) -> dict[str, Array]:
+        """Make what `of_raw` makes of the array's n values, whose type need not be the stored column's."""
+
 
 class NumberTransform(Transform):
     """A feature of one number per row."""
@@ -53,6 +62,13 @@ class NumberTransform(Transform):
     def of_raw(self, values: Sequence[Any]) -> dict[str, Array]:
         x = doubles(values)
         return self._made(x, _with_nan(x, None))
+
+    def of_arrow(self, array: pa.Array) -> dict[str, Array]:
+        # Past the largest int64, numbers are looked up no more: `_by_value` would not find their place.
+        is_plain = array.type in PLAIN and array.type != pa.uint64()
+        if is_plain or pa.types.is_boolean(array.type):
+            return self.of_stored(pa.chunked_array([array]))
+        return self.of_raw(array.to_pylist())
 
     def _made(self, x: Array, null: Array | None) -> dict[str, Array]:
         """x: (n,) numbers of any dtype; null: (n,) bool, or None without nulls."""
@@ -164,6 +180,28 @@ class Categorical(Transform):
         codes = (NULL_CODE if is_null(v) else self._code_of.get(as_text(v, self._type), UNSEEN_CODE) for v in values)
         return {self.name: np.fromiter(codes, np.int32, len(values))}
 
+    def of_arrow(self, array: pa.Array) -> dict[str, Array]:
+        if array.null_count == len(array):
+            return {self.name: np.full(len(array), NULL_CODE, np.int32)}
+        if pa.types.is_large_string(array.type):
+            array = array.cast(pa.string())
+        if pa.types.is_string(array.type) or self._is_stored_as(array.type):
+            return {self.name: self._codes(array)}
+        coded = array.dictionary_encode()  # the text of a value is made once for all rows that have it
+        places, null = _numbers(coded.indices)
+        codes = np.take(self.of_raw(coded.dictionary.to_pylist())[self.name], places, mode="clip")
+        if null is not None:
+            np.copyto(codes, NULL_CODE, where=null)
+        return {self.name: codes}
+
+    def _is_stored_as(self, kind: pa.DataType) -> bool:
+        """Whether whole numbers of this type mean what those of the stored column do: a 1 is no `true`."""
+        if pa.types.is_boolean(kind):
+            return self._type == "boolean"
+        if pa.types.is_date32(kind):
+            return self._type == "date"
+        return pa.types.is_integer(kind) and kind != pa.uint64() and self._type in WHOLE_TYPES
+
 
 class WholeCodes:
     """Codes of whole numbers: by a table where they are close to each other, else by binary search."""
@@ -202,19 +240,40 @@ def make_transforms(features: State) -> list[Transform]:
     ]
 
 
-def apply_numpy(features: State, rows: Mapping[str, Sequence[Any]]) -> dict[str, Array]:
-    """Convert raw columns to feature columns, each (rows,), as the reader serves them. `features`: `manifest.features`.
+class RawFeatures:
+    """Fitted features of raw columns. Immutable; made once for any number of batches."""
 
-    A null is None, NaN or NaT. Raises KeyError naming a raw column that is not given.
-    """
-    out: dict[str, Array] = {}
-    transforms = {transform.name: transform for transform in make_transforms(features)}
-    for state in features["features"]:
-        if state["column"] not in rows:
-            raise KeyError(f"feature {state['name']!r} needs the column {state['column']!r}; given: {sorted(rows)}")
-        values = rows[state["column"]]
-        if state["kind"] == "passthrough":
-            out |= passthrough(state, values, features["inputs"][state["column"]])
-        else:
-            out |= transforms[state["name"]].of_raw(values)
-    return out
+    def __init__(self, features: State) -> None:
+        """`features`: `manifest.features`."""
+        self._states, self._inputs = features["features"], features.get("inputs", {})
+        self._transforms = {transform.name: transform for transform in make_transforms(features)}
+
+    @property
+    def columns(self) -> list[str]:
+        """The raw columns that are read."""
+        return list(dict.fromkeys(state["column"] for state in self._states))
+
+    def of(self, rows: Mapping[str, RawColumn]) -> dict[str, Array]:
+        """Make the feature columns, each (rows,), as the reader serves them.
+
+        A null is None, NaN or NaT. Raises KeyError naming a raw column that is not given.
+        """
+        out: dict[str, Array] = {}
+        for state in self._states:
+            name, column = state["name"], state["column"]
+            if column not in rows:
+                raise KeyError(f"feature {name!r} needs the column {column!r}; given: {sorted(rows)}")
+            values = rows[column]
+            if state["kind"] == "passthrough":
+                convert = passthrough_arrow if isinstance(values, pa.Array) else passthrough
+                out |= convert(state, values, self._inputs[column])
+            elif isinstance(values, pa.Array):
+                out |= self._transforms[name].of_arrow(values)
+            else:
+                out |= self._transforms[name].of_raw(values)
+        return out
+
+
+def apply_numpy(features: State, rows: Mapping[str, RawColumn]) -> dict[str, Array]:
+    """Convert raw columns to feature columns as `RawFeatures` does. `features`: `manifest.features`."""
+    return RawFeatures(features).of(rows)

@@ -195,6 +195,98 @@ def test_stored_numbers_become_what_serving_makes_of_them(column, transform, sca
             equal_bits(values, wanted[name])
 
 
+# --- raw rows in Arrow, of the stored column's type or of another
+
+
+GIVEN = ARROW | {
+    "uint64": pa.uint64(),
+    "large_string": pa.large_string(),
+    "decimal(4,2)": pa.decimal128(4, 2),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "null": pa.null(),
+}
+GIVEN_VALUES = VALUES | {
+    "uint64": st.one_of(st.integers(0, 9), st.integers(0, (1 << 64) - 1)),
+    "large_string": st.sampled_from(["7", "true", "1970-01-02", "UA"]),
+    "decimal(4,2)": st.decimals("-99", "99", places=2),
+    "timestamp": st.datetimes(dt.datetime(1970, 1, 1), dt.datetime(1970, 1, 4), timezones=st.just(dt.UTC)),
+    "null": st.none(),
+}
+
+
+@st.composite
+def raw_rows(draw, types):
+    """An Arrow array of some type, cut out of a longer one, as the rows of a batch are."""
+    kind = draw(st.sampled_from(sorted(types)))
+    values = draw(st.lists(st.one_of(st.none(), GIVEN_VALUES[kind]), max_size=24))
+    start, end = sorted((draw(st.integers(0, len(values))), draw(st.integers(0, len(values)))))
+    return pa.array(values, GIVEN[kind]).slice(start, end - start)
+
+
+def made_or_error(function, *words):
+    try:
+        return function(*words)
+    except (ValueError, TypeError, OverflowError) as error:
+        return type(error)
+
+
+def same_outcome(features, column, array):
+    """Equal bits from Arrow and from Python values, or an error of the same kind from both."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        at_once, one_by_one = (made_or_error(apply_numpy, features, {column: v}) for v in (array, array.to_pylist()))
+    if isinstance(one_by_one, dict):
+        assert isinstance(at_once, dict) and at_once.keys() == one_by_one.keys()
+        for name, values in one_by_one.items():
+            equal_bits(at_once[name], values)
+    else:
+        assert at_once is one_by_one
+
+
+CATEGORIES = {
+    "string": ["UA", "1", "true", "1970-01-02", "0.50"],
+    "boolean": ["true", "false"],
+    "date": ["1970-01-02", "1970-01-01"],
+} | {name: ["-1", "1", "7", "0"] for name in WHOLE}
+
+
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(st.sampled_from(sorted(CATEGORIES)), raw_rows(GIVEN))
+@example("bigint", pa.array([(1 << 64) - 1, None, 7], pa.uint64()))
+@example("boolean", pa.array([1, 0, None], pa.int8()))
+@example("tinyint", pa.array([True, None]))
+@example("int", pa.array([dt.date(1970, 1, 2)]))
+@example("int", pa.array([1.0, None, -0.0, 1.5, math.nan]))
+@example("bigint", pa.array([2.0**53]))
+def test_raw_categories_in_arrow_have_the_codes_of_their_values_one_by_one(spark_type, array):
+    made = categorical_state("c", CategoricalFeature(kind="categorical"), CATEGORIES[spark_type])
+    same_outcome(state(made) | {"inputs": {"c": spark_type}}, "c", array)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(raw_rows({"boolean", "float", "double", "uint64", "decimal(4,2)", "null", "date", *WHOLE}), st.booleans())
+@example(pa.array([(1 << 64) - 1, (1 << 64) - 2, None] * 4, pa.uint64()), True)
+def test_raw_numbers_in_arrow_become_what_their_values_do_one_by_one(array, is_log):
+    feature = NumericFeature(kind="numeric", transform="log1p" if is_log else "none", indicator="always")
+    cycle = plain_state("h", CyclicFeature(kind="cyclic", period=24, column="x"))
+    features = state(numeric_state("x", feature, Moments(3, 1, 0.625, 1.75)), cycle)
+    same_outcome(features | {"inputs": {"x": "double"}}, "x", array)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    st.sampled_from(["boolean", "date", "timestamp", "float", "double", "decimal(4,2)", *WHOLE]),
+    raw_rows({"boolean", "float", "double", "date", "timestamp", "decimal(4,2)", *WHOLE}),
+    st.sampled_from(["refuse", "mask", "fill"]),
+    st.sampled_from([None, "float16"]),
+)
+@example("tinyint", pa.array([1000, None], pa.int64()), "mask", None)
+@example("double", pa.array([1.0, math.nan, None]), "refuse", None)
+def test_raw_columns_passed_through_in_arrow_are_what_they_are_one_by_one(spark_type, array, nulls, dtype):
+    fill = 1.0 if nulls == "fill" else None
+    passed = plain_state("x", PassthroughFeature(kind="passthrough", nulls=nulls, fill=fill, dtype=dtype))
+    same_outcome(state(passed) | {"inputs": {"x": spark_type}}, "x", array)
+
+
 def test_numbers_are_scaled_in_doubles_and_rounded_last():
     """Plain Python is the oracle; 2^24 + 1 has no float32."""
     rows = [2.0**24 + 1, 2.0**24, 0.1, -1e300]

@@ -1,0 +1,1 @@
+"""Batch scoring: rows of a view, scored in Spark by a model, published whole (docs/predict.md)."""

@@ -1,0 +1,200 @@
+"""The job of `sparkring predict`: score the rows of a view, and publish the predictions of an interval whole."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+import uuid
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from sparkring.conf.load import ConfigError, Resolved
+from sparkring.conf.manifest import digest
+from sparkring.conf.predict import PredictConfig
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.errors import EtlError
+from sparkring.etl.session import build_session
+from sparkring.etl.write import worker_uri
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pack
+from sparkring.pipelines.predict.publish import PredictionFile, Predictions, check_own, publish, staged
+from sparkring.pipelines.predict.rows import PinnedRows, make_rows, pick_columns, pin_rows
+from sparkring.pipelines.predict.score import RESULT_DDL, About, ScoreTask, score_partition
+from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.tracking.ops import DatasetInfo
+from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
+
+log = logging.getLogger("sparkring")
+
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class PredictJob:
+    """What is scored by what, all of it found before Spark has anything to do."""
+
+    resolved: Resolved
+    block: PredictConfig
+    model: ScoringModel
+    pinned: PinnedRows
+    ds: str | None
+    commit: str  # of the code that runs; empty outside of a checkout
+    scored_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def about(self) -> About:
+        return About(self.model.name, self.model.version, self.scored_at, self.ds)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the workers have written, and what Spark counted."""
+
+    files: tuple[PredictionFile, ...]
+    rows_in: int
+    refused: dict[str, int]
+
+    @property
+    def rows_out(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+def run_predict(resolved: Resolved, ds: str | None = None) -> int:
+    """Score, publish and record; returns the exit code. `ds`: the start of the data interval, None: there is none.
+
+    Raises ConfigError without a `predict` block, StoredError for a model that is missing, EtlError for rows.
+    """
+    config = resolved.config
+    if config.predict is None:
+        raise ConfigError(config.name, ["predict: the recipe has no such block; add predict.rows and predict.to"])
+    target = predictions_folder(config.predict, ds)
+    check_own(target)
+    with ExitStack() as held:
+        scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="sparkring-predict-")))
+        model = get_model(config, config.predict, scratch)
+        needed = load(model.folder).raw_columns
+        staging = held.enter_context(staged(target))
+        session = held.enter_context(session_on_demand(config.name, config.spark, config.launch))
+        job = PredictJob(resolved, config.predict, model, pin_rows(config, session), ds, git_commit(HERE) or "")
+        tags = {"sparkring.commit": job.commit, "sparkring.model_version": model.uri}
+        name, job_id = f"predict {ds}" if ds else "predict", digest([resolved.digest, "predict", ds])[:16]
+        with Tracker(config.tracking.named(config.name), job_id, name, tags) as tracker:
+            describe_job(tracker, job)
+            began = time.monotonic()
+            scored = score(build_session(session(), config.spark.settings()), job, needed, staging)
+            publish(target, staging, describe_predictions(job, scored, tracker.run_id(timeout_s=1.0)))
+            record_scores(tracker, scored, time.monotonic() - began)
+    refused = sum(scored.refused.values())
+    log.info("%d rows scored by %s, %d refused: %s", scored.rows_out, model.uri, refused, target.uri)
+    return Exit.OK
+
+
+def predictions_folder(block: PredictConfig, ds: str | None) -> Storage:
+    """The folder that one scoring replaces."""
+    folder = open_storage(block.to)
+    return folder if ds is None else folder.at(f"day={ds}")
+
+
+def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Storage) -> Scored:
+    """Score the job's rows into files of `staging`. EtlError for whatever the user must correct.
+
+    `spark`: a session of a build's kind; `needed`: raw columns of the model.
+    """
+    try:
+        rows = make_rows(spark, job.resolved.config, job.block, job.pinned)
+        columns = pick_columns(job.block, rows.columns, needed)
+        # An executor that starts later fetches it too, so it stays as long as the session, in PySpark's own folder.
+        archive = pack(job.model.folder, Path(spark.sparkContext._temp_dir))
+        spark.sparkContext.addArchive(str(archive))
+        task = ScoreTask(
+            archive=archive.name,
+            root_uri=worker_uri(staging),
+            version=uuid.uuid4().hex,
+            keep=tuple(job.block.keep),
+            about=job.about,
+            absent=columns.absent,
+        )
+        scored = run_tasks(rows.select(*(F.col(f"`{name}`") for name in columns.sent)), task, job.block.rows)
+    except (PySparkException, Py4JJavaError):
+        job.pinned.check_unchanged()  # a file that has gone is why Spark could not go on
+        raise
+    job.pinned.check_unchanged()  # the fingerprints, taken before the rows were read, must still be theirs
+    return scored
+
+
+def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
+    """Score in Spark's tasks; `name` is of the view. Spark counts the rows that go in, the workers what comes out."""
+    seen = Observation()
+    counted = rows.observe(seen, F.count(F.lit(1)).alias("rows"))
+    found = counted.mapInArrow(partial(score_partition, task), RESULT_DDL).collect()
+    if problems := [row["problem"] for row in found if row["problem"] is not None]:
+        raise EtlError(f"predict.rows = {name!r}: {problems[0]}")
+    files = [PredictionFile(row["path"], row["rows"], row["bytes"], row["sha256"]) for row in found]
+    refused: Counter[str] = Counter()
+    for row in found:
+        refused.update(row["refused"])
+    scored = Scored(tuple(sorted(files, key=lambda file: file.path)), int(seen.get["rows"]), dict(refused))
+    if not scored.rows_in:
+        raise EtlError(f"predict.rows = {name!r}: has no rows; nothing is replaced")
+    if scored.rows_in != scored.rows_out + refused.total():
+        raise RuntimeError(f"{scored.rows_in} rows were read, {scored.rows_out} scored and {refused.total()} refused")
+    return scored
+
+
+def describe_predictions(job: PredictJob, scored: Scored, mlflow_run_id: str | None) -> Predictions:
+    model = job.model
+    return Predictions(
+        interval=job.ds,
+        scored_at=job.about.scored_at.isoformat(),
+        model=model.uri,
+        model_name=model.name,
+        model_version=model.version,
+        model_run_id=model.run_id,
+        weights_sha256=model.weights_sha256,
+        mlflow_run_id=mlflow_run_id,
+        config_digest=job.resolved.digest,
+        commit=job.commit,
+        rows=job.block.rows,
+        sources=job.pinned.fingerprints,
+        rows_in=scored.rows_in,
+        rows_out=scored.rows_out,
+        refused=scored.refused,
+        files=scored.files,
+    )
+
+
+def describe_job(tracker: Tracker, job: PredictJob) -> None:
+    """Record the configuration, the model, and each source as an input of the run."""
+    about = {"sparkring.config_digest": job.resolved.digest, "sparkring.weights_sha256": job.model.weights_sha256}
+    tracker.tags(JOB, about | ({"sparkring.date": job.ds} if job.ds else {}))
+    tracker.params(JOB, {"predict": job.block.model_dump(mode="json")})
+    tracker.artifact_json(JOB, job.resolved.as_dict(), "config.json")
+    for source in job.pinned.snapshots:
+        where = source.lineage()
+        info = DatasetInfo(
+            name=source.name,
+            uri=str(where.get("path") or where.get("table") or source.key),
+            fingerprint=source.fingerprint,
+            profile={key: where[key] for key in ("files", "bytes") if isinstance(where.get(key), int)},
+            schema=[],
+        )
+        tracker.dataset(JOB, info, "scoring")
+
+
+def record_scores(tracker: Tracker, scored: Scored, seconds_s: float) -> None:
+    counts = {"rows/in": scored.rows_in, "rows/out": scored.rows_out} | {
+        f"rows/refused_{name}": rows for name, rows in scored.refused.items()
+    }
+    speed = {"time/score_s": seconds_s, "perf/rows_per_s": scored.rows_in / seconds_s}
+    tracker.metrics(JOB, 0, {name: float(value) for name, value in (counts | speed).items()})

@@ -1,0 +1,117 @@
+"""The rows that are scored: the sources as they are now, and what the recipe's views make of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkring.conf.config import EtlConfig, RunConfig, SplitConfig
+from sparkring.conf.predict import PredictConfig
+from sparkring.conf.rules.recipe import nearest
+from sparkring.etl.errors import EtlError
+from sparkring.etl.session import build_session
+from sparkring.etl.sources.pin import PinContext, pin_sources
+from sparkring.etl.sources.snapshot import SourceSnapshot
+from sparkring.etl.views import build_rows
+from sparkring.etl.windows.parts import PartSources, of_interval
+from sparkring.etl.windows.window import pin_window
+
+ARROW_ROWS = 1 << 15  # of a batch that Spark sends to a worker
+
+
+@dataclass(frozen=True)
+class PinnedRows:
+    """The sources before anything is read. `part`: of the one interval whose rows are scored; None: all rows."""
+
+    sources: dict[str, SourceSnapshot]
+    part: PartSources | None = None
+
+    def check_unchanged(self) -> None:
+        """Raise EtlError if a source may have changed since."""
+        for source in self.snapshots:
+            source.check_unchanged()
+
+    @property
+    def snapshots(self) -> list[SourceSnapshot]:
+        return self.part.snapshots if self.part is not None else [*self.sources.values()]
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """By the source's name; of one that is read by interval with the interval's number, where there are several."""
+        if self.part is None:
+            return {name: source.fingerprint for name, source in self.sources.items()}
+        found = {name: source.fingerprint for name, source in self.part.whole.items()}
+        for name, snapshots in self.part.cut.items():
+            read = [snapshot for snapshot in snapshots if snapshot is not None]
+            found |= {
+                f"{name}[{n - len(read) + 1}]" if n + 1 < len(read) else name: s.fingerprint for n, s in enumerate(read)
+            }
+        return found
+
+    def read(self, spark: SparkSession) -> dict[str, DataFrame]:
+        if self.part is not None:
+            return self.part.read(spark)
+        return {name: source.read(spark) for name, source in self.sources.items()}
+
+
+def pin_rows(config: RunConfig, session: Callable[[], SparkSession]) -> PinnedRows:
+    """Pin the sources. Of a recipe with `etl.interval` those of its last interval alone, and of what it looks back at.
+
+    `session` opens Spark, and is called for sources that only Spark can pin.
+    """
+    assert config.etl is not None
+    settings = config.spark.settings()
+    context = PinContext(functools.cache(lambda: build_session(session(), settings)), config.storage.datasets)
+    if config.etl.interval is None:
+        return PinnedRows(pin_sources(config.etl.sources, context))
+    window = pin_window(last_interval(config.etl), pyspark.__version__, settings, context)
+    (pinned,) = window.parts
+    return PinnedRows({}, pinned.sources)
+
+
+def last_interval(etl: EtlConfig) -> EtlConfig:
+    """The block of the last interval alone. Its split is none that needs several."""
+    assert etl.interval is not None
+    interval = etl.interval.model_copy(update={"window": 1, "missing": "fail"})
+    return etl.model_copy(update={"interval": interval, "split": SplitConfig()})
+
+
+def make_rows(spark: SparkSession, config: RunConfig, block: PredictConfig, pinned: PinnedRows) -> DataFrame:
+    """The rows of `predict.rows`, before anything is computed.
+
+    `spark`: a session of the build's kind. EtlError for views that cannot be, as in a build.
+    """
+    assert config.etl is not None
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ARROW_ROWS))
+    rows = build_rows(spark, pinned.read(spark), config.etl.views, block.rows, key="predict.rows")
+    if pinned.part is not None:
+        assert config.etl.interval is not None
+        rows = of_interval(rows, config.etl.interval, pinned.part.interval)
+    return rows
+
+
+@dataclass(frozen=True)
+class PickedColumns:
+    """What is sent to the workers, and which raw columns are null in every row."""
+
+    sent: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
+def pick_columns(block: PredictConfig, given: list[str], needed: list[str]) -> PickedColumns:
+    """Pick the columns that the model needs and the recipe keeps. EtlError names those that the rows lack."""
+    if unknown := [name for name in block.keep if name not in given]:
+        raise EtlError(
+            f"predict.keep = {unknown[0]!r}: {block.rows!r} has no such column; {nearest(unknown[0], given)}"
+        )
+    absent = tuple(name for name in needed if name not in given)
+    if absent and block.on_missing_column == "fail":
+        raise EtlError(
+            f"predict.rows = {block.rows!r}: lacks {list(absent)}, which the model was trained on; it has {given}; add "
+            "them to the view, or set predict.on_missing_column to null"
+        )
+    return PickedColumns(tuple(dict.fromkeys([*(n for n in needed if n in given), *block.keep])), absent)

@@ -1,0 +1,86 @@
+"""A small model of four raw columns, exported as training does, and rows for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.training.checkpoint.weights import write_weights
+from sparkring.training.model_folder import describe_model
+from sparkring.training.parallel.state import TensorInfo
+from sparkring.training.worker import build_model
+
+FEATURES: dict[str, Any] = {
+    "version": 1,
+    "inputs": {"carrier": "string", "month": "int", "wind": "double", "hour": "int"},
+    "features": [
+        {"name": "carrier", "kind": "categorical", "column": "carrier", "values": ["UA", "B6"]},
+        {"name": "month", "kind": "categorical", "column": "month", "values": ["1", "2"]},
+        {"name": "wind", "kind": "numeric", "column": "wind", "transform": "none", "mean": 10.0, "std": 5.0,
+         "fill": 10.0, "indicator": True, "train_nulls": 1},
+        {"name": "hour", "kind": "cyclic", "column": "hour", "period": 24.0},
+    ],
+}  # fmt: skip
+RAW = pd.DataFrame(
+    {"carrier": ["UA", "ZZ", None], "month": [1, 2, 7], "wind": [10.0, np.nan, 30.0], "hour": [0.0, 6.0, 23.0]}
+)
+
+
+def manifest(format_version: int = 2) -> DatasetManifest:
+    """Of a dataset of values; of an older sparkring's, 1, whose columns are the tensors."""
+    kinds = {"carrier": "string", "month": "int32", "wind": "float64", "hour": "int32"}
+    label = Column(name="late", dtype="int8", role="label")
+    columns = [*(Column(name=n, dtype=t, role="input", nulls="keep") for n, t in kinds.items()), label]
+    if format_version == 1:
+        columns = [
+            Column(name="carrier", dtype="int32", cardinality=4),
+            Column(name="month", dtype="int32", cardinality=4),
+            *(Column(name=n, dtype="float32") for n in ("wind", "wind__null", "hour_sin", "hour_cos")),
+            label,
+        ]
+    return DatasetManifest(
+        format_version=format_version,
+        name="flights", fingerprint="a" * 64, created_at="", columns=tuple(columns), files=(), splits={},
+        accounting=Accounting(rows_in=0, rows_out=0), features=FEATURES, lineage=Lineage(sources={}),
+    )  # fmt: skip
+
+
+def export(folder: Path, model: torch.nn.Module) -> Storage:
+    """The weights as training writes them."""
+    state, storage = model.state_dict(), open_storage(str(folder))
+    write_weights(storage, [TensorInfo(n, t.dtype, tuple(t.shape)) for n, t in state.items()], state.values(), {})
+    return storage
+
+
+def model_folder(folder: Path, seed: int = 3, described: DatasetManifest | None = None) -> Storage:
+    """A finished run's model folder; another seed gives other weights."""
+    config = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
+    torch.manual_seed(seed)
+    model = build_model(config, described or manifest())
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight)  # initial weights of the last layers are zero: few scores would differ
+    exported = export(folder, model)
+    describe_model(exported, config, described or manifest())
+    return exported
+
+
+def random_rows(count: int) -> dict[str, list[Any]]:
+    """Nulls, values not seen in training, whole numbers where it saw floats, and the other way round."""
+    random = np.random.default_rng(1)
+
+    def any_of(*values: Any) -> list[Any]:
+        return [values[i] for i in random.integers(0, len(values), count)]
+
+    return {
+        "carrier": any_of("UA", "B6", "ZZ", None),
+        "month": any_of(1, 2, 7, 1.0, None),
+        "wind": any_of(10, 30.5, None, -3, True),
+        "hour": any_of(0, 6, 23, None),
+    }
