@@ -308,9 +308,10 @@ def _load_undated(arguments: argparse.Namespace) -> Resolved:
 
 
 def _run_job(arguments: argparse.Namespace, etl: bool) -> int:
+    resolved = _load_undated(arguments)  # before the import, which takes seconds
     from sparkring.pipelines.job import run_job
 
-    return run_job(_load_undated(arguments), etl=etl)
+    return run_job(resolved, etl=etl)
 
 
 def _etl(arguments: argparse.Namespace) -> int:
