@@ -177,13 +177,11 @@ class Lease:
         return self._state.epoch
 
     def check(self, what: str) -> None:
-        """Make sure, by renewing it, that the lease is held. LeaseLost where it is not; `what`: is to be published."""
+        """Make sure, by renewing it, that the lease is held. Raises as `renew`; `what`: is to be published."""
         try:
             self.renew()
         except LeaseLost as error:
             raise LeaseLost(f"{error}; {what} is not published") from None
-        except OSError as error:
-            raise LeaseLost(f"{self._file.uri}: cannot be renewed ({error}); {what} is not published") from error
 
     def renew(self) -> None:
         """LeaseLost where another took the lease; OSError where the storage does not answer."""

@@ -235,7 +235,7 @@ def test_storage_that_does_not_answer_loses_the_lease_when_it_ends(tmp_path: Pat
         raise OSError("no route")
 
     lease._file.replace = away  # type: ignore[method-assign, assignment]
-    with pytest.raises(LeaseLost, match=r"cannot be renewed .*no route.*; the model is not published"):
+    with pytest.raises(OSError, match="no route"):
         lease.check("the model")
     lease.renew_until(threading.Event(), lost.append)
     assert len(lost) == 1 and "could not be renewed for" in lost[0]

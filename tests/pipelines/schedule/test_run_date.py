@@ -116,6 +116,22 @@ def test_a_date_that_failed_is_run_again_and_keeps_its_run(tmp_path: Path, job: 
     assert json.loads(said[1])["attempts"] == 2 and runs == ["20240306-020000-abcdef12"]
 
 
+def test_a_disk_that_is_full_does_not_hide_what_ended_a_job(
+    tmp_path: Path, job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: DateJob) -> int:
+        monkeypatch.setattr(Ledger, "write", no_room)
+        raise EtlError("no file of day=2024-03-05")
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    job(fail)
+    with pytest.raises(EtlError, match="no file"):
+        do_date(resolved(tmp_path), OPTIONS)
+    assert "its entry still says 'running': [Errno 28]" in caplog.text
+
+
 def test_a_stopped_date_is_interrupted(tmp_path: Path, job: Any) -> None:
     def stop(_: DateJob) -> int:
         raise SystemExit(143)
