@@ -276,7 +276,7 @@ def test_a_holder_that_is_stopped_past_its_lease_publishes_nothing(tmp_path: Pat
         holder.kill()
         holder.wait()
     assert holder.returncode == Exit.TRY_LATER and "lost its lease to" in err
-    assert "published" not in out and json.loads(out.splitlines()[-1])["status"] == "try_later"
+    assert "published" not in out.splitlines() and json.loads(out.splitlines()[-1])["status"] == "try_later"
     assert ledger.read(DS) == entry and entry is not None and entry.epoch == 2
 
 
