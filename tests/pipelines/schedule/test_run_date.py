@@ -280,6 +280,19 @@ def test_a_holder_that_is_stopped_past_its_lease_publishes_nothing(tmp_path: Pat
     assert ledger.read(DS) == entry and entry is not None and entry.epoch == 2
 
 
+def test_a_date_that_is_done_imports_no_torch_and_starts_no_java(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    Ledger(str(tmp_path / "runs"), "sales").write(DateRecord(ds=DS, status="succeeded", exit_code=0))
+    script = (
+        "import sys; from pyspark import SparkContext; from sparkring.pipelines.cli import main\n"
+        f"code = main(['run', {recipe!r}, '--date', {DS!r}])\n"
+        "print({'torch', 'mlflow'} & sys.modules.keys(), SparkContext._gateway, code)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines()[-1] == "set() None 0", done.stderr
+
+
 def test_the_command_line_runs_a_date(tmp_path: Path, job: Any, capsys: pytest.CaptureFixture[str]) -> None:
     job(succeed)
     recipe = write_recipe(tmp_path)
