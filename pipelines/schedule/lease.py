@@ -195,7 +195,11 @@ class Lease:
         version = self._file.replace(state.to_json(), self._version)
         if version is None:
             found = self._file.read()
-            other = found and read_state(found, self._file.uri)
+            other = read_state(found, self._file.uri) if found is not None else None
+            if found is not None and other is not None and other.nonce == state.nonce:
+                # A write of our own, given up for lost, that arrived after we had looked for it.
+                version = self._file.replace(state.to_json(), found.version)
+        if version is None:
             self._lost = f"{self._file.uri}: this job lost its lease to {other or 'a writer of something else'}"
             return
         self._state, self._version, self._renewed_at = state, version, self._clock.monotonic()

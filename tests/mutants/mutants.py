@@ -381,6 +381,7 @@ MUTANTS = (
     Mutant(LEASE, "if now is not None and now.version != found.version:", "if False:", f"{T_LEASE} -k watched"),
     Mutant(LEASE, "epoch=state.epoch + 1 if state else 1", "epoch=1", T_LEASE),
     Mutant(LEASE, "_wait_for_end(state, request.clock)", "pass", T_LEASE),
+    Mutant(LEASE, "other.nonce == state.nonce", "other.epoch == state.epoch", T_LEASE),
     Mutant(CONDITIONAL, '{"IfNoneMatch": "*"}', "{}", T_CONDITIONAL),
     Mutant(CONDITIONAL, '{"IfMatch": version}', "{}", T_CONDITIONAL),
     Mutant(
