@@ -177,13 +177,11 @@ class Lease:
         return self._state.epoch
 
     def check(self, what: str) -> None:
-        """Make sure, by renewing it, that the lease is held. LeaseLost where it is not; `what`: is to be published."""
+        """Make sure, by renewing it, that the lease is held. Raises as `renew`; `what`: is to be published."""
         try:
             self.renew()
         except LeaseLost as error:
             raise LeaseLost(f"{error}; {what} is not published") from None
-        except OSError as error:
-            raise LeaseLost(f"{self._file.uri}: cannot be renewed ({error}); {what} is not published") from error
 
     def renew(self) -> None:
         """LeaseLost where another took the lease; OSError where the storage does not answer."""
@@ -197,7 +195,11 @@ class Lease:
         version = self._file.replace(state.to_json(), self._version)
         if version is None:
             found = self._file.read()
-            other = found and read_state(found, self._file.uri)
+            other = read_state(found, self._file.uri) if found is not None else None
+            if found is not None and other is not None and other.nonce == state.nonce:
+                # A write of our own, given up for lost, that arrived after we had looked for it.
+                version = self._file.replace(state.to_json(), found.version)
+        if version is None:
             self._lost = f"{self._file.uri}: this job lost its lease to {other or 'a writer of something else'}"
             return
         self._state, self._version, self._renewed_at = state, version, self._clock.monotonic()

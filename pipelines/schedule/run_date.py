@@ -142,7 +142,10 @@ def work(job: DateJob, interval: DataInterval, before: DateRecord | None, shared
             code = start_job(job, shared)
     except BaseException as error:
         status: DateStatus = "interrupted" if ended_by(error) == "interrupted" else "failed"
-        store_end(job, interval, status, job.options.exit_of(error), redact(str(error) or type(error).__name__))
+        try:
+            store_end(job, interval, status, job.options.exit_of(error), redact(str(error) or type(error).__name__))
+        except OSError as other:  # a full disk, say, must not hide what ended the job
+            log.error("%s: its entry still says %r: %s", interval.ds, job.record.status, other)
         raise
     store_end(job, interval, "succeeded" if job.options.train else "built", code)
     return job.record

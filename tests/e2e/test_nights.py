@@ -135,22 +135,3 @@ def test_a_date_whose_upstream_is_not_there_is_not_begun(nights: Any) -> None:
     assert (last["ds"], last["status"], last["exit_code"]) == (DAYS[6], "try_later", 75)
     assert f"sales/day={DAYS[6]}/_SUCCESS is not there" in last["error"]
     assert not (folder / f"data/runs/sales/dates/{DAYS[6]}/state.json").exists()
-
-
-def test_a_date_that_is_done_starts_neither_spark_nor_torch(nights: Any) -> None:
-    folder, _ = nights
-    script = (
-        "import sys; from sparkring.pipelines.cli import main\n"
-        f"code = main(['run', 'sales.yaml', '--date', '{FIRST}'])\n"
-        "print({'torch', 'mlflow', 'pyspark.sql.session'} & sys.modules.keys(), code)"
-    )
-    done = sparkring(folder, "-c", script)
-    assert done.stdout.splitlines()[-1] == "set() 0", done.stdout + done.stderr
-
-
-def test_status_tells_how_old_the_newest_success_is(nights: Any) -> None:
-    folder, _ = nights
-    command = ["-m", "sparkring.pipelines.cli", "status", "sales.yaml", "--json"]
-    fresh, old = (sparkring(folder, *command, "--max-age", age) for age in ("1d", "0s"))
-    assert (fresh.returncode, old.returncode) == (0, 1), fresh.stderr
-    assert json.loads(old.stdout)["newest"] == BACKFILLED[-1] and json.loads(old.stdout)["stale"]

@@ -29,6 +29,9 @@ from sparkring.etl.windows.window import list_files
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluate import read_predictions
 from sparkring.pipelines.runs import RunRecord, Runs
+from sparkring.pipelines.schedule.conditional import Found
+from sparkring.pipelines.schedule.lease import LeaseState, read_state
+from sparkring.pipelines.schedule.ledger import STATE, DateRecord, Ledger
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.ops import Artifact, Metrics, StartRun
 from sparkring.training.checkpoint.catalog import RankFile, TrainerFile, committed, parse_marker
@@ -67,6 +70,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "manifest": _manifest(folder),
         PART_NAME: _part(folder / "part"),
         "run.json": _run(folder),
+        STATE: _date(folder / "ledger"),
+        "lease": _lease(),
         SUMMARY: _summary(folder),
     }
     made |= _checkpoint(folder / "checkpoints") | _model(folder / "model") | _recipe(folder)
@@ -155,6 +160,27 @@ def _run(folder: Path) -> Kind:
         runs.read(record.folder)
 
     return Kind([record.to_json()], check, (StoredError,))
+
+
+def _date(folder: Path) -> Kind:
+    ledger = Ledger(str(folder), "r")
+    record = DateRecord(ds="2026-11-22", status="built", parts={"2026-11-22": SHA}, scores={"this model": {"auc": 0.5}})
+    ledger.write(record)
+    file = folder / f"r/dates/{record.ds}/{STATE}"
+
+    def check(data: bytes) -> None:
+        file.write_bytes(data)
+        assert len(ledger.records()) <= 1, "reads all it can"
+        ledger.read(record.ds)
+
+    return Kind([record.to_json()], check, (StoredError,))
+
+
+def _lease() -> Kind:
+    state = LeaseState(
+        nonce="ab", epoch=2, duration_s=60.0, what="2026-11-22", since="now", host="h", pid=1, start_ticks=2
+    )
+    return Kind([state.to_json()], lambda data: read_state(Found(data, "v", 0.0), "here"), ())
 
 
 def _summary(folder: Path) -> Kind:

@@ -62,6 +62,13 @@ GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc
 CLEANUP = "pipelines/tracking/cleanup.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/housekeeping.py", "tests/conf/test_housekeeping.py"
+DATES, DATED = "conf/schedule/dates.py", "conf/schedule/dated.py"
+T_DATES, T_DATED = "tests/conf/schedule/test_dates.py", "tests/conf/schedule/test_dated.py"
+SCHEDULE = ("lease", "conditional", "run_date", "hooks", "backfill")
+LEASE, CONDITIONAL, RUN_DATE, HOOKS, BACKFILL = (f"pipelines/schedule/{name}.py" for name in SCHEDULE)
+T_LEASE, T_CONDITIONAL, T_RUN_DATE, T_HOOKS, T_BACKFILL = (
+    f"tests/pipelines/schedule/test_{name}.py" for name in SCHEDULE
+)
 
 RING = "tests/ranks/test_ring.py"
 MESH = "tests/ranks/test_mesh.py -k two"  # two ranks: more layouts than with four or eight, in less time
@@ -449,4 +456,75 @@ MUTANTS = (
     Mutant(f"{PREDICT}/job.py", "    check_own(target)\n", "", f"{T_PREDICT} -k others"),
     Mutant(f"{PREDICT}/job.py", "if not scored.rows_in:", "if False:", f"{T_PREDICT} -k wrong"),
     Mutant(f"{PREDICT}/model.py", 'if ":" in each]', "]", f"{T_PREDICT} -k trusted"),
+    # Dates: arithmetic, templates, who may publish, what is done again.
+    Mutant(DATES, "if given != interval_of(schedule, ds).start:", "if False:", T_DATES),
+    Mutant(DATES, "if ds < schedule.begin:", "if ds <= schedule.begin:", T_DATES),
+    Mutant(DATES, "if start > now:", "if start >= now:", T_DATES),
+    Mutant(
+        DATES,
+        "return instant_of(schedule, local + count * DAY) if count",
+        "return instant + count * DAY if count",
+        T_DATES,
+    ),
+    Mutant(
+        DATES, "return wall.replace(tzinfo=ZoneInfo(schedule.timezone))", "return wall.replace(tzinfo=dt.UTC)", T_DATES
+    ),
+    Mutant(DATED, "if request.end and (end", "if False and (end", T_DATED),
+    Mutant(DATED, "if str(own[key]) != str(decided[key]):", "if False:", T_DATED),
+    Mutant(DATED, "problems += misplaced(values)", "pass", T_DATED),
+    Mutant(LEASE, "if state.released or is_running(state.holder, here) is False:", "if state.released:", T_LEASE),
+    Mutant(LEASE, "if age_s < -CLOCK_STEP_S:", "if False:", T_LEASE),
+    Mutant(LEASE, "if now is not None and now.version != found.version:", "if False:", f"{T_LEASE} -k watched"),
+    Mutant(LEASE, "epoch=state.epoch + 1 if state else 1", "epoch=1", T_LEASE),
+    Mutant(LEASE, "_wait_for_end(state, request.clock)", "pass", T_LEASE),
+    Mutant(LEASE, "other.nonce == state.nonce", "other.epoch == state.epoch", T_LEASE),
+    Mutant(CONDITIONAL, '{"IfNoneMatch": "*"}', "{}", T_CONDITIONAL),
+    Mutant(CONDITIONAL, '{"IfMatch": version}', "{}", T_CONDITIONAL),
+    Mutant(
+        CONDITIONAL, "found is not None and found.data == data else None", "found is not None else None", T_CONDITIONAL
+    ),
+    Mutant(
+        CONDITIONAL,
+        "return self._write(data) if found is not None and found.version == version else None",
+        "return self._write(data)",
+        T_CONDITIONAL,
+    ),
+    Mutant(
+        RUN_DATE,
+        "if record is not None and is_done(record, options):\n            return record",
+        "if False:\n            return record",
+        T_RUN_DATE,
+    ),
+    Mutant(RUN_DATE, "stop_at_once(str(error), self.record)", "log.error(error)", f"{T_RUN_DATE} -k stopped_past"),
+    Mutant(
+        RUN_DATE,
+        'if before is not None and before.status != "succeeded" else None',
+        "if before is not None else None",
+        T_RUN_DATE,
+    ),
+    Mutant(RUN_DATE, "job.options.in_time and is_late", "is_late", T_RUN_DATE),
+    Mutant(HOOKS, "label < looked_at_from", "label <= looked_at_from", T_HOOKS),
+    Mutant(HOOKS, "and deciding != earlier.parts_digest:", "and False:", T_HOOKS),
+    Mutant(HOOKS, "if record.ds < ds and record.parts", "if record.parts", T_HOOKS),
+    Mutant(
+        BACKFILL,
+        'trains = request.train == "each" or (request.train == "last" and is_newest)',
+        "trains = True",
+        T_BACKFILL,
+    ),
+    Mutant(BACKFILL, 'redo = request.reprocess != "none" or record.status != "failed"', "redo = True", T_BACKFILL),
+    Mutant(BACKFILL, "promote=request.promote,", "promote=True,", T_BACKFILL),
+    Mutant(BACKFILL, "if codes[step.ds] not in GOES_ON:", "if False:", T_BACKFILL),
+    Mutant(
+        "pipelines/schedule/status.py",
+        "max(succeeded, key=lambda record: record.ds)",
+        "max(succeeded, key=lambda record: record.finished_at)",
+        "tests/pipelines/schedule/test_status.py",
+    ),
+    Mutant(
+        "pipelines/schedule/upstream.py",
+        "except (OSError, ValueError) as error:",
+        "except ZeroDivisionError as error:",
+        "tests/pipelines/schedule/test_upstream.py",
+    ),
 )

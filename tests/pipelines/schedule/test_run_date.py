@@ -116,6 +116,22 @@ def test_a_date_that_failed_is_run_again_and_keeps_its_run(tmp_path: Path, job: 
     assert json.loads(said[1])["attempts"] == 2 and runs == ["20240306-020000-abcdef12"]
 
 
+def test_a_disk_that_is_full_does_not_hide_what_ended_a_job(
+    tmp_path: Path, job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: DateJob) -> int:
+        monkeypatch.setattr(Ledger, "write", no_room)
+        raise EtlError("no file of day=2024-03-05")
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    job(fail)
+    with pytest.raises(EtlError, match="no file"):
+        do_date(resolved(tmp_path), OPTIONS)
+    assert "its entry still says 'running': [Errno 28]" in caplog.text
+
+
 def test_a_stopped_date_is_interrupted(tmp_path: Path, job: Any) -> None:
     def stop(_: DateJob) -> int:
         raise SystemExit(143)
@@ -260,8 +276,21 @@ def test_a_holder_that_is_stopped_past_its_lease_publishes_nothing(tmp_path: Pat
         holder.kill()
         holder.wait()
     assert holder.returncode == Exit.TRY_LATER and "lost its lease to" in err
-    assert "published" not in out and json.loads(out.splitlines()[-1])["status"] == "try_later"
+    assert "published" not in out.splitlines() and json.loads(out.splitlines()[-1])["status"] == "try_later"
     assert ledger.read(DS) == entry and entry is not None and entry.epoch == 2
+
+
+def test_a_date_that_is_done_imports_no_torch_and_starts_no_java(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    Ledger(str(tmp_path / "runs"), "sales").write(DateRecord(ds=DS, status="succeeded", exit_code=0))
+    script = (
+        "import sys; from pyspark import SparkContext; from sparkring.pipelines.cli import main\n"
+        f"code = main(['run', {recipe!r}, '--date', {DS!r}])\n"
+        "print({'torch', 'mlflow'} & sys.modules.keys(), SparkContext._gateway, code)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines()[-1] == "set() None 0", done.stderr
 
 
 def test_the_command_line_runs_a_date(tmp_path: Path, job: Any, capsys: pytest.CaptureFixture[str]) -> None:
