@@ -14,6 +14,7 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import digest
 from sparkring.pipelines import etl_step
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
 
@@ -36,7 +37,8 @@ def run_etl(resolved: Resolved) -> int:
         with Tracker(tracking, job_id, config.name, {"sparkring.commit": commit}) as tracker:
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
-            etl_step.build(spark, resolved, sources, commit, tracker)
+            built = etl_step.build(spark, resolved, sources, commit, tracker)
+            tracker.metrics(JOB, 0, etl_cost(spark, built.seconds))
     return Exit.OK
 
 
