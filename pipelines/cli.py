@@ -224,8 +224,8 @@ def _etl(arguments: argparse.Namespace) -> int:
     return _announced(_load(arguments), run_etl)
 
 
-def _announced(resolved: Resolved, work: Callable[[Resolved], int]) -> int:
-    """Do a job's work, and tell the targets of `notify` how it ended."""
+def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:
+    """Do a job's work, and tell the targets of `notify` how it ended. `ds`: start of its data interval."""
     if problems := notify_problems(resolved.config.notify, os.environ):
         raise ConfigError(resolved.config.name, problems)
     if not resolved.config.notify.targets:
@@ -236,9 +236,9 @@ def _announced(resolved: Resolved, work: Callable[[Resolved], int]) -> int:
     try:
         code = work(resolved)
     except BaseException as error:
-        announce(resolved.config, exit_code(error), command, error)
+        announce(resolved.config, exit_code(error), command, error, ds)
         raise
-    announce(resolved.config, code, command)
+    announce(resolved.config, code, command, ds=ds)
     return code
 
 
