@@ -331,8 +331,8 @@ def _etl(arguments: argparse.Namespace) -> int:
     return _announced(_load_undated(arguments), run_etl)
 
 
-def _announced(resolved: Resolved, work: Callable[[Resolved], int]) -> int:
-    """Do a job's work, and tell the targets of `notify` how it ended."""
+def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:
+    """Do a job's work, and tell the targets of `notify` how it ended. `ds`: start of its data interval."""
     if problems := notify_problems(resolved.config.notify, os.environ):
         raise ConfigError(resolved.config.name, problems)
     if not resolved.config.notify.targets:

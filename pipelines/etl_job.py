@@ -17,6 +17,7 @@ from sparkring.conf.manifest import digest
 from sparkring.pipelines import etl_step
 from sparkring.pipelines.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 
@@ -42,10 +43,12 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
             return Exit.OK
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
         tags = {"sparkring.commit": commit}
-        with Tracker(tracking, job_id, config.name, tags, label=run_label(None)) as tracker:
+        with Tracker(tracking, job_id, config.name, tags, label=run_label(hooks.ds)) as tracker:
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
-            hooks.on_dataset(etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish))
+            built = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
+            tracker.metrics(JOB, 0, etl_cost(spark, built.seconds))
+            hooks.on_dataset(built)
     return Exit.OK
 
 

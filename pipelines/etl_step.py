@@ -21,9 +21,8 @@ from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
-from sparkring.pipelines.housekeeping.cost import core_hours, spark_cores
 from sparkring.pipelines.tracking.ops import DatasetInfo
-from sparkring.pipelines.tracking.tracker import JOB, Tracker
+from sparkring.pipelines.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 ETL = "etl"  # key of its run in MLflow
@@ -131,8 +130,6 @@ def build(
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
         dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds, built.written_parts)
         record_build(tracker, dataset)
-    if built.rebuilt:
-        tracker.metrics(JOB, 0, {"cost/core_hours_etl": core_hours(spark_cores(spark), seconds["total_s"])})
     accounting = built.manifest.accounting
     log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
     return dataset

@@ -27,7 +27,7 @@ from sparkring.pipelines.etl_job import describe_job
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.housekeeping.cost import job_cost, spark_cores
+from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.plan import layout_problems_of
@@ -92,6 +92,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                     building = time.monotonic()
                     found = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
                     timings["etl_s"] = time.monotonic() - building
+                    tracker.metrics(JOB, 0, etl_cost(spark, found.seconds))
                 check_against(config, found)
                 hooks.on_dataset(found)
                 record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))

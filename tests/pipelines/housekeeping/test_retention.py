@@ -176,6 +176,7 @@ def test_a_part_that_a_dataset_needs_stays_and_goes_with_it() -> None:
 def test_of_an_interval_only_the_newest_part_counts() -> None:
     there = Inventory(parts=[part(1), part(2, "a"), part(2, "b"), part(3)])
     assert gone(there, rules=rules(parts={"keep": 2})) == [part(2, "a").path, part(1).path]
+    assert gone(there, rules=rules(parts={"keep": 3})) == [part(2, "a").path]
     assert gone(there, rules=rules(parts={"keep": 2, "days": 27.5})) == [part(1).path]
 
 
