@@ -80,7 +80,8 @@ def write_rows(folder: Path, features: State, rows: int) -> None:
         elif kind == "bigint":
             columns[name] = pa.array(random.integers(0, 1440, rows))
         else:
-            columns[name] = pa.array(random.normal(0, 10, rows), mask=random.random(rows) < 0.02)
+            readings = random.normal(0, 10, rows).round(1)  # as of the weather: few digits
+            columns[name] = pa.array(readings, mask=random.random(rows) < 0.02)
     table = pa.table(columns)
     folder.mkdir()
     for part in range(4):

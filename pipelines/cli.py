@@ -136,6 +136,13 @@ def parser() -> argparse.ArgumentParser:
     audit = _add(commands, "audit", _audit, "prove from a run's audit log that every row was consumed once per epoch")
     audit.add_argument("run_folder")
     audit.add_argument("--dataset", default="", help="where the dataset is (default: where the records say it was)")
+    text = "what a model, run or dataset was made of, and whether each source can still be read"
+    lineage = _add(commands, "lineage", _lineage, text)
+    lineage.add_argument(
+        "target", help="models:/<name>@<alias>, models:/<name>/<version>, a run's folder or a dataset's"
+    )
+    lineage.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
+    lineage.add_argument("--json", action="store_true", help="one JSON object instead of a screen")
     _add_launch(commands)
     _add_recipe(commands, "netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
     package = _add(commands, "package", _package, "write the code archive and main file for spark-submit")
@@ -406,6 +413,15 @@ def _audit(arguments: argparse.Namespace) -> int:
         return Exit.DATA
     print("\n".join(report.lines()))
     return Exit.OK if report.ok else Exit.DATA
+
+
+def _lineage(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.lineage import text, trace
+
+    tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
+    made = trace(arguments.target, tracking)
+    print(made.to_json() if arguments.json else text(made))
+    return Exit.OK
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:

@@ -67,6 +67,26 @@ def find_model(tracking: TrackingConfig, uri: str) -> RegisteredModel:
     )
 
 
+@dataclass(frozen=True)
+class RegisteredBy:
+    """The job that registered a model: the id of its run, and where its run folders are."""
+
+    run_id: str
+    runs_uri: str
+    recipe: str
+
+
+def find_job(tracking: TrackingConfig, model: RegisteredModel) -> RegisteredBy | None:
+    """Look up the job that registered a model; None where MLflow no longer has its run."""
+    client = _client(tracking)
+    try:
+        run = client.get_run(model.run_id)
+        parent = client.get_run(run.data.tags.get("mlflow.parentRunId", model.run_id))
+        return RegisteredBy(parent.info.run_id, parent.data.params["storage.runs"], parent.data.params["name"])
+    except (MlflowException, KeyError):
+        return None
+
+
 def copy_model(tracking: TrackingConfig, model: RegisteredModel, target: Path) -> Path:
     """Copy the model's files below `target`; returns the model folder, as training/model_folder.py describes it."""
 

@@ -35,6 +35,7 @@ STATISTICS = "etl/statistics.py"
 SERVING, T_SERVING = "pipelines/serving.py", "tests/pipelines/test_serving.py"
 RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
 PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
+LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
@@ -527,4 +528,8 @@ MUTANTS = (
         "except ZeroDivisionError as error:",
         "tests/pipelines/schedule/test_upstream.py",
     ),
+    Mutant(LINEAGE, 'if found.fingerprint != read["fingerprint"]', "if False", T_LINEAGE),
+    Mutant(LINEAGE, "result.fingerprint != manifest.fingerprint", "False", T_LINEAGE),
+    Mutant(LINEAGE, 'if found.state != "same":', "if False:", T_LINEAGE),
+    Mutant(LINEAGE, "record.mlflow_run_id == mlflow_run_id", "record.mlflow_run_id", T_LINEAGE),
 )

@@ -160,14 +160,9 @@ class Categorical(Transform):
         if pa.types.is_dictionary(array.type):
             if not len(array.dictionary):
                 return np.full(len(array), NULL_CODE, np.int32)
-            places, null = _numbers(array.indices)
-            codes = np.take(self._codes_of(array.dictionary), places, mode="clip")  # a null's place may be any
-        else:
-            values, null = _numbers(array.view(pa.int32()) if pa.types.is_date32(array.type) else array)
-            codes = self._whole.of(values)
-        if null is not None:
-            np.copyto(codes, NULL_CODE, where=null)
-        return codes
+            return _at_places(self._codes_of(array.dictionary), array.indices)
+        values, null = _numbers(array.view(pa.int32()) if pa.types.is_date32(array.type) else array)
+        return _null_coded(self._whole.of(values), null)
 
     def _codes_of(self, dictionary: pa.StringArray) -> NDArray[np.int32]:
         """Codes (values,) of a dictionary's values, which are compared as bytes: no Python text is made of them."""
@@ -188,11 +183,7 @@ class Categorical(Transform):
         if pa.types.is_string(array.type) or self._is_stored_as(array.type):
             return {self.name: self._codes(array)}
         coded = array.dictionary_encode()  # the text of a value is made once for all rows that have it
-        places, null = _numbers(coded.indices)
-        codes = np.take(self.of_raw(coded.dictionary.to_pylist())[self.name], places, mode="clip")
-        if null is not None:
-            np.copyto(codes, NULL_CODE, where=null)
-        return {self.name: codes}
+        return {self.name: _at_places(self.of_raw(coded.dictionary.to_pylist())[self.name], coded.indices)}
 
     def _is_stored_as(self, kind: pa.DataType) -> bool:
         """Whether whole numbers of this type mean what those of the stored column do: a 1 is no `true`."""
@@ -201,6 +192,18 @@ class Categorical(Transform):
         if pa.types.is_date32(kind):
             return self._type == "date"
         return pa.types.is_integer(kind) and kind != pa.uint64() and self._type in WHOLE_TYPES
+
+
+def _at_places(of_dictionary: Array, indices: pa.Array) -> Array:
+    """Codes (n,) of rows from those of a dictionary's values (values,)."""
+    places, null = _numbers(indices)
+    return _null_coded(np.take(of_dictionary, places, mode="clip"), null)  # a null's place may be any
+
+
+def _null_coded(codes: Array, null: Array | None) -> Array:
+    if null is not None:
+        np.copyto(codes, NULL_CODE, where=null)
+    return codes
 
 
 class WholeCodes:

@@ -1,0 +1,171 @@
+"""From a model, a run or a dataset to sources that are there, have changed or are gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkring.conf.config import EtlConfig, RunConfig, TrackingConfig
+from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo, WindowPart
+from sparkring.conf.sources import SourceConfig
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.etl.sources.pin import pin
+from sparkring.etl.windows.interval import window_of
+from sparkring.etl.windows.parts import PART_NAME, Part
+from sparkring.etl.windows.window import cut_source
+from sparkring.pipelines import lineage
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.runs import Runs, training_digest
+from sparkring.pipelines.serving import signature_inputs, signature_outputs
+from sparkring.pipelines.tracking.ops import ModelInfo
+from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.training.result import SUMMARY
+from tests.pipelines.results import train_result
+from tests.pipelines.served import manifest, model_folder
+from tests.spark.sales import recipe, write_sales
+
+FILE = DataFile(path="a", split="train", rows=7, bytes=1, sha256="a" * 64, row_groups=(7,))
+NOWHERE = TrackingConfig(root="/nowhere")
+
+
+def read_of(name: str, config: SourceConfig) -> dict[str, Any]:
+    return pin(name, config).lineage()
+
+
+def write_dataset(folder: Path, sources: dict[str, Any], **fields: Any) -> None:
+    made = DatasetManifest(
+        name="again", fingerprint="a" * 64, created_at="", columns=(), files=(FILE,),
+        splits={"train": SplitInfo(rows=7, files=1)}, accounting=Accounting(rows_in=7, rows_out=7),
+        lineage=Lineage(sources=sources), **fields,
+    )  # fmt: skip
+    open_storage(str(folder)).put_atomic("_manifest.json", made.to_json().encode())
+
+
+def write_run(folder: Path, dataset: Path, etl: EtlConfig) -> dict[str, Any]:
+    config: dict[str, Any] = {"name": "again", "etl": etl.model_dump(mode="json")}
+    found = train_result(run=str(folder), dataset=str(dataset), config=config)
+    open_storage(str(folder)).put_atomic(SUMMARY, found.to_json())
+    return config
+
+
+def whole_etl(folder: Path) -> EtlConfig:
+    """A recipe of two sources, both there."""
+    sources = {}
+    for name in ("flights", "planes"):
+        (folder / name).mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1, 2]}), folder / name / "a.parquet")
+        sources[name] = {"path": str(folder / name), "format": "parquet", "columns": {"x": "bigint"}}
+    features = {"x": {"kind": "numeric"}}
+    return EtlConfig.model_validate({"sources": sources, "rows": "flights", "features": features})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    etl = whole_etl(tmp_path / "raw")
+    write_dataset(tmp_path / "dataset", {name: read_of(name, source) for name, source in etl.sources.items()})
+    write_run(tmp_path / "run", tmp_path / "dataset", etl)
+    return tmp_path / "run"
+
+
+def states(made: lineage.Lineage) -> dict[str, str]:
+    return {source.name: source.state for source in made.sources}
+
+
+def test_a_runs_sources_are_the_same_have_changed_or_are_gone(run: Path) -> None:
+    raw = run.parent / "raw"
+    assert states(lineage.trace(str(run), NOWHERE)) == {"flights": "same", "planes": "same"}
+    pq.write_table(pa.table({"x": [1, 3]}), raw / "flights/a.parquet")
+    shutil.rmtree(raw / "planes")
+    made = lineage.trace(str(run), NOWHERE)
+    assert states(made) == {"flights": "changed", "planes": "gone"} and made.missing == []
+    shown = lineage.text(made).splitlines()
+    assert [line.split()[0] for line in shown] == ["scores", "run", "dataset", "source", "source"]
+    assert "commit c0ffee, 3 ranks of torch-gloo" in shown[1] and "rows: train 7" in shown[2]
+    assert "changed: what is there now is not what was read" in shown[3] and str(raw / "planes") in shown[4]
+    assert json.loads(made.to_json())["sources"][1]["state"] == "gone"
+
+
+def test_of_a_dataset_alone_sources_are_named_and_not_looked_at(run: Path) -> None:
+    made = lineage.trace(str(run.parent / "dataset"), NOWHERE)
+    assert states(made) == {"flights": "not looked at", "planes": "not looked at"} and made.run == {}
+
+
+def test_what_is_gone_on_the_way_is_said(run: Path) -> None:
+    write_dataset(run.parent / "dataset", {})
+    stored = run.parent / "dataset/_manifest.json"
+    stored.write_text(stored.read_text().replace("a" * 64, "b" * 64))
+    assert lineage.trace(str(run), NOWHERE).missing == [
+        f"the dataset {run.parent / 'dataset'}: is another one now ({'b' * 12})"
+    ]
+    stored.unlink()
+    made = lineage.trace(str(run), NOWHERE)
+    assert made.missing == [f"the dataset {run.parent / 'dataset'}: no _manifest.json there"] and made.run
+    with pytest.raises(StoredError, match=r"is no registered model .*, and no folder of a finished run"):
+        lineage.trace(str(run.parent / "raw"), NOWHERE)
+
+
+def test_a_source_read_by_interval_is_as_its_first_interval_that_changed(tmp_path: Path) -> None:
+    etl = recipe(write_sales(tmp_path / "sales"), "SELECT * FROM sales", window=2)
+    assert etl.interval is not None
+    parts = []
+    for number, interval in enumerate(window_of(etl.interval)):
+        read = read_of("sales", cut_source(etl.sources["sales"], "day", interval))
+        print_of = f"{number:064x}"
+        part = Part(
+            interval=interval.label, fingerprint=print_of, created_at="", columns=(), inputs={}, files=(), splits={},
+            statistics="s", statistics_sha256=print_of, accounting=Accounting(rows_in=0, rows_out=0), failing={},
+            lineage=Lineage(sources={"sales": [read]}),
+        )  # fmt: skip
+        open_storage(str(tmp_path)).put_atomic(f"p{number}/{PART_NAME}", part.model_dump_json().encode())
+        parts.append(WindowPart(interval=interval.label, fingerprint=print_of, folder=f"p{number}", rows=0))
+    write_dataset(tmp_path / "dataset", {"sales": {"intervals": 2, "files": 2}}, parts=tuple(parts))
+    write_run(tmp_path / "run", tmp_path / "dataset", etl)
+    made = lineage.trace(str(tmp_path / "run"), NOWHERE)
+    assert states(made) == {"sales": "same"}
+    assert "parts    2, 2024-03-03 to 2024-03-04" in lineage.text(made).splitlines()
+    pq.write_table(pa.table({"shop": ["a"], "amount": [1]}), tmp_path / "sales/day=2024-03-04/x.parquet")
+    (source,) = lineage.trace(str(tmp_path / "run"), NOWHERE).sources
+    assert (source.state, source.why.split(":")[0]) == ("changed", "interval 2024-03-04")
+
+
+def test_a_registered_model_leads_to_its_run_and_sources(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    etl = EtlConfig.model_validate(json.loads((run / SUMMARY).read_text())["config"]["etl"])
+    config = RunConfig.model_validate({"name": "again", "etl": etl, "storage": {"runs": str(tmp_path / "runs")}})
+    runs = Runs(config.storage.runs, "again")
+    settings = TrackingConfig(
+        experiment="again", root=str(tmp_path / "mlflow"), flush_every_s=0.05, system_metrics=False
+    )
+    model_folder(tmp_path / "model")
+    info = ModelInfo(
+        name="final", step=1, sha256="0" * 64, loader_module="sparkring.pipelines.serving", alias="champion",
+        inputs=signature_inputs(manifest()), outputs=signature_outputs("binary"), registered_model="again",
+        tags={"sparkring.weights_sha256": "abcdef" * 10},
+    )  # fmt: skip
+    with runs.begin(config, "a" * 64) as (record, _), Tracker(settings, job="j", name="again") as tracker:
+        tracker.params("job", config.model_dump(mode="json"))
+        with tracker.part("evaluate"):
+            tracker.model("evaluate", tmp_path / "model", info)
+        assert tracker.flush(180)
+        runs.update(record.folder, mlflow_run_id=tracker.run_id())
+    assert record.training_digest == training_digest(config)
+    words = ["lineage", "models:/again@champion", f"tracking.root={tmp_path / 'mlflow'}"]
+    assert main(words) == 0
+    assert "missing  the run of models:/again/1" in capsys.readouterr().out
+    shutil.copy(run / SUMMARY, runs.at(record).root)
+    assert main(words) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown] == ["model", "scores", "run", "dataset", "source", "source"]
+    assert "models:/again/1 (champion)" in shown[0] and "weights abcdefabcdef" in shown[0]
+    assert main([*words, "--json"]) == 0
+    assert [s["state"] for s in json.loads(capsys.readouterr().out)["sources"]] == ["same", "same"]
+    assert main(["lineage", "models:/again/9", words[2]]) == 3
+    assert "models:/again/9: no such model" in capsys.readouterr().err
