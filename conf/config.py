@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from sparkring.conf.promotion import DriftConfig, PromoteConfig, WarmStartConfig
 from sparkring.conf.schema import Name, Strict, check_case
 from sparkring.conf.secrets import is_secret_name, redact
 from sparkring.conf.sources import FilesSource, Source, as_text
@@ -524,15 +525,6 @@ class ModelConfig(Strict):
     label: str | None = Field(None, description="label column; None: the dataset's only column with role label")
 
 
-class WarmStartConfig(Strict):
-    """Weights to start from instead of initial ones, fitted to tonight's features by value."""
-
-    model: str = Field(description="URI of a finished run's `model` folder, or of a copy")
-    new_values: Literal["mean", "initial"] = Field(
-        "mean", description="row of a category that the model has not seen: mean of the others, or as initialized"
-    )
-
-
 class OptimConfig(Strict):
     name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
     lr: PositiveFloat = 1e-3
@@ -780,3 +772,7 @@ class RunConfig(Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
     report: ReportConfig = ReportConfig()
+    promote: PromoteConfig | None = Field(
+        None, description="None: the alias moves to each model, unless report.must_beat says otherwise"
+    )
+    drift: DriftConfig | None = None

@@ -115,6 +115,7 @@ def parser() -> argparse.ArgumentParser:
     _add_recipe(commands, "train", partial(_run, etl=False), "train on the dataset (which must exist) and report")
     _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
+    _add_promotion(commands)
     config = commands.add_parser("config", help="show, validate or describe a configuration")
     what = config.add_subparsers(required=True, metavar="WHAT")
     _add_recipe(what, "show", _config_show, "resolved values, each with where it came from")
@@ -157,6 +158,18 @@ def _add_recipe(
     sub.add_argument("recipe", help=known, nargs="?" if default else None, default=default)
     sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
     return sub
+
+
+def _add_promotion(commands: Commands) -> None:
+    text = "move the alias (champion) to a version of the recipe's model, which no rule is asked about"
+    promote = _add(commands, "promote", _promote, text)
+    back = _add(commands, "rollback", _rollback, "move the alias (champion) to the version that had it before")
+    for sub in (promote, back):
+        sub.add_argument("recipe", help="a name, or the path of a YAML file")
+        if sub is promote:
+            sub.add_argument("version", help="number of the version")
+        sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
+        sub.add_argument("--reason", default="", metavar="TEXT", help="kept in the version's tags")
 
 
 def _add_launch(commands: Commands) -> None:
@@ -222,6 +235,20 @@ def _report(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.report.report import redraw
 
     print(redraw(_load(arguments)))
+    return Exit.OK
+
+
+def _promote(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.promotion.by_hand import promote_by_hand
+
+    print(promote_by_hand(_load(arguments).config, arguments.version, arguments.reason).text)
+    return Exit.OK
+
+
+def _rollback(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.promotion.by_hand import rollback
+
+    print(rollback(_load(arguments).config, arguments.reason).text)
     return Exit.OK
 
 

@@ -25,6 +25,7 @@ class JobContext:
     runs: Runs
     record: RunRecord  # as run.json was when this command took the run
     dataset: Dataset
+    ds: str | None = None  # start of the job's data interval, as ISO text; None: a job without a date
 
     @property
     def config(self) -> RunConfig:

@@ -9,10 +9,10 @@ class Exit(IntEnum):
     OK = 0
     BUG = 1  # an unexpected error; its traceback is printed
     USAGE = 2  # the command line or the configuration is wrong; nothing was started
-    DATA = 3  # source tables, checks or the dataset; nothing was trained
+    DATA = 3  # source tables, checks, the dataset, or its drift; nothing was trained
     TRAINING = 4  # a training process failed, and no attempt was left
     RESOURCES = 5  # the cluster cannot give what was asked, storage has no room, or `replay` reaches no store
-    QUALITY = 6  # trained, tracked and registered, but the model lost to a baseline: the alias has not moved
+    QUALITY = 6  # trained, tracked and registered, but rejected or held by report.must_beat, promote or drift: the alias has not moved
     INTERRUPTED = 130  # Ctrl-C
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong
     TERMINATED = 143  # SIGTERM; a checkpoint was written first where training had begun

@@ -30,11 +30,14 @@ from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.plan import layout_problems_of
+from sparkring.pipelines.promotion.gate import open_gate, report_decision
+from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.ops import ModelInfo
+from sparkring.pipelines.tracking.rules import DATE, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
@@ -95,7 +98,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
     """
     must_beat, tracker = job.config.report.must_beat, job.tracker
-    result = train_step.train(job)
+    job, prepared = prepare(job)
+    result = prepared.noted(train_step.train(job))
     evaluating = time.monotonic()
     with tracker.part(EVALUATE):
         result, held_out = evaluate(job, result)
@@ -103,7 +107,9 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | unseen)
         timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
         lost = lost_to(result.scores, must_beat, result.missing)
-        publish_model(job, result, alias=None if lost else job.config.tracking.alias)
+        gate = open_gate(job, result, held_out, lost, prepared)
+        publish_model(job, result, alias=None if lost or gate else job.config.tracking.alias)
+        result = gate.settle() if gate else result
     timings["total_s"] = time.monotonic() - began
     result = replace(result, timings=timings, tracking_url=tracker.url())
     job.folder.put_atomic(SUMMARY, result.to_json())
@@ -111,9 +117,12 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     tracker.metrics(JOB, 0, {f"time/{name}": value for name, value in timings.items()} | result.test_metrics())
     job.runs.update(job.record.folder, status="finished")
     log_result(result, job.config)
+    if lost:
+        tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
+    if result.promotion is not None:
+        return report_decision(result.promotion)
     if not lost:
         return Exit.OK
-    tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
     alias = job.config.tracking.alias
     log.error("report.must_beat: %s; the model is registered, and %r stays where it was", "; ".join(lost), alias)
     return Exit.QUALITY
@@ -138,8 +147,9 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
         tags={
             "sparkring.fingerprint": manifest.fingerprint,
             "sparkring.engine": result.train.engine,
-            "sparkring.weights_sha256": sha256,
-        },
+            WEIGHTS: sha256,
+        }
+        | ({DATE: job.ds} if job.ds else {}),
         params={name: str(value) for name, value in result.test_metrics().items()},
     )
     with tempfile.TemporaryDirectory() as scratch:
@@ -177,7 +187,7 @@ def check_against(config: RunConfig, dataset: Dataset) -> None:
 
 def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
     """Why the recipe's model cannot start from `warm_start.model`; without a manifest, as far as is known before."""
-    if config.warm_start is None:
+    if config.warm_start is None or config.warm_start.model is None:  # `from` is decided when the run has begun
         return []
     try:
         trained = starting_model(config, config.warm_start)
