@@ -12,7 +12,7 @@ class Exit(IntEnum):
     DATA = 3  # source tables, checks, the dataset, or its drift; nothing was trained
     TRAINING = 4  # a training process failed, and no attempt was left
     RESOURCES = 5  # the cluster cannot give what was asked, storage has no room, or `replay` reaches no store
-    QUALITY = 6  # trained, tracked and registered, but rejected or held by report.must_beat, promote or drift: the alias has not moved
+    QUALITY = 6  # trained, tracked and registered; by report.must_beat, promote or drift the alias has not moved
     INTERRUPTED = 130  # Ctrl-C
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong
     TERMINATED = 143  # SIGTERM; a checkpoint was written first where training had begun

@@ -66,6 +66,8 @@ class ReportInputs:
         }
         if lost:
             facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
+        if result.start:
+            facts["training started"] = result.start
         if result.missing:
             facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in result.missing.items())
         if result.tracking_url:
@@ -87,7 +89,7 @@ class ReportInputs:
             return {}
         shown = {"decision": found.decision.replace("_", " "), "why": "; ".join(found.reasons)}
         shown |= {"date": found.date or "", "version": found.version or ""}
-        shown |= {"judged against version": found.champion or "", "training started": self.result.start}
+        shown |= {"judged against version": found.champion or ""}
         return {label: text for label, text in shown.items() if text}
 
     @property

@@ -165,7 +165,7 @@ def without_password(uri: str) -> str:
 
 @contextmanager
 def client_limits(config: TrackingConfig) -> Iterator[None]:
-    """Limit MLflow's requests inside the block; values the user has set stay.
+    """Limit MLflow's requests inside the block, and leave out its progress bars; values the user has set stay.
 
     Its client reads them from the environment only; the defaults (120 s, 7 retries) would stall a job.
     """
@@ -173,6 +173,7 @@ def client_limits(config: TrackingConfig) -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(config.request_timeout_s),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(config.request_retries),
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update({name: value for name, value in limits.items() if before[name] is None})
