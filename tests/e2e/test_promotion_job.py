@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
