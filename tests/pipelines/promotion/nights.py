@@ -65,12 +65,10 @@ def rows_of(count: int, values: list[str], seed: int, shift: float = 0.0) -> pa.
     return pa.table({"shop": shops, "x": x, "late": draw.random(count) < 0.4, ROW_NUMBER: np.arange(count)})
 
 
-def write_dataset(
-    folder: Path, values: list[str], mean: float, seed: int = 0, splits: dict[str, int] = SPLITS
-) -> Dataset:
+def write_dataset(folder: Path, values: list[str], mean: float, seed: int = 0) -> Dataset:
     """A dataset of one file per split, whose features were fitted to `values` and `mean`."""
     files = []
-    for number, (split, rows) in enumerate(splits.items()):
+    for number, (split, rows) in enumerate(SPLITS.items()):
         path = folder / f"data/{split}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows_of(rows, values, seed + number), path, row_group_size=50)
@@ -83,7 +81,7 @@ def write_dataset(
     manifest = DatasetManifest(
         name="nightly", fingerprint=hashlib.sha256(f"{values} {mean}".encode()).hexdigest(), created_at="",
         columns=COLUMNS, files=tuple(files), splits={f.split: SplitInfo(rows=f.rows, files=1) for f in files},
-        accounting=Accounting(rows_in=sum(splits.values()), rows_out=sum(splits.values())),
+        accounting=Accounting(rows_in=sum(SPLITS.values()), rows_out=sum(SPLITS.values())),
         lineage=Lineage(sources={}), features=state(values, mean),
     )  # fmt: skip
     (folder / MANIFEST_NAME).write_text(manifest.to_json())

@@ -71,9 +71,7 @@ def test_what_cannot_be_read_or_scored_is_named(both: Any, tmp_path: Path) -> No
     config = nights.config()
     rows = split_rows(now, "test", config.data, [])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        NotComparable, match="version 3 of 'nightly' cannot be read: .* no model: it has no config.json"
-    ):
+    with pytest.raises(NotComparable, match=r"version 3 of 'nightly' cannot be read: .* no model: it has no config"):
         read(tmp_path / "empty")
     newer = changed(tmp_path / "newer", model, "manifest.json", lambda m: m.update(format_version=99))
     with pytest.raises(NotComparable, match="this sparkring reads 1 to 2; upgrade"):
@@ -82,21 +80,25 @@ def test_what_cannot_be_read_or_scored_is_named(both: Any, tmp_path: Path) -> No
     with pytest.raises(NotComparable, match="gone_key"):
         read(unknown)
     foreign = changed(tmp_path / "foreign", model, "config.json", lambda c: c["model"].update(factory="evil:Model"))
-    with pytest.raises(NotComparable, match="a stored file may name code of sparkring.training.models only"):
+    with pytest.raises(NotComparable, match="a stored file may name code of"):
         read(foreign)
 
     def of_codes(m: dict[str, Any]) -> None:  # format 1: the files held codes, and columns were the tensors
-        codes = [{"name": "shop", "dtype": "int32", "cardinality": 6}, {"name": "x", "dtype": "float32"},
-                 {"name": "x__null", "dtype": "float32"}, {"name": "late", "dtype": "bool", "role": "label"}]  # fmt: skip
-        m.update(format_version=1, columns=codes)
+        shop = {"name": "shop", "dtype": "int32", "cardinality": 6}
+        numbers = [{"name": name, "dtype": "float32"} for name in ("x", "x__null")]
+        m.update(format_version=1, columns=[shop, *numbers, {"name": "late", "dtype": "bool", "role": "label"}])
 
     older = changed(tmp_path / "older", model, "manifest.json", of_codes)
     by_values = predict_test_rows(read(model), config, now, rows)
     assert np.array_equal(predict_test_rows(read(older), config, now, rows), by_values), "its state is what is applied"
-    without = changed(tmp_path / "without", model, "manifest.json",
-                      lambda m: (of_codes(m), m["features"].update(inputs={"shop": "bigint", "x": "double"},
-                                 features=[m["features"]["features"][0] | {"values": ["1"]}, m["features"]["features"][1]])))  # fmt: skip
-    with pytest.raises(NotComparable, match="version 3 of 'nightly' cannot score the test rows: .*shop"):
+
+    def of_numbers(m: dict[str, Any]) -> None:  # shops were numbers then
+        of_codes(m)
+        m["features"]["inputs"]["shop"] = "bigint"
+        m["features"]["features"][0]["values"] = ["1"]
+
+    without = changed(tmp_path / "without", model, "manifest.json", of_numbers)
+    with pytest.raises(NotComparable, match=r"version 3 of 'nightly' cannot score the test rows: .*shop"):
         predict_test_rows(read(without), config, now, rows)
     regression = nights.config(model={"task": "regression"} | nights.RECIPE["model"])
     with pytest.raises(NotComparable, match="its task is 'binary', this recipe's is 'regression'"):

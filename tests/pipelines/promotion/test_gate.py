@@ -177,7 +177,7 @@ def test_drift_stops_before_training(folder: Path) -> None:
         with world.job("2024-03-02", 1, drift=drift) as job:
             return prepare(job)[1].drift
 
-    with pytest.raises(DriftStop, match="nothing is trained, by drift.rules with the action stop: drift of x: psi"):
+    with pytest.raises(DriftStop, match=r"nothing is trained, by .* with the action stop: drift of x: psi"):
         drifted("stop")
     (found,) = drifted("hold")
     assert found.exceeded and found.action == "hold"

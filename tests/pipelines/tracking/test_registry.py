@@ -166,7 +166,7 @@ def left_behind(store: Path, name: str, date: str, judged_against: str, weights:
 
 
 def test_a_replay_moves_the_alias_by_the_same_rules(store: Path, tmp_path: Path) -> None:
-    """The server was away at promotion, for three nights: judged against version 1, which the first of them replaces."""
+    """The server was away for three nights, all judged against version 1, which the first of them replaces."""
     tracking = settings(store, "away")
     job(tracking, tmp_path / "model", "2024-03-03", NO_CHAMPION, weights="1" * 64)
     for number, date in enumerate(("2024-03-05", "2024-03-04", "2024-03-06"), 2):
