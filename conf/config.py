@@ -20,6 +20,7 @@ from pydantic import (
 
 from sparkring.conf.housekeeping import NotifyConfig, RetentionConfig
 from sparkring.conf.predict import PredictConfig
+from sparkring.conf.promotion import DriftConfig, PromoteConfig, WarmStartConfig
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schema import Name, Strict, TimeZone, check_case
 from sparkring.conf.secrets import is_secret_name, redact
@@ -518,15 +519,6 @@ class ModelConfig(Strict):
     label: str | None = Field(None, description="label column; None: the dataset's only column with role label")
 
 
-class WarmStartConfig(Strict):
-    """Weights to start from instead of initial ones, fitted to tonight's features by value."""
-
-    model: str = Field(description="URI of a finished run's `model` folder, or of a copy")
-    new_values: Literal["mean", "initial"] = Field(
-        "mean", description="row of a category that the model has not seen: mean of the others, or as initialized"
-    )
-
-
 class OptimConfig(Strict):
     name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
     lr: PositiveFloat = 1e-3
@@ -778,3 +770,7 @@ class RunConfig(Strict):
     retention: RetentionConfig = RetentionConfig()
     notify: NotifyConfig = NotifyConfig()
     predict: PredictConfig | None = Field(None, description="None: the recipe scores no rows")
+    promote: PromoteConfig | None = Field(
+        None, description="None: the alias moves to each model, unless report.must_beat says otherwise"
+    )
+    drift: DriftConfig | None = None

@@ -28,6 +28,7 @@ Doubles = NDArray[np.float64]
 LIMB_BITS = 18  # 53 bits of a double in three limbs: sums of products of two limbs of 2^16 rows stay below 2^53
 CHUNK_ROWS = 1 << 16
 MERGED_AT_ONCE, PARTS_AT_ONCE = 1 << 20, 64  # distinct values, statistics
+BUCKET_BITS = 6  # of a mantissa: a bucket is at most 1.6 % of its numbers wide
 SMALL = 1 << 20  # whole numbers below this are summed as integers
 DIGITS = re.compile(r"-?\d{1,1500}(/[1-9]\d{0,1499})?")
 METADATA = b"sparkring"
@@ -49,7 +50,8 @@ Exact = Annotated[Any, BeforeValidator(_exact), PlainSerializer(str)]
 class Numbers(Stored):
     """Of the numbers in one column, after a transform: exact sums of the finite ones, and their extremes.
 
-    count: finite ones; infinite: others. Nulls and NaN are neither.
+    count: finite ones; infinite: others. Nulls and NaN are neither. histogram: (bucket, count) of the finite ones, by
+    rising bucket (`bucket_of`), so by rising number.
     """
 
     column: Label
@@ -60,6 +62,7 @@ class Numbers(Stored):
     squares: Exact = Fraction(0)
     low: Finite | None = None
     high: Finite | None = None
+    histogram: tuple[tuple[int, Count], ...] = ()
 
 
 class _Header(Stored):
@@ -215,6 +218,7 @@ def _added(a: Numbers, b: Numbers) -> Numbers:
         squares=a.squares + b.squares,
         low=min(lows, default=None),
         high=max(highs, default=None),
+        histogram=_histogram(*(np.array(n.histogram, np.int64).reshape(-1, 2) for n in (a, b))),
     )
 
 
@@ -268,7 +272,38 @@ def _numbers(column: pa.ChunkedArray, name: str, transform: str) -> Numbers:
         squares=squares,
         low=float(finite.min()) if len(finite) else None,
         high=float(finite.max()) if len(finite) else None,
+        histogram=_histogram(_counted_buckets(finite)),
     )
+
+
+def bucket_of(x: Doubles) -> NDArray[np.int64]:
+    """The bucket (n,) of finite numbers (n,): the same for any data, rising with the number, 64 to each doubling.
+
+    It is the sign, the exponent and the first 6 bits of the mantissa of a double; 0 has its own. A fixed grid is what
+    lets histograms of parts be added.
+    """
+    magnitude = np.abs(x).view(np.int64) >> (52 - BUCKET_BITS)
+    return np.where(x == 0, 0, np.where(x < 0, -magnitude - 1, magnitude + 1))
+
+
+def _counted_buckets(x: Doubles) -> NDArray[np.int64]:
+    """Rows of (bucket, count)."""
+    if not len(x):
+        return np.zeros((0, 2), np.int64)
+    buckets = bucket_of(x)
+    low = int(buckets.min())
+    counts = np.bincount(buckets - low)  # the grid has 2^18 buckets: that is less work than sorting
+    found = np.flatnonzero(counts)
+    return np.stack([found + low, counts[found]], axis=1)
+
+
+def _histogram(*tables: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """Add tables (buckets, 2) of (bucket, count)."""
+    rows = np.concatenate(tables)
+    buckets, place = np.unique(rows[:, 0], return_inverse=True)
+    counts = np.zeros(len(buckets), np.int64)
+    np.add.at(counts, place, rows[:, 1])
+    return tuple(zip(buckets.tolist(), counts.tolist(), strict=True))
 
 
 def _doubles(array: pa.Array) -> Doubles:

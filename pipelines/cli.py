@@ -126,6 +126,7 @@ def parser() -> argparse.ArgumentParser:
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
     gc = _add_recipe(commands, "gc", _gc, "delete what the recipe's `retention` lets go; what is needed stays")
     gc.add_argument("--dry-run", action="store_true", help="only name what would be deleted")
+    _add_promotion(commands)
     config = commands.add_parser("config", help="show, validate or describe a configuration")
     what = config.add_subparsers(required=True, metavar="WHAT")
     _add_recipe(what, "show", _config_show, "resolved values, each with where it came from")
@@ -203,6 +204,18 @@ def _add_status(commands: Commands) -> None:
     sub.add_argument("--last", type=_count, default=14, metavar="N", help="dates shown (default: 14)")
     sub.add_argument("--max-age", type=_duration, metavar="T", help="of the newest success, such as 26h")
     sub.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _add_promotion(commands: Commands) -> None:
+    text = "move the alias (champion) to a version of the recipe's model, which no rule is asked about"
+    promote = _add(commands, "promote", _promote, text)
+    back = _add(commands, "rollback", _rollback, "move the alias (champion) to the version that had it before")
+    for sub in (promote, back):
+        sub.add_argument("recipe", help="a name, or the path of a YAML file")
+        if sub is promote:
+            sub.add_argument("version", help="number of the version")
+        sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
+        sub.add_argument("--reason", default="", metavar="TEXT", help="kept in the version's tags")
 
 
 def _add_launch(commands: Commands) -> None:
@@ -369,6 +382,20 @@ def _report(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.report.report import redraw
 
     print(redraw(_load(arguments)))
+    return Exit.OK
+
+
+def _promote(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.promotion.by_hand import promote_by_hand
+
+    print(promote_by_hand(_load(arguments).config, arguments.version, arguments.reason).text)
+    return Exit.OK
+
+
+def _rollback(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.promotion.by_hand import rollback
+
+    print(rollback(_load(arguments).config, arguments.reason).text)
     return Exit.OK
 
 

@@ -139,20 +139,32 @@ def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[n
 
     StoredError for files that are damaged; RuntimeError unless every test row was scored exactly once.
     """
-    try:
-        tables = [pq.read_table(run.path(f), filesystem=run.fs, columns=["id", "prediction", "label"]) for f in files]
-        table = pa.concat_tables(tables)
-    except (pa.ArrowException, OSError) as error:
-        raise StoredError(f"{run.uri}: its predictions {files} cannot be read ({error}); train again") from error
+    table = _predictions(run, files)
     ids, rows = table["id"].to_numpy(), test.row_numbers()
     if not np.array_equal(np.sort(ids), rows):
         raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {len(rows)} test rows")
     order = np.argsort(ids)
+    return table["label"].to_numpy()[order].astype(np.float64), _values(table)[order]
+
+
+def prediction_values(run: Storage, files: list[str]) -> np.ndarray:
+    """The predictions (N,) or (N, classes) in a run folder, in any order. StoredError for files that are damaged."""
+    return _values(_predictions(run, files))
+
+
+def _predictions(run: Storage, files: list[str]) -> pa.Table:
+    try:
+        tables = [pq.read_table(run.path(f), filesystem=run.fs, columns=["id", "prediction", "label"]) for f in files]
+        return pa.concat_tables(tables)
+    except (pa.ArrowException, OSError) as error:
+        raise StoredError(f"{run.uri}: its predictions {files} cannot be read ({error}); train again") from error
+
+
+def _values(table: pa.Table) -> np.ndarray:
     predictions: Any = table["prediction"].combine_chunks()
-    values = predictions.to_numpy(zero_copy_only=False)
-    if pa.types.is_fixed_size_list(predictions.type):
-        values = np.stack(values)  # (N, classes)
-    return table["label"].to_numpy()[order].astype(np.float64), values[order]
+    values: Any = predictions.to_numpy(zero_copy_only=False)
+    found: np.ndarray = np.stack(values) if pa.types.is_fixed_size_list(predictions.type) else values
+    return found
 
 
 def group_values(stored: pa.ChunkedArray) -> np.ndarray:

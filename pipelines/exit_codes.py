@@ -9,10 +9,10 @@ class Exit(IntEnum):
     OK = 0
     BUG = 1  # an unexpected error; its traceback is printed
     USAGE = 2  # the command line or the configuration is wrong; nothing was started
-    DATA = 3  # source tables, checks or the dataset; nothing was trained
+    DATA = 3  # source tables, checks, the dataset, or its drift; nothing was trained
     TRAINING = 4  # a training process failed, and no attempt was left
     RESOURCES = 5  # the cluster or storage cannot give what was asked, or `replay` or `gc` reaches no store
-    QUALITY = 6  # trained, tracked and registered, but the model lost to a baseline: the alias has not moved
+    QUALITY = 6  # trained, tracked and registered; by report.must_beat, promote or drift the alias has not moved
     TRY_LATER = 75  # another job has the date, or what it waits for is not there; nothing is wrong with the command
     INTERRUPTED = 130  # Ctrl-C
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong

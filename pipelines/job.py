@@ -31,11 +31,14 @@ from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_core
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.plan import layout_problems_of
+from sparkring.pipelines.promotion.gate import open_gate, report_decision
+from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.ops import ModelInfo
+from sparkring.pipelines.tracking.rules import DATE, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
@@ -79,7 +82,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
     with runs.begin(config, fingerprint, skip_taken=hooks.leased) as (record, continued):
         job_id = f"{config.name}/{record.folder}"
         tags = {"sparkring.commit": commit, "sparkring.recipe": config.name}
-        tags |= {"sparkring.date": hooks.ds} if hooks.ds else {}
+        tags |= {DATE: hooks.ds} if hooks.ds else {}
         try:
             tracking = config.tracking.named(config.name)
             with Tracker(tracking, job_id, config.name, tags, continued, run_label(hooks.ds)) as tracker:
@@ -111,7 +114,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
     """
     must_beat, tracker = job.config.report.must_beat, job.tracker
-    result = train_step.train(job)
+    job, prepared = prepare(job)
+    result = prepared.noted(train_step.train(job))
     evaluating = time.monotonic()
     with tracker.part(EVALUATE):
         result, held_out = evaluate(job, result)
@@ -119,8 +123,13 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | unseen)
         timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
         lost = lost_to(result.scores, must_beat, result.missing)
+        gate = open_gate(job, result, held_out, lost, prepared)
         job.hooks.before_publish("the model")
-        publish_model(job, result, alias=None if lost or not job.hooks.may_promote else job.config.tracking.alias)
+        moves = not lost and gate is None and job.hooks.may_promote
+        publish_model(job, result, alias=job.config.tracking.alias if moves else None)
+        if gate is not None:
+            job.hooks.before_publish("the alias")
+            result = gate.settle()
     timings["total_s"] = time.monotonic() - began
     cost = job_cost(spark_cores(job.spark), timings, job.config.launch, result.train)
     result = replace(result, timings=timings, tracking_url=tracker.url(), cost=cost)
@@ -133,9 +142,12 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
     job.runs.update(job.record.folder, status="finished")
     log_result(result, job.config)
+    if lost:
+        tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
+    if result.promotion is not None:
+        return report_decision(result.promotion)
     if not lost:
         return Exit.OK
-    tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
     alias = job.config.tracking.alias
     log.error("report.must_beat: %s; the model is registered, and %r stays where it was", "; ".join(lost), alias)
     return Exit.QUALITY
@@ -166,8 +178,9 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
         tags={
             "sparkring.fingerprint": manifest.fingerprint,
             "sparkring.engine": result.train.engine,
-            "sparkring.weights_sha256": sha256,
-        },
+            WEIGHTS: sha256,
+        }
+        | ({DATE: job.ds} if job.ds else {}),
         params={name: str(value) for name, value in result.test_metrics().items()},
     )
     with tempfile.TemporaryDirectory() as scratch:
@@ -205,7 +218,7 @@ def check_against(config: RunConfig, dataset: Dataset) -> None:
 
 def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
     """Why the recipe's model cannot start from `warm_start.model`; without a manifest, as far as is known before."""
-    if config.warm_start is None:
+    if config.warm_start is None or config.warm_start.model is None:  # `from` is decided when the run has begun
         return []
     try:
         trained = starting_model(config, config.warm_start)

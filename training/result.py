@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
@@ -71,6 +71,60 @@ class FailedAttempt:
     recover_s: float | None = None  # from the last step before the failure to the first one after it
 
 
+Decision = Literal["promoted", "rejected", "held", "dry_run", "older_date", "disabled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleFinding:
+    """What one rule of `promote` found, over all test rows or those of a slice."""
+
+    __pydantic_config__ = CLOSED
+
+    rule: str  # in words
+    passed: bool
+    rows: Count  # that the metric was taken over
+    ours: float | None  # None: no number
+    champion: float | None  # on the same rows; None: not compared
+    slice: str = ""  # `origin = JFK`; empty: all rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftFinding:
+    """What one rule of `drift` found for one column."""
+
+    __pydantic_config__ = CLOSED
+
+    column: str
+    measure: str
+    value: float | None  # None: not compared, see `note`
+    max: float
+    action: Literal["warn", "hold", "stop"]
+    exceeded: bool
+    note: str = ""  # why it was not compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """What was decided of a model: whether the alias moved to it, and why.
+
+    promoted: it did. rejected: a rule or a baseline was not met. held: it could not be judged, or drift holds it.
+    dry_run: judged, and the alias stays by `promote.mode`. older_date: the alias is on the model of a later date.
+    disabled: not judged.
+    """
+
+    __pydantic_config__ = CLOSED
+
+    decision: Decision
+    reasons: list[str]  # one line each
+    alias: str
+    date: str | None = None  # of the job's data interval
+    version: str | None = None  # of this model; None: not registered yet, or not known
+    champion: str | None = None  # version that it was judged against, that had the alias; None: none had
+    champion_scores: Scores = field(default_factory=dict)  # of it, on this run's test rows
+    rules: list[RuleFinding] = field(default_factory=list)
+    drift: list[DriftFinding] = field(default_factory=list)
+
+
 def _has(name: str) -> AfterValidator:
     def check(values: dict[str, Any]) -> dict[str, Any]:
         if name not in values:
@@ -114,6 +168,8 @@ class TrainResult:
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
+    start: str = ""  # where training began and why, where the recipe says `warm_start.from`
+    promotion: Promotion | None = None  # None: neither gates nor a date; the alias moves as report.must_beat says
 
     # Time
     timings: Annotated[dict[str, float], _has("launch_s")]  # stage of the job -> seconds, in order
@@ -128,7 +184,8 @@ class TrainResult:
         for name, scores in self.scores.items():
             prefix = "test" if name == MODEL else f"test/{name.split(' (')[0].replace(' ', '_')}"
             flat |= {f"{prefix}/{metric}": value for metric, value in scores.items()}
-        return flat
+        champion = self.promotion.champion_scores if self.promotion else {}
+        return flat | {f"test/champion/{metric}": value for metric, value in champion.items()}
 
     def run_config(self) -> RunConfig:
         """The configuration. ManifestError where this version of sparkring does not know it."""

@@ -24,8 +24,9 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import nn
 
-from sparkring.conf.config import OptimConfig, RunConfig, WarmStartConfig
+from sparkring.conf.config import OptimConfig, RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
+from sparkring.conf.promotion import WarmStartConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Stored, read
 from sparkring.training.checkpoint.catalog import committed
@@ -471,6 +472,7 @@ def agreed_model(
 
 def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
     """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
+    assert start.model is not None, "`from` is made a folder before anything is launched"
     trained = read_model_folder(open_storage(start.model))
     for key in ("factory", "args", "inputs"):
         before, now = getattr(trained.config.model, key), getattr(config.model, key)
@@ -503,6 +505,7 @@ def start_from(
     """
     trained = starting_model(config, start)
     change = change_since(trained, config, manifest)
+    assert start.model is not None, "starting_model has read it"
     weights = read_weights(open_storage(start.model)) if rank == 0 else None
     if rank == 0:
         log.info("warm start from %s: %s", start.model, "; ".join(change.changed) or "the same features")

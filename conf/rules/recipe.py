@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,8 @@ from pydantic import BaseModel
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.promotion import HIGHER_IS_BETTER
+from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest, promotion_problems
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.storage import NO_SECRETS, check_uri
@@ -91,6 +92,12 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "where model.task is not language_model: no text is written",
         "remove it",
     ),
+    NoEffect(
+        ("warm_start.retrain_every", "warm_start.after_correction"),
+        lambda c: c.warm_start is not None and c.warm_start.model is not None,
+        "with warm_start.model, which is always started from",
+        "remove it, or set warm_start.from to champion instead of model",
+    ),
 )
 
 
@@ -130,6 +137,7 @@ def combination_problems(config: RunConfig) -> list[str]:
         *secret_problems(config),
         *must_beat_problems(config),
         *predict_problems(config),
+        *promotion_problems(config),
         *no_effect_problems(config),
         *uri_problems(config),
     ]
@@ -251,7 +259,7 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
                 f"train.global_batch = {train.global_batch}: larger than the training split of {rows} rows, so an "
                 "epoch has no full batch; make it smaller, or set data.tail to pad"
             )
-    return problems + share_by_problems(config, manifest)
+    return problems + share_by_problems(config, manifest) + dataset_promotion_problems(config, manifest)
 
 
 def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
@@ -272,15 +280,10 @@ def metric_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
     wanted = {"train.best_metric": config.train.best_metric} | (
         {"train.early_stopping.metric": early.metric} if early else {}
     )
+    if config.promote is not None and config.model.task not in HIGHER_IS_BETTER:  # the others' are known without a task
+        wanted |= {f"promote.rules.{i}.metric": rule.metric for i, rule in enumerate(config.promote.rules)}
     return [
         f"{key} = {name!r}: no validation metric of model.task = {config.model.task!r}; {nearest(name, names)}"
         for key, name in wanted.items()
         if name not in names
     ]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Hint for an unknown name: the closest known one, or all of them."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {names}"

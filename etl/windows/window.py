@@ -183,7 +183,7 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
     splits = check_splits(checked.splits, config.split)
     files = list_files(parts, folders, assigned, list(splits))
     trained = [part for part, split in zip(parts, assigned, strict=True) if split in (None, "train")]
-    fitted = [_statistics(root.at(part_folder(request.name, p.interval, p.fingerprint)), p) for p in trained]
+    fitted = [read_statistics(root.at(part_folder(request.name, p.interval, p.fingerprint)), p) for p in trained]
     for part, found in zip(trained, fitted, strict=True):
         check_measured(part, found, config)
     last = parts[-1].lineage
@@ -330,7 +330,8 @@ def _as_checked(part: Part, split: str | None) -> Checked:
     return Checked(part.accounting.rows_in, dict(part.accounting.quarantined), dict(counts), dict(part.failing))
 
 
-def _statistics(storage: Storage, part: Part) -> Statistics:
+def read_statistics(storage: Storage, part: Part) -> Statistics:
+    """Read a part's statistics. `storage`: its folder. StoredError where they are not what was written."""
     data, where = storage.read_bytes(part.statistics), f"{storage.uri}/{part.statistics}"
     if hashlib.sha256(data).hexdigest() != part.statistics_sha256:
         raise EtlError(f"{where}: is not what was written; delete {storage.uri}, and the part is written anew")

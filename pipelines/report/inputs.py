@@ -60,17 +60,37 @@ class ReportInputs:
             "code": result.commit or "not a git checkout",
             "configuration": result.config_digest,
             "engine": f"{train.engine}, {train.world} ranks",
-            "model": model if lost else f"{model}@{alias}",
+            "model": f"{model}@{alias}" if self.has_alias else model,
             "steps": f"{train.steps:,} ({train.consumed_samples:,} samples), best at step {train.best_step}; "
             f"the model is step {train.exported_step}'s",
         }
         if lost:
             facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"
+        if result.start:
+            facts["training started"] = result.start
         if result.missing:
             facts["baselines without scores"] = "; ".join(f"{name} ({why})" for name, why in result.missing.items())
         if result.tracking_url:
             facts["MLflow"] = result.tracking_url
         return facts
+
+    @property
+    def has_alias(self) -> bool:
+        """Whether the alias was given to this model."""
+        if self.result.promotion is not None:
+            return self.result.promotion.decision == "promoted"
+        return not lost_to(self.result.scores, self.config.report.must_beat, self.result.missing)
+
+    @property
+    def promotion(self) -> dict[str, str]:
+        """Label -> text of what was decided of the model; {} where nothing was to be decided."""
+        found = self.result.promotion
+        if found is None:
+            return {}
+        shown = {"decision": found.decision.replace("_", " "), "why": "; ".join(found.reasons)}
+        shown |= {"date": found.date or "", "version": found.version or ""}
+        shown |= {"judged against version": found.champion or ""}
+        return {label: text for label, text in shown.items() if text}
 
     @property
     def losses(self) -> Mapping[str, list[tuple[int, float]]]:

@@ -33,7 +33,6 @@ from mlflow.entities import (
     Param,
     RunTag,
 )
-from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from sparkring.conf.config import TrackingConfig
@@ -46,7 +45,9 @@ from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.process_id import this_process
+from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.rules import (
+    JOB,
     StoreUnreachable,
     TryAgain,
     is_abandoned,
@@ -73,7 +74,6 @@ PIP_REQUIREMENTS = ["sparkring"]  # of a model
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
 IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
-AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent
 HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
 
@@ -410,16 +410,22 @@ class MlflowSink:
         else:  # not `models:/<id>`: the embedded registry would look that up in the process-wide store
             source, tags = model.artifact_location, op.tags | tags
             version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
-        client.set_tag(run, "sparkring.model_version", f"models:/{name}/{version.version}")
-        if (alias := op.alias) is None:
-            return
-        current = client.get_registered_model(name).aliases.get(alias)
-        if current is not None and (later := _at_ms(client.get_model_version(name, current))) > at_ms:
-            why = f"{alias} stays on version {current}, {(later - at_ms) / 1000:.0f} s younger"
-            log.warning("%s version %s: %s", name, version.version, why)
-            client.set_tag(run, "sparkring.alias_not_moved", why)
-        elif current != str(version.version):
-            client.set_registered_model_alias(name, alias, str(version.version))
+        client.set_tag(run, MODEL_VERSION, f"models:/{name}/{version.version}")
+        if op.alias is not None and (ours := self._registry(name).version(str(version.version))):
+            refusal = self._registry(name).move(op.alias, ours, None)
+            if refusal is not None:
+                log.warning("%s version %s: %s", name, version.version, refusal.why)
+                client.set_tag(run, "sparkring.alias_not_moved", refusal.why)
+
+    def _registry(self, name: str) -> Registry:
+        return Registry(self.config.model_copy(update={"registered_model": name}), self._connect())
+
+    def _promote(self, op: ops.Promote) -> None:
+        tags = self._registry(op.registered_model).apply(op, self.runs[op.key])
+        runs = {self.runs[op.key], self.runs.get(JOB, self.runs[op.key])}
+        for run in runs:
+            for name, value in tags.items():
+                self._connect().set_tag(run, name, value[:4000])
 
     def _lost(self, op: ops.Lost) -> None:
         """Note what the driver could not even copy."""
@@ -489,12 +495,6 @@ def _batches(pending: list[tuple[ops.Op, int]]) -> Iterator[tuple[list[ops.Op], 
         end = position
     if group:
         yield group, end
-
-
-def _at_ms(version: ModelVersion) -> int:
-    """When the version's job registered it."""
-    tag = version.tags.get(AT_MS, "")
-    return int(tag) if tag.isdecimal() else int(version.creation_timestamp)
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one below Pyth
 
 from sparkring.conf.config import experiment_problem
 from sparkring.conf.stored import CLOSED, Count, Finite, FolderName, Label, RelativePath
+from sparkring.training.result import Decision
 
 Time = Annotated[Finite, Field(ge=0, lt=1e10, description="seconds since 1970; the end is in the year 2286")]
 TimeMs = Annotated[int, Field(ge=0, lt=10**13)]
@@ -151,6 +152,22 @@ class Model(ModelInfo, _Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Promote(_Op):
+    """What was decided of the version that the run has registered before.
+
+    `promoted` moves the alias under the rules of `refuse_move`, whenever this is applied; any other decision leaves it.
+    """
+
+    op: Literal["promote"] = "promote"
+    registered_model: Label
+    alias: Label
+    decision: Decision
+    reason: str
+    judged_against: Label | None  # version, or NO_CHAMPION; None: it was not judged
+    names: ClassVar = "decision"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lost(_Op):
     """What the driver could not even copy."""
 
@@ -177,6 +194,7 @@ Op = (
     | Checkpoint
     | KeepCheckpoints
     | Model
+    | Promote
     | Lost
     | End
 )

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -132,6 +132,50 @@ def is_abandoned(tags: Mapping[str, str], now: float, here: ProcessId) -> bool:
     return now - heartbeat > STALE_S if running is None else not running
 
 
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model."""
+
+    name: str
+    version: str
+    at_ms: int  # when its job registered it, however late that was sent
+    date: str | None = None  # start of its job's data interval, as ISO text
+    source: str = ""  # URI of its files
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+NO_CHAMPION = "none"  # what a model was judged against where no version had the alias
+DATE = "sparkring.date"  # tag of a version and of a job's run
+WEIGHTS = "sparkring.weights_sha256"  # tag of a version
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an alias does not move. older: its version is of a later date, or of a later job."""
+
+    why: str
+    older: bool
+
+
+def refuse_move(alias: str, current: Version | None, ours: Version, judged_against: str | None) -> Refusal | None:
+    """Decide whether an alias may move from `current` to `ours`; None: it may.
+
+    It moves forward only: by the date of the data where both have one, else by the time of registration. And only from
+    the version that ours was judged against (NO_CHAMPION: from none), where there was one; None: it was not judged.
+    """
+    if current is not None and current.version != ours.version:
+        if current.date is not None and ours.date is not None and current.date != ours.date:
+            if current.date > ours.date:
+                return Refusal(f"{alias} stays on version {current.version}, of the later date {current.date}", True)
+        elif current.at_ms > ours.at_ms:
+            younger_s = (current.at_ms - ours.at_ms) / 1000
+            return Refusal(f"{alias} stays on version {current.version}, {younger_s:.0f} s younger", True)
+    has = NO_CHAMPION if current is None else current.version
+    if judged_against is not None and has not in (judged_against, ours.version):
+        return Refusal(f"{alias} is on version {has} now, and the model was judged against {judged_against}", False)
+    return None
+
+
 def without_password(uri: str) -> str:
     """The URI without user and password."""
     parts = urlsplit(uri)
@@ -140,7 +184,7 @@ def without_password(uri: str) -> str:
 
 @contextmanager
 def client_limits(config: TrackingConfig) -> Iterator[None]:
-    """Limit MLflow's requests inside the block; values the user has set stay.
+    """Limit MLflow's requests inside the block, and leave out its progress bars; values the user has set stay.
 
     Its client reads them from the environment only; the defaults (120 s, 7 retries) would stall a job.
     """
@@ -148,6 +192,7 @@ def client_limits(config: TrackingConfig) -> Iterator[None]:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(config.request_timeout_s),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(config.request_retries),
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
     before = {name: os.environ.get(name) for name in limits}
     os.environ.update({name: value for name, value in limits.items() if before[name] is None})

@@ -35,6 +35,7 @@ from sparkring.pipelines.tracking.rules import (
     split_finite,
 )
 from sparkring.pipelines.tracking.system_metrics import SystemSampler
+from sparkring.training.result import Promotion
 
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.mlflow_store import MlflowSink
@@ -189,6 +190,29 @@ class Tracker:
         texts = {"tags": texts_of(info.tags), "params": flat_params(info.params)}
         self._put_file(ops.Model, key, folder, "data", **(vars(info) | texts))
 
+    def promote(
+        self, key: str, registered_model: str, alias: str, promotion: Promotion, judged_against: str | None
+    ) -> None:
+        """What was decided of the version that the run `key` has registered.
+
+        Args:
+            key: of the run.
+            registered_model: name.
+            alias: that the version gets where it is promoted.
+            promotion: the decision and its reasons.
+            judged_against: as in `refuse_move`.
+        """
+        reason = "; ".join(promotion.reasons)[:4000]
+        self._put(
+            ops.Promote,
+            key,
+            registered_model=registered_model,
+            alias=alias,
+            decision=promotion.decision,
+            reason=reason,
+            judged_against=judged_against,
+        )
+
     # -- sending
 
     def _put(self, kind: type[ops.Op], key: str, **fields: Any) -> None:
@@ -269,6 +293,20 @@ class Tracker:
         """Wait until everything recorded so far is in the store; False if it is not by then."""
         journal = self._journal
         return journal is None or self._wait(lambda: not journal.pending(1), timeout_s)
+
+    def settled(self, timeout_s: float = 600.0, away_s: float = 15.0) -> bool:
+        """Wait until everything recorded so far is in the store, however large; False where the store is away.
+
+        Args:
+            timeout_s: until it is False in any case.
+            away_s: that a store is waited for which does not take what is sent.
+        """
+        began = time.monotonic()
+        while not self.flush(min(away_s, timeout_s) / 5):
+            waited_s = time.monotonic() - began
+            if waited_s > timeout_s or (self._down_since is not None and waited_s > away_s):
+                return False
+        return True
 
     def run_id(self, key: str = JOB, timeout_s: float = 60.0) -> str | None:
         """The run's id, None while the store cannot be reached."""

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -61,9 +62,10 @@ def setting_exists(key: str) -> bool:
     for part in key.split("."):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return True  # an argument of a model, a name the user gives
-        if part not in model.model_fields:
+        field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
+        if field is None:
             return False
-        kinds = [model.model_fields[part].annotation]
+        kinds: list[Any] = [field.annotation]
         while kinds and not isinstance(kinds[0], type):
             kinds = [each for kind in kinds for each in getattr(kind, "__args__", ())]
         model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)

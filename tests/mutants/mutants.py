@@ -88,6 +88,17 @@ T_STATISTICS, T_INTERVAL, T_PARTS, T_WINDOW = (
 )
 T_CHECKS, T_RULES = "tests/spark/test_etl_checks.py", "tests/etl/test_split.py"
 T_JDBC, T_CATALOG = "tests/etl/sources/test_jdbc.py", "tests/etl/sources/catalog/test_source.py"
+PROMOTION = "pipelines/promotion"
+GATE_RULES, GATE_SCORES, GATE, START, DRIFT, DISTRIBUTIONS, CHAMPION = (
+    f"{PROMOTION}/{name}.py" for name in ("rules", "scores", "gate", "start", "drift", "distributions", "champion")
+)
+T_GATE_RULES, T_GATE_SCORES, T_GATE, T_START, T_DRIFT, T_DISTRIBUTIONS, T_CHAMPION = (
+    f"tests/pipelines/promotion/test_{name}.py"
+    for name in ("rules", "scores", "gate", "start", "drift", "distributions", "champion")
+)
+ALIASES, REGISTRY, T_REGISTRY = (
+    "pipelines/tracking/rules.py", "pipelines/tracking/registry.py", "tests/pipelines/tracking/test_registry.py"
+)  # fmt: skip
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
 
 MUTANTS = (
@@ -532,4 +543,54 @@ MUTANTS = (
     Mutant(LINEAGE, "result.fingerprint != manifest.fingerprint", "False", T_LINEAGE),
     Mutant(LINEAGE, 'if found.state != "same":', "if False:", T_LINEAGE),
     Mutant(LINEAGE, "record.mlflow_run_id == mlflow_run_id", "record.mlflow_run_id", T_LINEAGE),
+    # Gates: which model passes, and where the alias goes.
+    Mutant(GATE_RULES, "value >= rule.threshold if better", "value > rule.threshold if better", T_GATE_RULES),
+    Mutant(GATE_RULES, "ours >= champion + change if better", "ours > champion + change if better", T_GATE_RULES),
+    Mutant(
+        GATE_RULES, "rule.min_relative_change * np.abs(champion)", "rule.min_relative_change * champion", T_GATE_RULES
+    ),
+    Mutant(GATE_RULES, "np.where(champion == 0, LEAST_CHANGE,", "np.where(champion == 0, 0.0,", T_GATE_RULES),
+    Mutant(GATE_RULES, "passed = bool(share >= rule.confidence)", "passed = bool(share >= 0.5)", T_GATE_RULES),
+    Mutant(GATE_RULES, "return math.isfinite(value)", "return True", T_GATE_RULES),
+    Mutant(
+        GATE_RULES,
+        "(rule.confidence or SLICE_CONFIDENCE)) / looks",
+        "(rule.confidence or SLICE_CONFIDENCE))",
+        T_GATE_RULES,
+    ),
+    Mutant(GATE_RULES, "counts >= promote.min_slice_rows", "counts >= 0", T_GATE_RULES),
+    Mutant(GATE_SCORES, "below + negative / 2", "below", T_GATE_SCORES),
+    Mutant(
+        GATE_SCORES,
+        "made[number] = [of(weights) for of in of_weights]",
+        "made[number] = [of(random.permutation(weights)) for of in of_weights]",
+        T_GATE_SCORES,
+    ),
+    Mutant(
+        DISTRIBUTIONS, "np.append(ranges[1], _others(current, now))", "np.append(ranges[1], (0, 0))", T_DISTRIBUTIONS
+    ),
+    Mutant(DISTRIBUTIONS, "np.log2(p[there] / q[there])", "np.log(p[there] / q[there])", T_DISTRIBUTIONS),
+    Mutant(STATISTICS, "np.where(x < 0, -magnitude - 1, magnitude + 1)", "magnitude + 1", T_DISTRIBUTIONS),
+    Mutant(DRIFT, "exceeded=value > rule.max", "exceeded=False", T_DRIFT),
+    Mutant(DRIFT, 'for part in reference} if which == "new" else set()', "for part in reference}", T_DRIFT),
+    Mutant(DRIFT, "exceeded=not why.absent", "exceeded=False", T_DRIFT),
+    Mutant(CHAMPION, "with_features(dataset.manifest, trained.manifest.features)", "dataset.manifest", T_CHAMPION),
+    Mutant(CHAMPION, "return scores[order]", "return scores", T_CHAMPION, "one reader serves rows in their order"),
+    Mutant(
+        START,
+        "number % retrain_every == 0",
+        "number % retrain_every == 1",
+        T_START,
+        "another date of each period: as good, as long as it does not change",
+    ),
+    Mutant(START, 'block.after_correction == "scratch"', 'block.after_correction == "warm"', T_START),
+    Mutant(START, "if run.exists(START):", "if False:", T_START),
+    Mutant(GATE, "elif seen.compared.older:", "elif False:", T_GATE),
+    Mutant(GATE, "if self._is_this_model(found):", "if False:", T_GATE),
+    Mutant(GATE, "self.judged = self.judge()\n        tracker, scores", "pass\n        tracker, scores", T_GATE),
+    Mutant(ALIASES, "if current.date > ours.date:", "if False:", T_REGISTRY),
+    Mutant(ALIASES, "has not in (judged_against, ours.version)", "has in ()", T_REGISTRY),
+    Mutant(ALIASES, "elif current.at_ms > ours.at_ms:", "elif False:", T_REGISTRY),
+    Mutant(REGISTRY, "if now is None or now.version != ours.version:", "if False:", T_REGISTRY),
+    Mutant(REGISTRY, "None if current is None or same else current.version", "None", T_REGISTRY),
 )

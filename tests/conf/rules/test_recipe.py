@@ -105,6 +105,8 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["model.task=regression"], "report.share_by=[a]"),
         ([], "report.sample_prompt=So"),
         ([], "report.sample_tokens=9"),
+        (["warm_start.model=/m"], "warm_start.retrain_every=7"),
+        (["warm_start.model=/m"], "warm_start.after_correction=warm"),
     ],
 )
 def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, run: list[str], idle: str) -> None:

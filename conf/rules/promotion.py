@@ -1,0 +1,130 @@
+"""What of `promote` and `drift` goes with the rest of a recipe, and with its dataset."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.promotion import (
+    COMPARED_TASKS,
+    HIGHER_IS_BETTER,
+    NOT_RESAMPLED,
+    DriftDataset,
+    DriftRule,
+    MetricRule,
+)
+from sparkring.conf.storage import check_uri
+
+
+def promotion_problems(config: RunConfig) -> list[str]:
+    """List what is wrong with `promote` and `drift` in this recipe, without its dataset."""
+    from_champion = config.warm_start is not None and config.warm_start.from_alias is not None
+    blocks = {"promote": config.promote, "drift": config.drift, "warm_start.from": from_champion or None}
+    problems = [
+        f"{key}: tracking.enabled is false, so no version is registered; set it true, or remove {key}"
+        for key, block in blocks.items()
+        if block is not None and not config.tracking.enabled
+    ]
+    return [*problems, *_promote_problems(config), *_drift_problems(config)]
+
+
+def _promote_problems(config: RunConfig) -> Iterator[str]:
+    promote, task = config.promote, config.model.task
+    if promote is None:
+        return
+    if config.train.test_split is None and promote.rules:
+        yield "promote.rules: train.test_split is null, so there are no held-out rows to judge the model on"
+    if promote.slices and task not in COMPARED_TASKS:
+        yield f"promote.slices: the champion is scored again for the tasks {[*COMPARED_TASKS]} only, not for {task!r}"
+    for number, rule in enumerate(promote.rules):
+        yield from (f"promote.rules.{number}: {problem}" for problem in _rule_problems(rule, task))
+
+
+def _rule_problems(rule: MetricRule, task: str) -> Iterator[str]:
+    known = HIGHER_IS_BETTER.get(task)
+    if known is not None and rule.metric not in known:
+        yield f"metric = {rule.metric!r}: no held-out metric of model.task = {task!r}; {nearest(rule.metric, known)}"
+        return
+    if known is None and rule.greater_is_better is None:
+        yield f"greater_is_better: say whether more is better of {rule.metric!r}, a metric of your own task {task!r}"
+    if rule.compares and task not in COMPARED_TASKS:
+        yield (
+            f"metric = {rule.metric!r}: the champion is scored again for the tasks {[*COMPARED_TASKS]} only, so with "
+            f"model.task = {task!r} a rule can have a threshold, no change"
+        )
+    elif rule.confidence is not None and rule.metric in NOT_RESAMPLED:
+        yield (
+            f"confidence: {rule.metric} cannot be resampled; leave confidence out, or use one of "
+            f"{sorted(set(known or {}) - NOT_RESAMPLED)}"
+        )
+
+
+def _drift_problems(config: RunConfig) -> Iterator[str]:
+    drift = config.drift
+    if drift is None:
+        return
+    if isinstance(drift.against, DriftDataset):
+        try:
+            check_uri(drift.against.dataset)
+        except ValueError as error:
+            yield f"drift.against.dataset: {error}"
+    for number, rule in enumerate(drift.rules):
+        key = f"drift.rules.{number}"
+        if rule.predicts and isinstance(drift.against, DriftDataset):
+            yield f"{key}: a dataset has no predictions; compare them against champion or previous"
+        if rule.predicts and (config.train.test_split is None or config.model.task not in COMPARED_TASKS):
+            yield (
+                f"{key}: predictions are compared over train.test_split, for the tasks {[*COMPARED_TASKS]}; here they "
+                f"are {config.train.test_split!r} and {config.model.task!r}"
+            )
+        if rule.inputs and config.etl is not None and config.etl.interval is None:
+            yield (
+                f"{key}: columns are compared by what the parts of a dataset have counted; set etl.interval, or "
+                "compare `prediction` only"
+            )
+
+
+def dataset_promotion_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """List slices and drift columns that the dataset does not have, or not in a form that can be compared."""
+    problems = []
+    scalar = [column.name for column in manifest.columns if column.layout == "scalar"]
+    for name in config.promote.slices if config.promote else ():
+        if name not in scalar:
+            kinds = {column.name: column.layout for column in manifest.columns}
+            has = f"has it as a {kinds[name]} column" if name in kinds else "has no such column"
+            problems.append(f"promote.slices = {name!r}: the dataset {has}, slices are of scalar ones; "
+                            f"{nearest(name, scalar)}")  # fmt: skip
+    for number, rule in enumerate(config.drift.rules if config.drift else ()):
+        problems += [f"drift.rules.{number}: {problem}" for problem in _column_problems(rule, manifest)]
+    return problems
+
+
+def _column_problems(rule: DriftRule, manifest: DatasetManifest) -> Iterator[str]:
+    if rule.inputs and not manifest.parts:
+        yield (
+            f"columns = {rule.inputs!r}: the dataset is not made of parts, so nothing has counted its values; build it "
+            "with etl.interval, or compare `prediction` only"
+        )
+        return
+    counted = measured_columns(manifest)
+    for name in rule.inputs if rule.inputs != "all" else ():
+        if name not in counted:
+            yield (
+                f"columns = {name!r}: no numeric or categorical feature is made of such a column, so nothing has "
+                f"counted its values; {nearest(name, counted)}"
+            )
+
+
+def measured_columns(manifest: DatasetManifest) -> list[str]:
+    """The columns whose values are counted when they are written: those of numeric and categorical features."""
+    fitted = (state for state in manifest.fitted if state["kind"] in ("numeric", "categorical"))
+    return list(dict.fromkeys(state["column"] for state in fitted))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Hint for an unknown name: the closest known one, or all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {names}"

@@ -1,0 +1,104 @@
+"""The champion: the model an alias names, and what it predicts for the test rows of another dataset.
+
+Shards hold values, so the reader that serves the ranks makes tensors of them by the champion's own feature state:
+its vocabularies and scales, not those of the new dataset.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import with_features
+from sparkring.conf.storage import Storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines import serving
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.split_rows import SplitRows
+from sparkring.pipelines.tracking.rules import Version
+from sparkring.training.checkpoint.weights import read_weights
+from sparkring.training.data.build import make_reader
+from sparkring.training.data.request import ReadRequest
+from sparkring.training.model_folder import CONFIG, TrainedModel, read_model_folder
+from sparkring.training.tasks import build_task
+from sparkring.training.worker import Predictions, pick_columns
+
+log = logging.getLogger(__name__)
+Array = NDArray[Any]
+
+
+class NotComparable(ValueError):
+    """The champion cannot be read, or cannot score the rows; the message says why."""
+
+
+@dataclass(frozen=True)
+class Champion:
+    """A registered version with what its model folder says."""
+
+    version: Version
+    folder: Storage  # a copy, valid as long as the caller keeps it
+    model: TrainedModel
+
+
+def read_champion(version: Version, folder: Storage, config: RunConfig) -> Champion:
+    """Read a version's model folder. NotComparable where it is damaged, or names code that is not the recipe's."""
+    try:
+        model = read_model_folder(folder)
+        own = (config.model.factory, config.model.task)
+        if (model.config.model.factory, model.config.model.task) != own:
+            serving.check_trusted(model.config, f"{folder.uri}/{CONFIG}")
+    except (StoredError, OSError) as error:
+        raise NotComparable(f"version {version.version} of {version.name!r} cannot be read: {error}") from error
+    return Champion(version, folder, model)
+
+
+def predict_test_rows(champion: Champion, config: RunConfig, dataset: Dataset, rows: SplitRows) -> Array:
+    """What the champion predicts for the test rows, (N,) or (N, classes), in the dataset's order.
+
+    Args:
+        champion: whose model and features are applied.
+        config: of this run: how rows are read, and which are the test rows.
+        dataset: of this run.
+        rows: that the ranks have scored.
+
+    Raises NotComparable where its features cannot be made of this dataset's columns, or its task is another.
+    """
+    try:
+        return _predict(champion, config, dataset, rows)
+    except (StoredError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RuntimeError: torch's
+        why = " ".join(str(error).split())
+        raise NotComparable(
+            f"version {champion.version.version} of {champion.version.name!r} cannot score the test rows: {why}"
+        ) from error
+
+
+def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: SplitRows) -> Array:
+    trained, split = champion.model, config.train.test_split
+    if trained.config.model.task != config.model.task:
+        raise ValueError(f"its task is {trained.config.model.task!r}, this recipe's is {config.model.task!r}")
+    assert split is not None, "there are test rows"
+    manifest = with_features(dataset.manifest, trained.manifest.features)
+    inputs = trained.config.model.inputs
+    columns = pick_columns(manifest, inputs, config.model.label)
+    model = serving.trained_model(trained.config, trained.manifest, read_weights(champion.folder))
+    task: Any = build_task(config.model.task, columns.features, columns.label, inputs)
+    request = ReadRequest(dataset.folder, manifest, split, columns.read, config.train.eval_batch)
+    reader = make_reader(config.data, request, evaluation=True)
+    found = Predictions(task)
+    try:
+        with torch.inference_mode():
+            for batch in reader.batches():
+                found.add(batch, model(*task.inputs(batch.columns)))
+    finally:
+        reader.close()
+    ids, scores = (np.concatenate([part[i] for part in found.parts]) for i in (0, 1))
+    order, wanted = np.argsort(ids), rows.row_numbers()
+    if not np.array_equal(ids[order], wanted):
+        raise ValueError(f"{len(ids)} of {len(wanted)} test rows were read")
+    return scores[order]

@@ -1,0 +1,148 @@
+"""Where a training begins that is told to start from the champion: decided once for a run, and kept in its folder.
+
+<run>/start.json    which version, or why from scratch
+      start/        a copy of the version's model folder: the ranks read it wherever they are, and neither a
+                    promotion nor a deletion in between changes where a resumed run had begun
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from typing import Annotated
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import Resolved
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.promotion import WarmStartConfig
+from sparkring.conf.storage import CHUNK_BYTES, Storage
+from sparkring.conf.stored import CLOSED, read, up_to
+from sparkring.pipelines.promotion.champion import Champion, NotComparable
+from sparkring.training.model_folder import FILES
+from sparkring.training.worker import change_since, starting_model
+
+log = logging.getLogger(__name__)
+START, START_FOLDER = "start.json", "start"
+EPOCH_MONDAY = date(1969, 12, 29).toordinal()
+
+
+@dataclass(frozen=True)
+class Start:
+    """start.json: where a run begins."""
+
+    __pydantic_config__ = CLOSED
+
+    version: str | None  # of the champion that it starts from; None: from scratch
+    why: str
+    format: Annotated[int, up_to(1)] = 1
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        return f"from scratch: {self.why}" if self.version is None else f"from version {self.version}: {self.why}"
+
+
+def resolve_start(
+    resolved: Resolved,
+    manifest: DatasetManifest,
+    run: Storage,
+    day: str,
+    champion: Callable[[], Champion | None],
+) -> tuple[Resolved, Start | None]:
+    """Replace `warm_start.from` by the folder that this run starts from, or by nothing; and say which.
+
+    Args:
+        resolved: the job's configuration; one without `warm_start.from` stays as it is.
+        manifest: of its dataset.
+        run: the run folder.
+        day: the job's date as ISO text; for a job without one, the day it was begun.
+        champion: reads the champion; None where there is none. NotComparable where it cannot be read.
+    """
+    block = resolved.config.warm_start
+    if block is None or block.model is not None:
+        return resolved, None
+    if run.exists(START):
+        start = read(Start, run, START)
+        log.info("training starts %s (as it had begun)", start.text)
+    else:
+        start = decide_start(resolved.config, block, manifest, run, day, champion)
+        run.put_atomic(START, json.dumps(asdict(start), indent=1).encode())
+        log.info("training starts %s", start.text)
+    return with_start(resolved, run.at(START_FOLDER).uri if start.version is not None else None), start
+
+
+def decide_start(
+    config: RunConfig,
+    block: WarmStartConfig,
+    manifest: DatasetManifest,
+    run: Storage,
+    day: str,
+    champion: Callable[[], Champion | None],
+) -> Start:
+    """Decide where a new run begins, and copy the model it begins from. Arguments as of `resolve_start`."""
+    if is_due(block.retrain_every, number_of(day, config)):
+        return Start(None, f"{day} is a date of warm_start.retrain_every = {block.retrain_every}")
+    try:
+        found = champion()
+        if found is None:
+            return Start(None, f"no version has the alias {config.tracking.alias!r} yet")
+        corrected = corrected_intervals(found.model.manifest, manifest)
+        if corrected and block.after_correction == "scratch":
+            shown = ", ".join(corrected[:5]) + (f" and {len(corrected) - 5} more" if len(corrected) > 5 else "")
+            return Start(None, f"version {found.version.version} was trained on {shown} as before a correction")
+        folder = run.at(START_FOLDER)
+        copy_folder(found.folder, folder)
+        own = replace_block(config, folder.uri)
+        assert own.warm_start is not None
+        change = change_since(starting_model(own, own.warm_start), own, manifest)
+    except (NotComparable, ValueError) as error:  # WarmStartError, StoredError
+        return Start(None, str(error))
+    return Start(found.version.version, "; ".join(change.changed) or "the same features")
+
+
+def is_due(retrain_every: int | None, number: int) -> bool:
+    """Whether the interval of that number is one that is trained from scratch."""
+    return retrain_every is not None and number % retrain_every == 0
+
+
+def number_of(day: str, config: RunConfig) -> int:
+    """Number the intervals: consecutive ones have consecutive numbers, whichever dates have been run."""
+    first, every = date.fromisoformat(day[:10]), "day"
+    if config.etl is not None and config.etl.interval is not None:
+        every = config.etl.interval.every
+    if every == "month":
+        return first.year * 12 + first.month
+    days = first.toordinal() - EPOCH_MONDAY
+    if every == "week":
+        return days // 7
+    hour = day[11:13]
+    return days * 24 + int(hour) if hour.isdecimal() else days
+
+
+def corrected_intervals(trained: DatasetManifest, now: DatasetManifest) -> list[str]:
+    """The intervals of both datasets whose part is another now: the model was trained on what they held before."""
+    before = {part.interval: part.fingerprint for part in trained.parts}
+    return [p.interval for p in now.parts if before.get(p.interval, p.fingerprint) != p.fingerprint]
+
+
+def copy_folder(model: Storage, folder: Storage) -> None:
+    """Copy a model folder from storage to storage."""
+    for name in FILES:
+        with model.fs.open_input_stream(model.path(name)) as source, folder.create(name) as target:
+            while chunk := source.read(CHUNK_BYTES):
+                target.write(chunk)
+
+
+def with_start(resolved: Resolved, model: str | None) -> Resolved:
+    """The configuration with a folder for `from`; None: without a warm start."""
+    return replace(resolved, config=replace_block(resolved.config, model))
+
+
+def replace_block(config: RunConfig, model: str | None) -> RunConfig:
+    """As `with_start`, of a configuration."""
+    assert config.warm_start is not None
+    block = None if model is None else WarmStartConfig(model=model, new_values=config.warm_start.new_values)
+    return config.model_copy(update={"warm_start": block})

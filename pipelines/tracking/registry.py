@@ -1,0 +1,184 @@
+"""Versions of a registered model and their aliases, in MLflow.
+
+    champion (tracking.alias)   the version that is used
+    previous                    the one that was used before it
+    challenger                  the last version that was judged and not promoted
+
+MLflow has no compare-and-set of an alias. It is read again right before it is set and once more behind it; with the
+embedded store a lock keeps other processes of this machine out meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mlflow import MlflowClient
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from sparkring.conf.config import TrackingConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.secrets import redact
+from sparkring.conf.storage import Storage, exclusive, open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.rules import (
+    DATE,
+    NO_CHAMPION,
+    WEIGHTS,
+    Refusal,
+    StoreUnreachable,
+    Version,
+    refuse_move,
+)
+from sparkring.training.result import Decision
+
+log = logging.getLogger(__name__)
+AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent
+DECISION, REASON, CHAMPION_BEFORE = "sparkring.decision", "sparkring.reason", "sparkring.champion_before"
+MODEL_VERSION = "sparkring.model_version"  # tag of a run
+PREVIOUS, CHALLENGER = "previous", "challenger"
+ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's codes for an alias or a version that is not
+
+
+class Registry:
+    """The versions of one registered model. `config`: with its names filled in."""
+
+    def __init__(self, config: TrackingConfig, client: MlflowClient | None = None) -> None:
+        assert config.registered_model is not None, "TrackingConfig.named gives it a name"
+        self.config, self.name = config, config.registered_model
+        self._given = client
+
+    @property
+    def _client(self) -> MlflowClient:
+        if self._given is None:
+            self._given = MlflowClient(self.config.store_uri, registry_uri=self.config.store_uri)
+        return self._given
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes of this machine from moving an alias of an embedded store."""
+        if self.config.uri is not None:
+            return nullcontext()
+        return exclusive(Path(self.config.root) / ".alias.lock")
+
+    def with_alias(self, alias: str) -> Version | None:
+        """The version that has the alias; None where none has. StoreUnreachable where the store does not answer."""
+        return self._found(lambda: self._client.get_model_version_by_alias(self.name, alias))
+
+    def version(self, number: str) -> Version | None:
+        """The version of that number; None where there is none. StoreUnreachable as above."""
+        return self._found(lambda: self._client.get_model_version(self.name, number))
+
+    def _found(self, ask: Any) -> Version | None:
+        try:
+            return _version(ask())
+        except MlflowException as error:
+            if error.error_code in ABSENT:
+                return None
+            raise StoreUnreachable(_words(error)) from error
+        except Exception as error:  # of the client's transport, which has errors of its own
+            raise StoreUnreachable(_words(error)) from error
+
+    def version_of_run(self, run_id: str) -> Version | None:
+        """The version that a run has registered; None where it has none (yet)."""
+        try:
+            named = self._client.get_run(run_id).data.tags.get(MODEL_VERSION, "")
+        except Exception as error:
+            raise StoreUnreachable(_words(error)) from error
+        return self.version(named.rpartition("/")[2]) if named else None
+
+    def fetch(self, version: Version, into: Path) -> Storage:
+        """Copy a version's files into a folder; the model folder among them. StoredError where they are not there."""
+        from mlflow.artifacts import download_artifacts
+
+        where = f"version {version.version} of {self.name!r} ({version.source})"
+        try:
+            copied = download_artifacts(
+                artifact_uri=version.source, dst_path=str(into), tracking_uri=self.config.store_uri
+            )
+            flavor = yaml.safe_load((Path(copied) / "MLmodel").read_text())["flavors"]["python_function"]
+            return open_storage(str(Path(copied) / flavor["data"]))
+        except Exception as error:  # of whatever keeps the artifacts
+            raise StoredError(f"{where}: its files cannot be read: {_words(error)}") from error
+
+    def move(self, alias: str, ours: Version, judged_against: str | None) -> Refusal | None:
+        """Move the alias to `ours` under the rules of `refuse_move`, and `previous` to the version it was on.
+
+        Returns why it does not move.
+        """
+        with self.lock():
+            current = self.with_alias(alias)
+            if (refusal := refuse_move(alias, current, ours, judged_against)) is not None:
+                return refusal
+            if current is None or current.version != ours.version:
+                # A version with the same weights, of a run that was resumed at its very end, is no model before it.
+                same = current is not None and WEIGHTS in ours.tags and current.tags.get(WEIGHTS) == ours.tags[WEIGHTS]
+                self.set(alias, ours.version, None if current is None or same else current.version)
+            now = self.with_alias(alias)
+        if now is None or now.version != ours.version:
+            has = NO_CHAMPION if now is None else now.version
+            return Refusal(f"{alias} was set on version {has} by another job at the same time", False)
+        return None
+
+    def set(self, alias: str, to: str, before: str | None) -> None:
+        """Set the alias, and `previous` to the version that had it; a promoted version is no challenger any more."""
+        if before is not None:
+            self._client.set_registered_model_alias(self.name, PREVIOUS, before)
+        self._client.set_registered_model_alias(self.name, alias, to)
+        challenger = self.with_alias(CHALLENGER)
+        if challenger is not None and challenger.version == to:
+            self._client.delete_registered_model_alias(self.name, CHALLENGER)
+        log.info("%s: %s is version %s now, and was %s", self.name, alias, to, before or "no version")
+
+    def challenge(self, ours: Version) -> None:
+        """Set `challenger` on a version that was not promoted, unless it is on one of a later date."""
+        if refuse_move(CHALLENGER, self.with_alias(CHALLENGER), ours, None) is None:
+            self._client.set_registered_model_alias(self.name, CHALLENGER, ours.version)
+
+    def tag(self, version: str, tags: dict[str, str]) -> None:
+        """Set tags of a version."""
+        for name, value in tags.items():
+            self._client.set_model_version_tag(self.name, version, name, value[:4000])
+
+    def apply(self, op: ops.Promote, run_id: str) -> dict[str, str]:
+        """Do what was decided of the version that the run has registered; its tags, which the run gets too.
+
+        The decision in them is what came of it: a `promoted` that may not move the alias is `older_date` or `held`.
+        """
+        ours = self.version_of_run(run_id)
+        if ours is None:
+            raise MlflowException.invalid_parameter_value(f"run {run_id} has registered no version of {self.name!r}")
+        decision, reason = op.decision, op.reason
+        refusal = self.move(op.alias, ours, op.judged_against) if decision == "promoted" else None
+        if refusal is not None:
+            decision = "older_date" if refusal.older else "held"
+            reason = "; ".join(filter(None, [refusal.why, op.reason]))
+        tags = {DECISION: decision, REASON: reason}
+        if op.judged_against is not None:
+            tags[CHAMPION_BEFORE] = op.judged_against
+        self.tag(ours.version, tags)
+        if decision not in ("promoted", "older_date"):
+            self.challenge(ours)
+        return tags
+
+
+def decided(version: Version) -> tuple[Decision | None, str]:
+    """The decision in a version's tags, and its reason; None where there is none."""
+    found: Any = version.tags.get(DECISION)
+    return found, version.tags.get(REASON, "")
+
+
+def _version(found: ModelVersion) -> Version:
+    tag = found.tags.get(AT_MS, "")
+    at_ms = int(tag) if tag.isdecimal() else int(found.creation_timestamp)
+    tags = dict(found.tags)
+    return Version(found.name, str(found.version), at_ms, tags.get(DATE) or None, found.source or "", tags)
+
+
+def _words(error: BaseException) -> str:
+    """First line of a message, which may quote the store's URI: its credentials are hidden."""
+    return redact(first_line(error))[:500]

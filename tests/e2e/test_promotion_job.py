@@ -1,0 +1,123 @@
+"""Nights of one recipe with gates, against a real store: the alias moves to what is better, and to nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parents[2]
+
+RECIPE = {
+    "name": "sales",
+    "etl": {
+        "sources": {
+            "sales": {
+                "path": "sales",
+                "format": "parquet",
+                "columns": {"shop": "string", "amount": "bigint", "large": "float"},
+                "partitions": {"day": "date"},
+            }
+        },
+        "rows": "sales",
+        "features": {"shop": {"kind": "categorical"}, "amount": {"kind": "numeric"}},
+        "label": "large",
+        "interval": {"column": "day", "sources": {"sales": "day"}, "last": "2024-03-03", "window": 3},
+    },
+    "model": {"args": {"width": 8, "blocks": 1}},
+    "optim": {"lr": 0.03},
+    "train": {"epochs": 4, "global_batch": 64},
+    "warm_start": {"from": "champion"},
+    "launch": {"world": 1},
+    "report": {"baselines": False},
+    "promote": {
+        "rules": [
+            {"metric": "auc", "threshold": 0.8},
+            {"metric": "loss", "min_relative_change": 0.0, "confidence": 0.6},
+        ],
+        "slices": ["shop"],
+        "min_slice_rows": 50,
+    },
+    "drift": {
+        "rules": [
+            {"columns": ["amount"], "measure": "psi", "max": 1.0, "action": "stop"},
+            {"columns": ["prediction"], "measure": "jensen_shannon_divergence", "max": 0.4, "action": "hold"},
+        ]
+    },
+}  # fmt: skip
+
+# The date is handed to the job here, as `sparkring run --date` does.
+SCRIPT = """
+import json
+from pathlib import Path
+import sparkring.pipelines.job as job
+from sparkring.pipelines.cli import main
+from tests.e2e.test_promotion_job import write_day
+
+context, here, codes = job.JobContext, Path.cwd(), {}
+
+def night(day, *words):
+    job.JobContext = lambda *given, **named: context(*given, **named | {"ds": day})
+    return main(["run", "sales.yaml", f"etl.interval.last={day}", *words])
+
+codes["first"] = night("2024-03-03")
+codes["shifted"] = night("2024-03-03", "promote.rules=[]", "promote.slices=[]", "optim.lr=1e-9", "warm_start=null")
+write_day(here, "2024-03-04", scale=1000)
+codes["other unit"] = night("2024-03-04")
+write_day(here, "2024-03-04", permuted=True)
+codes["permuted"] = night("2024-03-04")
+write_day(here, "2024-03-04")
+codes["better"] = night("2024-03-04")
+codes["rollback"] = main(["rollback", "sales.yaml", "--reason", "late planes"])
+print("CODES", json.dumps(codes))
+"""
+
+
+def write_day(folder: Path, day: str, permuted: bool = False, scale: int = 1) -> None:
+    """The last day has most rows, so that a model of it is better for sure."""
+    draw, rows = np.random.default_rng(int(day[-2:])), 2000 if day == "2024-03-04" else 150
+    amounts = draw.integers(0, 100, rows)
+    large = (draw.random(rows) < 1 / (1 + np.exp(-(amounts - 50) / 10))).astype(np.float32)
+    (target := folder / f"sales/day={day}").mkdir(parents=True, exist_ok=True)
+    table = {"shop": draw.choice(["a", "b"], rows), "amount": amounts * scale}
+    pq.write_table(pa.table(table | {"large": draw.permutation(large) if permuted else large}), target / "x.parquet")
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, int]]:
+    """All nights in one process, since Java takes as long to start as two of them: folder, log, exit codes."""
+    folder = tmp_path_factory.mktemp("nights")
+    for day in ("2024-03-01", "2024-03-02", "2024-03-03"):
+        write_day(folder, day)
+    (folder / "sales.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert "CODES" in done.stdout, done.stderr
+    return folder, done.stderr, json.loads(done.stdout.partition("CODES ")[2])
+
+
+def summaries(folder: Path) -> list[dict[str, Any]]:
+    """Of the finished runs, oldest first."""
+    found = sorted(folder.glob("data/runs/sales/2*/summary.json"), key=lambda path: path.stat().st_mtime)
+    return [json.loads(path.read_text()) for path in found]
+
+
+def test_print(nights: Any) -> None:
+    folder, log, codes = nights
+    print(codes)
+    print(log)
+    for s in summaries(folder):
+        print(json.dumps({"start": s["start"], "scores": s["scores"], "p": s["promotion"]}, indent=1))
+    assert 0
