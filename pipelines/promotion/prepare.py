@@ -28,7 +28,7 @@ from sparkring.pipelines.promotion.drift import (
     trained_reference,
 )
 from sparkring.pipelines.promotion.start import Start, resolve_start
-from sparkring.pipelines.tracking.rules import DATE, StoreUnreachable
+from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.result import DriftFinding, TrainResult, read_result
 
@@ -53,8 +53,6 @@ def prepare(job: JobContext) -> tuple[JobContext, Prepared]:
 
     Returns the job with its start in the configuration. Raises DriftStop where a rule says so.
     """
-    if job.ds is not None:
-        job.tracker.tags(JOB, {DATE: job.ds})
     with champion_reader(job) as champion:
         resolved, start = resolve_start(
             job.resolved, job.dataset.manifest, job.folder, job.ds or _begun(job.record.folder), champion
