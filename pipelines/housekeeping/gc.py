@@ -40,7 +40,6 @@ from sparkring.pipelines.housekeeping.retention import (
     can_continue,
     decide,
     expendable_pointers,
-    is_running,
     protect,
     run_created,
 )
@@ -117,7 +116,7 @@ def collect_garbage(config: RunConfig, dry_run: bool, show: Callable[[str], None
             show(f"no part is deleted: {protected.all_parts}")
         if protected.all_datasets:
             show(f"no dataset is deleted: {protected.all_datasets}")
-        deleter = _Deleter(roots, store.delete_pointer, dead, dry_run, show)
+        deleter = _Deleter(roots, found, store.delete_pointer, dead, dry_run, show)
         for deletion in deletions:
             deleter.delete(deletion)
         deleter.delete_pointers(dead)
@@ -133,6 +132,7 @@ class _Deleter:
     def __init__(
         self,
         roots: Roots,
+        inventory: Inventory,
         delete_pointer: Callable[[str], None],
         dead: list[tuple[Pointer, str]],
         dry_run: bool,
@@ -142,6 +142,7 @@ class _Deleter:
 
         Args:
             roots: of the recipe.
+            inventory: what there was.
             delete_pointer: deletes a LoggedModel by its id.
             dead: pointers that go, with reasons; those to a checkpoint go right before it.
             dry_run: only say what goes.
@@ -149,6 +150,9 @@ class _Deleter:
         """
         self._roots, self._delete_pointer, self._dead = roots, delete_pointer, dead
         self._dry_run, self._show = dry_run, show
+        self._parts = {dataset.path: dataset.parts for dataset in inventory.datasets}
+        self._known_runs = {run.path for run in inventory.runs}
+        self._needed = set[str]()  # parts of datasets that are there after all
         self.done: list[Deletion] = []
         self.gone: set[str] = set()  # model ids
         self.failed = 0
@@ -156,7 +160,8 @@ class _Deleter:
     def delete(self, deletion: Deletion) -> None:
         """Delete a folder, its pointers first. What cannot be deleted is shown and counted in `failed`."""
         storage = self._roots.at(deletion.root)
-        if deletion.kind == "dataset" and not self._dry_run and (why := self._taken(deletion)):
+        if not self._dry_run and (why := self._taken(deletion)):
+            self._needed |= self._parts.get(deletion.path, frozenset())
             self._show(f"kept     {storage.at(deletion.path).uri}: {why}")
             return
         inside = [
@@ -171,6 +176,7 @@ class _Deleter:
                 delete_folder(storage, deletion)
         except OSError as error:
             self.failed += 1
+            self._needed |= self._parts.get(deletion.path, frozenset())
             self._show(f"failed   {storage.at(deletion.path).uri}: {error}; a later gc goes on with it")
             return
         self.done.append(deletion)
@@ -198,10 +204,18 @@ class _Deleter:
         return "would go" if self._dry_run else "deleted "
 
     def _taken(self, deletion: Deletion) -> str:
-        """Why a dataset must stay after all: a run that has begun since the inventory uses it."""
-        for run in _runs(self._roots.all_runs, self._roots.name, None)[0]:
-            if deletion.path.endswith(f"-{run.fingerprint[:12]}") and is_running(run):
-                return f"the run {run.path} has begun meanwhile"
+        """Why a dataset or part must stay after all: its dataset could not be deleted, or a run has begun meanwhile."""
+        if deletion.path in self._needed:
+            return "a dataset that is still there needs it"
+        if deletion.kind not in ("dataset", "part"):
+            return ""
+        here = this_process()
+        for record in Runs(self._roots.all_runs.uri, self._roots.name).records():
+            gone = process_runs(ProcessId(record.host, record.pid, record.start_ticks), here) is False
+            if record.folder in self._known_runs or record.status != "running" or gone:
+                continue
+            if deletion.kind == "part" or deletion.path.endswith(f"-{record.fingerprint[:12]}"):
+                return f"the run {record.folder} has begun meanwhile"
         return ""
 
 
@@ -269,14 +283,14 @@ def _parts(roots: Roots, unreadable: list[str]) -> tuple[list[StoredPart], list[
 
 
 def _runs(
-    all_runs: Storage, recipe: str, live: Mapping[str, str] | None, unreadable: list[str] | None = None
+    all_runs: Storage, recipe: str, live: Mapping[str, str], unreadable: list[str] | None = None
 ) -> tuple[list[StoredRun], list[Leftover]]:
     """The runs of a recipe, and those half deleted.
 
     Args:
         all_runs: the folder of all recipes' runs.
         recipe: its name.
-        live: see TrackedState; it tells of processes on other hosts. None: not asked.
+        live: see TrackedState; it tells of processes on other hosts.
         unreadable: URIs of files that cannot be read are added.
     """
     found, leftovers, here = list[StoredRun](), list[Leftover](), this_process()
@@ -294,7 +308,7 @@ def _runs(
                 unreadable.append(f"{runs.storage.uri}/{folder}/{RUN_JSON}")
             continue
         alive = process_runs(ProcessId(record.host, record.pid, record.start_ticks), here)
-        if alive is None and live is not None and record.mlflow_run_id is not None:
+        if alive is None and record.mlflow_run_id is not None:
             alive = f"{recipe}/{folder}" in live
         sizes = tree_bytes(runs.storage, folder)
         found.append(

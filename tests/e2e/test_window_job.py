@@ -42,7 +42,7 @@ RECIPE = {
     "model": {"args": {"width": 8, "blocks": 1}},
     "train": {"epochs": 2, "global_batch": 64},
     "data": {"audit": True},
-    "checkpoint": {"every_steps": 5, "keep_last": 1, "keep_best": 0},
+    "checkpoint": {"every_steps": 5, "keep_last": 1},
     "launch": {"world": 2},
     "report": {"baselines": False},
 }
@@ -124,7 +124,8 @@ def test_a_run_trains_on_the_window_and_names_its_parts(nights: Any) -> None:
     assert built == [(3.0, 3.0), (3.0, 1.0)]
     assert [found["test/unseen/shop"] for key, found in of_step if key == "evaluate"] == [unseen]
     pointers = client.search_logged_models([experiment.experiment_id], "tags.`sparkring.kind` = 'checkpoint'")
-    assert [pointer.tags["sparkring.uri"] for pointer in pointers] == [str(next((run / "checkpoints").glob("step-*")))]
+    kept = sorted(str(step) for step in (run / "checkpoints").glob("step-*"))  # of at least 6 that were written
+    assert sorted(pointer.tags["sparkring.uri"] for pointer in pointers) == kept and len(kept) <= 2
     hours = {f"cost/core_hours_{part}" for part in ("etl", "train", "evaluate")}
     (job,) = [found for key, found in of_step if key == "job" and "test/loss" in found]
     assert {name for name in job if name.startswith("cost/")} == hours and min(job[name] for name in hours) > 0

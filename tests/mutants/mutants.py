@@ -415,6 +415,8 @@ MUTANTS = (
     Mutant(KEEPING, 'pointer.path.startswith(f"{path}/")', "pointer.path.startswith(path)", T_KEEPING),
     Mutant(GC, "        storage.rename_file(", "        str(", T_GC),
     Mutant(GC, "if not self.delete_pointers(inside):", "if False:", T_GC),
+    Mutant(GC, 'if deletion.kind == "part" or deletion.path.endswith', "if deletion.path.endswith", T_GC),
+    Mutant(GC, "if deletion.path in self._needed:", "if False:", T_GC),
     Mutant(GC, "if not name.endswith(DELETED):", "if True:", T_GC),
     Mutant(GC, "if not self._dry_run:\n                delete_folder", "if True:\n                delete_folder", T_GC),
     Mutant(CLEANUP, '.lower() != "false"', '.lower() != "no"', T_GC),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs as pafs
 import pytest
 from mlflow import MlflowClient
+from moto.server import ThreadedMotoServer
 
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage, open_storage
@@ -19,6 +23,7 @@ from sparkring.etl.build import find_dataset
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping import gc
+from sparkring.pipelines.housekeeping.retention import Deletion, Leftover
 from sparkring.pipelines.runs import Runs
 from sparkring.pipelines.tracking.cleanup import Cleanup
 from sparkring.pipelines.tracking.rules import StoreUnreachable
@@ -92,7 +97,8 @@ def check_nothing_dangles(house: House, but: frozenset[str] = frozenset()) -> No
         folder = open_storage(str(manifest.parent))
         assert find_dataset(folder, json.loads(manifest.read_text())["fingerprint"]) is not None, manifest
     for run in house.home.glob("runs/sales/*/run.json"):
-        assert (run.parent / "model/model.safetensors").exists(), run
+        finished = json.loads(run.read_text())["status"] == "finished"
+        assert (run.parent / "model/model.safetensors").exists() or not finished, run
 
 
 def check_champion(house: House) -> None:
@@ -229,6 +235,79 @@ def test_what_cannot_be_deleted_is_named_and_the_rest_goes(house: House, monkeyp
     assert code == Exit.RESOURCES and any("Permission denied" in line for line in lines if line.startswith("failed"))
     assert not (house.runs[1] / "checkpoints").exists()
     check_nothing_dangles(house)
+
+
+def test_a_dataset_that_cannot_be_taken_out_of_use_keeps_its_parts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Storage.rename_file
+
+    def refuse(storage: Storage, relative: str, new: str) -> None:
+        if relative.endswith("_manifest.json"):
+            raise OSError(errno.EROFS, "Read-only file system", storage.path(relative))
+        rename(storage, relative, new)
+
+    client_of(house).delete_registered_model_alias("sales", "champion")
+    monkeypatch.setattr(Storage, "rename_file", refuse)
+    code, lines = collect(house)
+    assert code == Exit.RESOURCES and sum("a dataset that is still there needs it" in line for line in lines) == 2
+    check_nothing_dangles(house)
+    assert all(dataset.exists() for dataset in house.datasets)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_dataset_that_a_run_takes_meanwhile_stays_with_all_parts(
+    house: House, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    config, decide = load_config(str(house.recipe)).config, gc.decide
+    client_of(house).delete_registered_model_alias("sales", "champion")
+    with ExitStack() as running:
+
+        def decide_and_begin(*arguments: Any) -> Any:
+            found = decide(*arguments)
+            running.enter_context(Runs(config.storage.runs, "sales").begin(config, house.fingerprints[number]))
+            return found
+
+        monkeypatch.setattr(gc, "decide", decide_and_begin)
+        code, lines = collect(house)
+    kept = [line for line in lines if line.startswith("kept ")]
+    assert code == Exit.OK and len(kept) == 3 and "has begun meanwhile" in kept[0]
+    assert [dataset.exists() for dataset in house.datasets] == [number == 0, number == 1, True]
+    assert len(list(house.home.glob("datasets/parts/sales/*"))) == 4
+    check_nothing_dangles(house)
+
+
+def test_on_an_object_store_a_folder_goes_and_a_half_deleted_one_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    server = ThreadedMotoServer(port=0, ip_address="127.0.0.1", verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        place = {"endpoint_override": f"{host}:{port}", "scheme": "http", "region": "us-east-1"}
+        pafs.S3FileSystem(**place, allow_bucket_creation=True).create_dir("bucket")
+        query = "&".join(f"{key}={value}" for key, value in place.items())
+        storage = open_storage(f"s3://bucket/runs?{query}")
+        runs = storage.at("sales")
+        for file in ("a/run.json", "a/model/weights", "b/run.json", "b/model/weights"):
+            runs.put_atomic(file, b"x" * 10)
+        delete = Storage.delete
+
+        def stop(folder: Storage, relative: str) -> None:
+            if relative == "model":
+                raise Stopped
+            delete(folder, relative)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(Storage, "delete", stop)
+            gc.delete_folder(runs, Deletion("run", "runs", "a", 20, ""))
+        assert runs.list_files("a") == ["a/model/weights", "a/run.json.deleted"]
+        found = gc.take_inventory(gc.Roots("sales", open_storage(f"s3://bucket/datasets?{query}"), storage), {})
+        assert found.leftovers == [Leftover("runs", "a", 20)]
+        gc.delete_folder(runs, Deletion("leftover", "runs", "a", 20, ""))
+        assert runs.list_files() == ["b/model/weights", "b/run.json"] and gc.tree_bytes(runs, "b")[""] == 20
+    finally:
+        server.stop()
 
 
 def test_a_checkpoint_stays_while_mlflow_still_points_at_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
