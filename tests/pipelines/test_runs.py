@@ -50,7 +50,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_job` with its parts that need Spark or a dataset left out."""
     monkeypatch.setattr(etl_step, "wanted_fingerprint", lambda config, sources: "f")
     monkeypatch.setattr(etl_step, "pin", lambda *_: {})
-    monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace())
+    monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace(manifest=None))
     monkeypatch.setattr(job_module, "session_on_demand", lambda *_: nullcontext(lambda: None))
     for name in ("check_against", "describe_job"):
         monkeypatch.setattr(job_module, name, lambda *_, **__: None)
