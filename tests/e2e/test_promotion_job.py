@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from mlflow import MlflowClient
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,10 +115,49 @@ def summaries(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in found]
 
 
-def test_print(nights: Any) -> None:
+def test_the_alias_moves_to_what_is_better_and_to_nothing_else(nights: Any) -> None:
     folder, log, codes = nights
-    print(codes)
-    print(log)
-    for s in summaries(folder):
-        print(json.dumps({"start": s["start"], "scores": s["scores"], "p": s["promotion"]}, indent=1))
-    assert 0
+    expected = {"first": 0, "shifted": 6, "other unit": 3, "permuted": 6, "better": 0, "rollback": 0}
+    assert codes == expected, log
+    found = [summary["promotion"] for summary in summaries(folder)]
+    assert [(p["decision"], p["date"], p["version"], p["champion"]) for p in found] == [
+        ("promoted", "2024-03-03", "1", None),
+        ("held", "2024-03-03", "2", "1"),
+        ("rejected", "2024-03-04", "3", "1"),
+        ("promoted", "2024-03-04", "4", "1"),
+    ]
+    assert found[1]["reasons"][0].startswith("drift of prediction: jensen_shannon_divergence 0.")
+    assert found[2]["reasons"][0].startswith("auc >= 0.8: not met: it is 0.")
+    assert "nothing is trained, by drift.rules with the action stop: drift of amount: psi" in log
+    better = summaries(folder)[-1]
+    assert found[-1]["champion_scores"]["loss"] > better["scores"]["this model"]["loss"]
+    assert {f["slice"] for f in found[-1]["rules"]} == {"", "shop = a", "shop = b"}
+
+
+def test_training_starts_from_the_champion_and_says_so(nights: Any) -> None:
+    folder, log, _ = nights
+    starts = [summary["start"] for summary in summaries(folder)]
+    assert starts[0] == "from scratch: no version has the alias 'champion' yet" and starts[1] == ""
+    assert all(start.startswith("from version 1: ") for start in starts[2:]), starts
+    run = Path(summaries(folder)[-1]["run"])
+    assert (run / "start/weights.safetensors").exists() and "warm start from" in log
+
+
+def test_the_store_and_the_report_say_what_was_decided(nights: Any) -> None:
+    folder, _, _ = nights
+    client = MlflowClient(f"sqlite:///{folder}/data/mlflow/mlflow.db")
+    aliases = {name: str(version) for name, version in client.get_registered_model("sales").aliases.items()}
+    assert aliases == {"champion": "1", "previous": "4", "challenger": "3"}, "rolled back from version 4"
+    tags = client.get_model_version("sales", "4").tags
+    assert (tags["sparkring.decision"], tags["sparkring.reason"]) == (
+        "rolled_back", "rolled back to version 1: late planes"
+    )  # fmt: skip
+    assert client.get_model_version("sales", "3").tags["sparkring.date"] == "2024-03-04"
+    experiment = client.get_experiment_by_name("sales")
+    assert experiment is not None
+    wanted = "tags.`sparkring.decision` = 'rejected' and tags.`sparkring.key` = 'job' and metrics.`test/auc` < 0.8"
+    (rejected,) = client.search_runs([experiment.experiment_id], wanted)
+    assert rejected.data.tags["sparkring.champion_before"] == "1"
+    assert rejected.data.metrics["test/champion/auc"] > 0 and "drift/amount/psi" in rejected.data.metrics
+    page = (Path(summaries(folder)[2]["run"]) / "report.html").read_text()
+    assert "<h2>Promotion</h2>" in page and "auc &gt;= 0.8" in page and "drift of" in page

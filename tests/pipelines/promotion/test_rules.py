@@ -64,11 +64,19 @@ def test_without_a_champion_only_thresholds_are_asked() -> None:
     assert reasons_of([found]) == ["auc >= 0.6 and auc better than the champion's by 0.1: not met: it is 0.5900"]
 
 
+@pytest.mark.parametrize(("better", "beyond"), [(True, 0.499), (False, 0.501)])
+def test_the_threshold_itself_is_enough(better: bool, beyond: float) -> None:
+    rule = MetricRule(metric="m", threshold=0.5, greater_is_better=better)
+    assert judge_rule(rule, "own:Task", {"m": 0.5}, {}, None).passed
+    assert not judge_rule(rule, "own:Task", {"m": beyond}, {}, None).passed
+
+
 def test_a_metric_that_is_no_number_passes_nothing() -> None:
     changed, reached = MetricRule(metric="auc", min_relative_change=0.0), MetricRule(metric="auc", threshold=0.0)
     for ours in ({}, {"auc": float("nan")}):
         assert not judge_rule(reached, "binary", ours, {}, None).passed
         assert not judge_rule(changed, "binary", ours, {"auc": 0.5}, None).passed
+        assert not judge_rule(changed, "binary", ours, {}, None).passed, "without a champion too"
     assert not judge_rule(changed, "binary", {"auc": 0.5}, {"auc": float("nan")}, None).passed
     assert "it is no number" in reasons_of([judge_rule(reached, "binary", {}, {}, None)])[0]
 

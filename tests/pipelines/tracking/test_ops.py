@@ -13,6 +13,9 @@ from sparkring.pipelines.tracking import ops
 AT: dict[str, Any] = {"key": "job", "at": 1.0}
 DATASET: dict[str, Any] = {"name": "d", "uri": "/d", "fingerprint": "f", "profile": {}, "schema": []}
 MODEL: dict[str, Any] = {"name": "m", "step": 1, "sha256": "5" * 64, "loader_module": "sparkring.pipelines.serving"}
+PROMOTE: dict[str, Any] = {
+    "registered_model": "m", "alias": "champion", "decision": "held", "reason": "drift", "judged_against": "3",
+}  # fmt: skip
 EVERY: list[tuple[ops.Op, str]] = [
     (ops.StartRun(**AT, name="n", parent=None, tags={}, resume=False), "start"),
     (ops.Params(**AT, params={"a": "1"}), "params"),
@@ -22,6 +25,7 @@ EVERY: list[tuple[ops.Op, str]] = [
     (ops.Artifact(**AT, file="ab12/a.txt", folder=""), "artifact a.txt"),
     (ops.Checkpoint(**AT, step=1, uri="/c", bytes=2, world=1, metric="0.5"), "checkpoint"),
     (ops.Model(**AT, **MODEL, file="ab12/data"), "model m"),
+    (ops.Promote(**AT, **PROMOTE), "promote held"),
     (ops.Lost(**AT, what="artifact big.bin", why="no room"), "lost artifact big.bin"),
     (ops.End(**AT, status="FINISHED"), "end"),
 ]
