@@ -127,7 +127,7 @@ def test_runs_are_named_by_their_label_and_a_history_has_one_point_per_date(stor
 def test_pointers_to_deleted_checkpoints_go_and_those_of_other_runs_stay(store: Path) -> None:
     settings, uris = quick(store), [f"s3://b/keep/step-{step}" for step in (1, 2, 3)]
     runs = []
-    for job in ("keeps", "other"):
+    for job in ("other", "keeps"):
         with Tracker(settings, job=job, name=job) as tracker:
             with tracker.part("train"):
                 for step, uri in enumerate(uris, 1):
@@ -139,7 +139,7 @@ def test_pointers_to_deleted_checkpoints_go_and_those_of_other_runs_stay(store: 
     experiment = client.get_experiment_by_name("tests").experiment_id
     for model in client.search_logged_models([experiment], "tags.`sparkring.kind` = 'checkpoint'"):
         pointed.setdefault(model.source_run_id, []).append(model.tags["sparkring.uri"])
-    assert {run: sorted(pointed[run]) for run in runs} == {runs[0]: uris[1:], runs[1]: uris}
+    assert {run: sorted(pointed[run]) for run in runs} == {runs[0]: uris, runs[1]: uris[1:]}
 
 
 def test_every_open_run_shows_that_its_job_lives(tmp_path: Path) -> None:
