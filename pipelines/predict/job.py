@@ -153,6 +153,7 @@ def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
 
 
 def describe_predictions(job: PredictJob, scored: Scored, mlflow_run_id: str | None) -> Predictions:
+    """What `_predictions.json` says."""
     model = job.model
     return Predictions(
         interval=job.ds,
@@ -193,6 +194,7 @@ def describe_job(tracker: Tracker, job: PredictJob) -> None:
 
 
 def record_scores(tracker: Tracker, scored: Scored, seconds_s: float) -> None:
+    """Record counts and speed in MLflow. `seconds_s`: from Spark's first task to the published folder."""
     counts = {"rows/in": scored.rows_in, "rows/out": scored.rows_out} | {
         f"rows/refused_{name}": rows for name, rows in scored.refused.items()
     }

@@ -41,15 +41,14 @@ class PinnedRows:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """By the source's name; of one that is read by interval with the interval's number, where there are several."""
+        """By the source's name; `sales[-1]` is of the interval before."""
         if self.part is None:
             return {name: source.fingerprint for name, source in self.sources.items()}
         found = {name: source.fingerprint for name, source in self.part.whole.items()}
         for name, snapshots in self.part.cut.items():
             read = [snapshot for snapshot in snapshots if snapshot is not None]
-            found |= {
-                f"{name}[{n - len(read) + 1}]" if n + 1 < len(read) else name: s.fingerprint for n, s in enumerate(read)
-            }
+            for back, snapshot in enumerate(reversed(read)):
+                found[f"{name}[-{back}]" if back else name] = snapshot.fingerprint
         return found
 
     def read(self, spark: SparkSession) -> dict[str, DataFrame]:

@@ -43,6 +43,7 @@ class About:
     interval: str | None  # the start of the data interval
 
     def columns(self, rows: int) -> dict[str, pa.Array]:
+        """The columns of `rows` rows."""
         types = {"scored_at": pa.timestamp("us", "UTC")}
         return {
             name: pa.repeat(pa.scalar(value, types.get(name, pa.string())), rows) for name, value in vars(self).items()

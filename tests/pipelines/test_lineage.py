@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,12 @@ def test_a_registered_model_leads_to_its_run_and_sources(
     assert main(words) == 0
     assert "missing  the run of models:/again/1" in capsys.readouterr().out
     shutil.copy(run / SUMMARY, runs.at(record).root)
+    other = runs.write(replace(record, folder="20000101-000000-other", mlflow_run_id="f" * 32))
+    runs.at(other).put_atomic(SUMMARY, (run / SUMMARY).read_bytes().replace(b"c0ffee", b"decaf0"))
     assert main(words) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown] == ["model", "scores", "run", "dataset", "source", "source"]
+    assert "commit c0ffee" in shown[2]
     assert "models:/again/1 (champion)" in shown[0] and "weights abcdefabcdef" in shown[0]
     assert main([*words, "--json"]) == 0
     assert [s["state"] for s in json.loads(capsys.readouterr().out)["sources"]] == ["same", "same"]
