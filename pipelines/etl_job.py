@@ -38,7 +38,7 @@ def run_etl(resolved: Resolved) -> int:
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
             built = etl_step.build(spark, resolved, sources, commit, tracker)
-            tracker.metrics(JOB, 0, etl_cost(spark, built.seconds))
+            tracker.metrics(JOB, 0, etl_cost(spark, built.seconds.get("total_s", 0.0)))
     return Exit.OK
 
 

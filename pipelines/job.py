@@ -80,7 +80,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                     building = time.monotonic()
                     found = etl_step.build(spark, resolved, sources, commit, tracker)
                     timings["etl_s"] = time.monotonic() - building
-                    tracker.metrics(JOB, 0, etl_cost(spark, found.seconds))
+                    tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
                 check_against(config, found)
                 record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
                 job = JobContext(resolved, commit, spark, tracker, runs, record, found)
