@@ -140,7 +140,7 @@ def test_training_starts_from_the_champion_and_says_so(nights: Any) -> None:
     assert starts[0] == "from scratch: no version has the alias 'champion' yet" and starts[1] == ""
     assert all(start.startswith("from version 1: ") for start in starts[2:]), starts
     run = Path(summaries(folder)[-1]["run"])
-    assert (run / "start/weights.safetensors").exists() and "warm start from" in log
+    assert (run / "start/weights.safetensors").exists() and "training starts from version 1: " in log
 
 
 def test_the_store_and_the_report_say_what_was_decided(nights: Any) -> None:
