@@ -46,12 +46,23 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code (pipelines/exit_codes.py)."""
     try:
-        return _run_command(parser().parse_args(argv))
+        return _run_command(parse(argv))
     except BrokenPipeError:
         if not _reader_has_gone():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes what is left when it ends
         return Exit.PIPE
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line. Overrides may stand behind options too, where argparse alone does not look for them."""
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
