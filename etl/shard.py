@@ -188,58 +188,87 @@ def _statistics_path(path: str) -> str:
     return f"{folder}/{STATISTICS}/{name.removesuffix('.parquet')}.arrow"
 
 
-def number_rows(rows: DataFrame, shards: list[Shard]) -> DataFrame:
-    """Add SHARD, the position of the row's shard in `shards`, to rows that have SPLIT and ORDER; two passes."""
+@dataclass(frozen=True)
+class Buckets:
+    """Rows counted by the `depth` leading bits of their hash.
+
+    table: SPLIT, BUCKET in rising order, the `rows` of each, and at most how many `hashes` those have.
+    """
+
+    depth: int
+    table: pa.Table
+
+
+def bucket_of(depth: int) -> Expression:
+    """BUCKET of rows that have ORDER."""
+    return F.shiftright(ORDER, HASH_BITS - depth).alias(BUCKET)
+
+
+def hashes_of() -> Expression:
+    """Aggregate the `hashes` of a bucket."""
+    return F.when(F.min(ORDER) == F.max(ORDER), 1).otherwise(F.count(F.lit(1))).alias("hashes")
+
+
+def number_rows(rows: DataFrame, shards: list[Shard], counted: Buckets | None = None) -> DataFrame:
+    """Add SHARD, the position of the row's shard in `shards`, to rows that have SPLIT and ORDER.
+
+    One pass over the key where they were `counted`, else two.
+    """
     starts: dict[str, list[int]] = {}
     for shard in shards:
         starts.setdefault(shard.split, []).append(shard.first)
-    places = _find_cuts(rows, shards, {split: s[1:] for split, s in starts.items() if len(s) > 1})
+    places = _find_cuts(rows, shards, {split: s[1:] for split, s in starts.items() if len(s) > 1}, counted)
     split_at = {cut.value for found in places.values() for cut in found if cut.below}
     ranked = _ranked(rows, sorted(split_at))
-    sql, first = "NULL", {s: i for i, s in reversed(list(enumerate(s.split for s in shards)))}
-    for split in starts:
-        number = cut_table(places.get(split, []), first[split]).sql(ORDER, RANK)
-        sql = f"CASE WHEN {SPLIT} = '{split}' THEN {number} ELSE {sql} END"
-    return ranked.withColumn(SHARD, F.expr(sql))
+    firsts = {s: i for i, s in reversed(list(enumerate(s.split for s in shards)))}
+    table = cut_table([places.get(split, []) for split in starts], [firsts[split] for split in starts])
+    which = " ".join(f"WHEN '{split}' THEN {number}" for number, split in enumerate(starts))
+    return ranked.withColumn(SHARD, F.expr(table.sql(f"CASE {SPLIT} {which} END", ORDER, RANK)))
 
 
-def _find_cuts(rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]]) -> dict[str, list[Cut]]:
+def _find_cuts(
+    rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]], counted: Buckets | None
+) -> dict[str, list[Cut]]:
     """Count rows by ever more leading bits of the hash, each time only in the buckets a shard begins in: two passes,
     and more from some hundred million rows on, so that what the driver sees does not grow with them."""
     if not starts:
         return {}
-    keyed = inside = rows.select(SPLIT, ORDER).where(F.col(SPLIT).isin(list(starts)))
-    depth, crowd, most = 0, sum(s.rows for s in shards), max(len(s) for s in starts.values())
+    keyed = rows.select(SPLIT, ORDER).where(F.col(SPLIT).isin(list(starts)))
+    crowd, most = sum(s.rows for s in shards), max(len(s) for s in starts.values())
+    if counted is None:
+        depth = next_depth(0, crowd, most)
+        counted = Buckets(depth, _counted(keyed, depth))
+    above, depth, table = 0, counted.depth, counted.table
     opened = {split: {0: 0} for split in starts}
     found: dict[str, list[tuple[int, int]]] = {}
-    while depth < HASH_BITS:
-        above, depth = depth, next_depth(depth, crowd, most)
-        bucket = F.shiftright(ORDER, HASH_BITS - depth)
-        counted = _counted(inside, bucket)
+    while True:
         for split in starts:
-            counts = [(b >> (depth - above) if above else 0, b, n) for b, n, _ in _of_split(counted, split)]
+            counts = [(b >> (depth - above) if above else 0, b, n) for b, n, _ in _of_split(table, split)]
             found[split] = locate(opened[split], counts, starts[split])
             opened[split] = dict(found[split])
+        if depth == HASH_BITS:
+            break
+        bucket = bucket_of(depth)
         wanted = reduce(or_, ((F.col(SPLIT) == s) & bucket.isin(list(buckets)) for s, buckets in opened.items()))
-        inside, most = keyed.where(wanted), sum(len(buckets) for buckets in opened.values())
+        most = sum(len(buckets) for buckets in opened.values())
         # Rows of one hash are one hash to collect, however many they are.
-        crowd = sum(hashes for s in starts for b, _, hashes in _of_split(counted, s) if b in opened[s])
+        crowd = sum(hashes for s in starts for b, _, hashes in _of_split(table, s) if b in opened[s])
+        above, depth = depth, next_depth(depth, crowd, most)
+        table = _counted(keyed.where(wanted), depth)
     return {
         s: [Cut(value, start - before) for start, (value, before) in zip(starts[s], found[s], strict=True)]
         for s in starts
     }
 
 
-def _counted(keyed: DataFrame, bucket: Expression) -> pa.Table:
-    """SPLIT, BUCKET in rising order, the rows of each bucket, and at most how many hashes those have."""
-    rows = F.count(F.lit(1))
-    hashes = F.when(F.min(ORDER) == F.max(ORDER), 1).otherwise(rows)
-    counted = keyed.groupBy(SPLIT, bucket.alias(BUCKET)).agg(rows.alias("rows"), hashes.alias("hashes"))
+def _counted(keyed: DataFrame, depth: int) -> pa.Table:
+    """The table of `Buckets`."""
+    counted = keyed.groupBy(SPLIT, bucket_of(depth)).agg(F.count(F.lit(1)).alias("rows"), hashes_of())
     return counted.toArrow().sort_by(BUCKET)
 
 
 def _of_split(table: pa.Table, split: str) -> list[Any]:
-    mine = table.filter(pa.compute.equal(table[SPLIT], split)).drop_columns(SPLIT)
+    mine = table.filter(pa.compute.equal(table[SPLIT], split)).select([BUCKET, "rows", "hashes"])
     return list(zip(*[column.to_pylist() for column in mine.columns], strict=True))
 
 
