@@ -8,7 +8,7 @@ buckets a shard begins in (at most 2^18 of either, or 16 per file), and one reco
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +31,7 @@ from sparkring.etl.columns import fixed_row_bytes
 from sparkring.etl.errors import EtlError
 from sparkring.etl.layout import (
     HASH_BITS,
+    SMALLEST_ROW_GROUP,
     Cut,
     Shard,
     cut_table,
@@ -71,6 +72,8 @@ def with_order(rows: DataFrame, key: list[str], seed: int) -> DataFrame:
 
 def plan_files(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> ShardPlan:
     """Choose sizes from the number of rows and the width of a row of tensors; runs one job if the width varies."""
+    if not rows_by_split:
+        return ShardPlan([], SMALLEST_ROW_GROUP, config.compression)
     row_bytes = float(sum(fixed_row_bytes(c) or 0 for c in columns)) + _varying_bytes(rows, columns)
     row_group = config.row_group or row_group_rows(max(rows_by_split.values()), row_bytes)
     given = config.shards or {}
@@ -100,62 +103,83 @@ def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
     return sum(row[f"s{i}"] or 0 for i in range(len(sizes))) / max(row["n"], 1)
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where some rows are written: `plan`'s files to `folder`, which is in the folder `at` below the storage of all."""
+
+    at: str
+    folder: str
+    plan: ShardPlan
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the files, below `at`."""
+        return [f"{self.folder}/{s.split}-{s.index:05d}.parquet" for s in self.plan.shards]
+
+    def storage_of(self, storage: Storage) -> Storage:
+        return storage.at(self.at) if self.at else storage
+
+
 def write_shards(
     rows: DataFrame,
     columns: list[Column],
-    plan: ShardPlan,
+    targets: Sequence[Target],
     storage: Storage,
-    folder: str,
     measured: Measured = NOT_MEASURED,
-) -> list[DataFile]:
-    """Write every shard as one file; returns the files in the plan's order.
+) -> list[list[DataFile]]:
+    """Write every shard as one file; returns the files of each target, in its plan's order.
 
     Raises EtlError for values a column cannot hold, or when rows changed between the passes.
 
     Args:
-        rows: the stored columns, ORDER and SHARD.
+        rows: the stored columns, ORDER and SHARD, which numbers the shards of all targets through.
         columns: the stored columns.
-        plan: the files to write.
-        storage: the dataset's folder.
-        folder: the build's own folder below it.
+        targets: what is written where.
+        storage: the folder that all targets are in.
         measured: of the rows that features are fitted on; `take_statistics` collects it.
     """
     stored = [c.name for c in columns]
+    shards = [shard for target in targets for shard in target.plan.shards]
     arranged = (
         rows.select(*stored, SHARD, ORDER)
-        .repartitionById(len(plan.shards), F.col(SHARD))
+        .repartitionById(len(shards), F.col(SHARD))
         # Rows of equal hashes are ordered by their own values; rows equal in everything may stand in any order.
         .sortWithinPartitions(ORDER, *stored)
         .drop(ORDER)
     )
-    paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in plan.shards)
-    first_rows = tuple(s.first for s in plan.shards)
+    paths = tuple(f"{target.at}/{path}".lstrip("/") for target in targets for path in target.paths)
+    (compression,) = {target.plan.compression for target in targets}
     task = WriteTask(
         worker_uri(storage),
         paths,
-        first_rows,
+        tuple(shard.first for shard in shards),
         tuple(columns),
-        plan.row_group,
-        plan.compression,
+        tuple(target.plan.row_group for target in targets for _ in target.plan.shards),
+        compression,
         measured,
         tuple(
             _statistics_path(p) if measured.columns and s.split in FITTED else None
-            for s, p in zip(plan.shards, paths, strict=True)
+            for s, p in zip(shards, paths, strict=True)
         ),
     )
     records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
-    files = _data_files(plan, paths, {record["shard"]: record for record in records})
-    _verify_footers(storage, files, plan)
-    return files
+    by_shard = {record["shard"]: record for record in records}
+    written, first = [], 0
+    for target in targets:
+        own = [by_shard.get(first + number) for number in range(len(target.plan.shards))]
+        files = _data_files(target.plan, target.paths, own)
+        _verify_footers(target.storage_of(storage), files, target.plan)
+        written.append(files)
+        first += len(own)
+    return written
 
 
-def _data_files(plan: ShardPlan, paths: Sequence[str], records: Mapping[int, Any]) -> list[DataFile]:
-    """Make the manifest's entries of the records by shard. EtlError where they are not what was planned."""
+def _data_files(plan: ShardPlan, paths: Sequence[str], records: Sequence[Any]) -> list[DataFile]:
+    """Make the manifest's entries of each shard's record. EtlError where they are not what was planned."""
     files = []
-    for number, (shard, path) in enumerate(zip(plan.shards, paths, strict=True)):
-        record = records.get(number)
+    for shard, path, record in zip(plan.shards, paths, records, strict=True):
         if record is None or record["rows"] != shard.rows:
             got = 0 if record is None else record["rows"]
             raise EtlError(

@@ -20,7 +20,7 @@ from sparkring.etl import layout, shard
 from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
 from sparkring.etl.errors import EtlError
 from sparkring.etl.layout import Cut, cut_table
-from sparkring.etl.shard import Buckets, ShardPlan, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.shard import Buckets, ShardPlan, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.split import SPLIT
 from sparkring.training.data.batch import Ragged
 from sparkring.training.data.reader import ParquetReader
@@ -46,7 +46,8 @@ def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, de
     made = plan_files(rows.select(*stored), dict(sorted(counts.items(), reverse=True)), columns, config)
     numbered = number_rows(keyed, made.shards, depth and Buckets(depth, shard._counted(keyed, depth)))
     frame = numbered.select(*stored, *[c for c in numbered.columns if c.startswith("__")])
-    return write_shards(frame, columns, made, open_storage(str(folder)), "d"), columns
+    (files,) = write_shards(frame, columns, [Target("", "d", made)], open_storage(str(folder)))
+    return files, columns
 
 
 def table(folder, files):
@@ -128,7 +129,8 @@ def test_spark_finds_a_row_among_tens_of_thousands_of_cuts(spark):
     frame = values.withColumn("shard", F.expr(table.sql("0", "value", "rank")))
     assert [row["shard"] for row in frame.collect()] == [9 + bisect_left(places, row) for row in rows]
     assert frame.schema["shard"].dataType.simpleString() == "int"
-    other = values.selectExpr(table.sql("int(1)", "value", "rank"), table.sql("int(2)", "value", "rank")).collect()
+    numbers = [F.expr(table.sql(f"int({split})", "value", "rank")).alias(f"of_{split}") for split in (1, 2)]
+    other = values.select(*numbers).collect()
     assert [tuple(row) for row in other] == [(70_000 + (value > 5), 80_000) for value, _ in rows]
 
 
