@@ -99,5 +99,5 @@ def by_size(tables: dict[str, DataFrame]) -> DataFrame:
 
 
 def test_columns_of_several_parts_are_not_widened_to_fit(spark, sales: Path, tmp_path: Path) -> None:
-    with pytest.raises(EtlError, match="the parts 2024-03-01 and 2024-03-02 do not fit: .*'amount' was int as"):
+    with pytest.raises(EtlError, match=r"the parts 2024-03-01 and 2024-03-02 do not fit: .*'amount' was int as"):
         build(spark, sales, tmp_path, rows="tests.spark.test_etl_at_once:by_size")
