@@ -1,8 +1,9 @@
 """Cut rows into equal shards, in a stored order that is a seeded hash of each row's key, whatever their partitions.
 
-Two cheap passes over the key find, exactly, the hash at which every shard begins; then one shuffle brings each shard
-to one task, which sorts and writes it. No row ever reaches the driver: it sees counts per hash bucket and hashes of the
-buckets a shard begins in (at most 2^18 of either, or 16 per file), and one record per file.
+Rows are counted by the first bits of their hash while they are checked, and one cheap pass over the key finds, exactly,
+the hash at which every shard begins; then one shuffle brings each shard to one task, which sorts and writes it. No row
+ever reaches the driver: it sees counts per hash bucket and hashes of the buckets a shard begins in (at most 2^18 of
+either, or 16 per file), and one record per file.
 """
 
 from __future__ import annotations
