@@ -31,6 +31,7 @@ from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256
 from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
+from sparkring.etl.quarantine import PORTION
 from sparkring.etl.rows import (
     Portion,
     RowsJob,
@@ -106,11 +107,11 @@ class PartSources:
             tables[name] = reduce(DataFrame.unionByName, [read(s) for s in snapshots if s is not None])
         return tables
 
-    def own_rows(self, read: Callable[[SourceSnapshot], DataFrame], name: str) -> int:
-        """How many rows a cut source has in the part's own interval."""
+    def own_rows(self, read: Callable[[SourceSnapshot], DataFrame], name: str) -> DataFrame:
+        """The rows that a cut source has in the part's own interval."""
         snapshot = self.cut[name][-1]
         assert snapshot is not None
-        return read(snapshot).count()
+        return read(snapshot)
 
     @property
     def own_bytes(self) -> int:
@@ -247,14 +248,16 @@ class _PartRows:
         made = rows_of(job, tables)
         return cls(part, read, tables, made, _with_split(made, job.config, part.sources.interval))
 
-    def count(self, config: EtlConfig, checked: Checked) -> dict[str, int]:
-        """Give the rows by split, in the order of storing. EtlError for rows that are not the interval's, or lost."""
-        sources = self.part.sources
+    def count(self, config: EtlConfig, own_rows: int | None, checked: Checked) -> dict[str, int]:
+        """Give the rows by split, in the order of storing. EtlError for rows that are not the interval's, or lost.
+
+        `own_rows`: of the table that `one_per` names, in the part's interval.
+        """
         assert config.interval is not None
         if checked.splits.get(STRAY):
-            raise EtlError(_stray_text(self.rows, config.interval, sources))
-        if config.one_per is not None:
-            check_one_per(config.one_per, sources.own_rows(self.read, config.one_per), checked.rows_in)
+            raise EtlError(_stray_text(self.rows, config.interval, self.part.sources))
+        if config.one_per is not None and own_rows is not None:
+            check_one_per(config.one_per, own_rows, checked.rows_in)
         return dict(sorted(checked.splits.items(), key=lambda s: (s[0] != "train", s[0])))
 
 
@@ -271,11 +274,27 @@ def _write_alike(job: RowsJob, made: Sequence[_PartRows]) -> list[Part]:
             for own, file, count in zip(keys, files, distinct, strict=True):
                 own[name] = PartKeys(path=file, distinct=count)
 
-    portions = [Portion(one.rows, one.tables, partial(one.count, config), one.part.folder, one.part.at) for one in made]
+    with job.timed("check"):
+        own_rows = _own_rows(made, config)
+    portions = [
+        Portion(one.rows, one.tables, partial(one.count, config, rows), one.part.folder, one.part.at)
+        for one, rows in zip(made, own_rows, strict=True)
+    ]
     written = write_rows(job, portions, write_all_keys)
     return [
         _part(job, one, checked, stored, own) for one, (checked, stored), own in zip(made, written, keys, strict=True)
     ]
+
+
+def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
+    """Count, in one job, the rows of each part's interval in the table that `one_per` names; None where none is."""
+    name = config.one_per
+    if name is None:
+        return [None] * len(made)
+    sources = [one.part.sources.own_rows(one.read, name) for one in made]
+    counts = [frame.agg(F.count(F.lit(1)).alias("rows"), F.lit(n).alias(PORTION)) for n, frame in enumerate(sources)]
+    found = {row[PORTION]: row["rows"] for row in reduce(DataFrame.union, counts).collect()}
+    return [found[number] for number in range(len(made))]
 
 
 def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys: dict[str, PartKeys]) -> Part:
