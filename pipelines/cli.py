@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     _add_recipe(commands, "run", _run, "etl, train and report in one Spark application")
-    _add_recipe(commands, "etl", partial(_run, train=False), "build the dataset, or find that it exists")
+    _add_recipe(commands, "etl", _etl, "build the dataset, or find that it exists")
     _add_recipe(commands, "train", partial(_run, etl=False), "train on the dataset (which must exist) and report")
     _add_recipe(commands, "report", _report, "draw the report of the recipe's last run again")
     _add_recipe(commands, "replay", _replay, "send to the tracking server what earlier jobs could not")
@@ -206,10 +206,16 @@ def _load(arguments: argparse.Namespace) -> Resolved:
     return load_config(arguments.recipe, arguments.overrides)
 
 
-def _run(arguments: argparse.Namespace, etl: bool = True, train: bool = True) -> int:
+def _run(arguments: argparse.Namespace, etl: bool = True) -> int:
     from sparkring.pipelines.job import run_job
 
-    return run_job(_load(arguments), etl=etl, train=train)
+    return run_job(_load(arguments), etl=etl)
+
+
+def _etl(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.etl_job import run_etl
+
+    return run_etl(_load(arguments))
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""One job from end to end, attended or not: dataset, training, evaluation, model, report. What `sparkring run` calls.
+"""One job from end to end, attended or not: dataset, training, evaluation, model, report.
 
-Every job is one parent run in MLflow with a child for each part. A job stopped by a signal leaves a checkpoint and
-the signal's exit code; the same command goes on from there, in the same MLflow run.
+What `sparkring run` and `sparkring train` call. Every job is one parent run in MLflow with a child for each part. A job
+stopped by a signal leaves a checkpoint and the signal's exit code; the same command goes on from there, in the same
+MLflow run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, Resolved
-from sparkring.conf.manifest import DatasetManifest, digest
+from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.recipe import dataset_problems, metric_problems
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.etl_job import describe_job
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
@@ -34,7 +35,7 @@ from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.ops import ModelInfo
-from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, send_left_behind
+from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
 from sparkring.training.result import SUMMARY, TrainResult
@@ -44,57 +45,47 @@ from sparkring.training.worker import ModelColumns, change_since, pick_columns, 
 log = logging.getLogger("sparkring")
 
 
-def run_job(resolved: Resolved, *, etl: bool, train: bool) -> int:
-    """Run the requested parts and return the exit code.
+def run_job(resolved: Resolved, *, etl: bool) -> int:
+    """Train on the dataset, which is built where `etl` allows, and return the exit code.
 
     Raises what the parts raise; MLflow's status and run.json are right by then.
     """
     config = resolved.config
-    if train and (problems := [*metric_problems_of(config), *layout_problems_of(config), *warm_start_problems(config)]):
+    if problems := [*metric_problems_of(config), *layout_problems_of(config), *warm_start_problems(config)]:
         raise ConfigError(config.name, problems)
     with session_on_demand(config.name, config.spark, config.launch) as session:
-        return run_parts(resolved, session, etl=etl, train=train)
+        return run_parts(resolved, session, etl=etl)
 
 
-def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool, train: bool) -> int:
+def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: bool) -> int:
     """As `run_job`, of a recipe whose layout was checked. `session` is first called when something needs Spark."""
     config, began = resolved.config, time.monotonic()
-    tracking = config.tracking.named(config.name)
     sources = etl_step.pin(config, session)
     fingerprint = etl_step.wanted_fingerprint(config, sources)
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
-    if found is not None and not train:
-        log.info("dataset: %s is there already", found.folder.uri)
-        send_left_behind(tracking)
-        return Exit.OK
     if found is not None:
         check_against(config, found)
-    runs = Runs(config.storage.runs, config.name)
-    with runs.begin(config, fingerprint) if train else nullcontext((None, False)) as (record, continued):
-        job_id = f"{config.name}/{record.folder}" if record else digest([resolved.digest, fingerprint])[:16]
-        commit = git_commit(Path(__file__).parent) or ""
+    runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
+    with runs.begin(config, fingerprint) as (record, continued):
+        job_id, tags = f"{config.name}/{record.folder}", {"sparkring.commit": commit}
         try:
-            with Tracker(tracking, job_id, config.name, {"sparkring.commit": commit}, continued) as tracker:
+            with Tracker(config.tracking.named(config.name), job_id, config.name, tags, continued) as tracker:
                 spark = session()
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)
-                if train:
-                    profile = launch_options(config.launch).profile
-                    check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
+                profile = launch_options(config.launch).profile
+                check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 if found is None:
                     building = time.monotonic()
                     found = etl_step.build(spark, resolved, sources, commit, tracker)
                     timings["etl_s"] = time.monotonic() - building
-                if record is None:
-                    return Exit.OK
                 check_against(config, found)
                 record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
                 job = JobContext(resolved, commit, spark, tracker, runs, record, found)
                 return train_and_report(job, timings, began)
         except BaseException as error:
-            if record is not None:
-                stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-                note_end(runs, record, "interrupted" if stopped else "failed")
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            note_end(runs, record, "interrupted" if stopped else "failed")
             raise
 
 
@@ -166,23 +157,6 @@ def log_result(result: TrainResult, config: RunConfig) -> None:
     log.info("report: %s/report.html", result.run)
     experiment = config.tracking.named(config.name).experiment
     log.info("browse: sparkring ui   (%s)", result.tracking_url or f"MLflow experiment {experiment!r}")
-
-
-def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fingerprint: str) -> None:
-    """Record the configuration, and what identifies the dataset, the application and the code."""
-    config = resolved.config
-    tracker.tags(
-        JOB,
-        {
-            "sparkring.config_digest": resolved.digest,
-            "sparkring.fingerprint": fingerprint,
-            "sparkring.application_id": spark.sparkContext.applicationId,
-            "sparkring.world": config.launch.world,
-            "sparkring.code_path": str(Path(__file__).parent.parent),
-        },
-    )
-    tracker.params(JOB, resolved.as_dict())
-    tracker.artifact_json(JOB, resolved.as_dict(), "config.json")
 
 
 def note_end(runs: Runs, record: RunRecord, status: Status) -> None:

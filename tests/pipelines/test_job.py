@@ -12,9 +12,10 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
+from sparkring.pipelines.etl_job import run_etl
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import check_against, metric_problems_of, note_end, run_job
+from sparkring.pipelines.job import check_against, metric_problems_of, note_end
 from sparkring.pipelines.runs import Runs
 from sparkring.training.tasks import Task
 
@@ -102,7 +103,7 @@ def test_a_dataset_that_is_there_is_found_without_spark(
     resolved = load_config("flights", ["etl=null", f"dataset={tmp_path}", "tracking.enabled=false"])
     monkeypatch.setattr("sparkring.pipelines.spark.spark_session", None)
     with caplog.at_level("INFO"):
-        assert run_job(resolved, etl=True, train=False) == Exit.OK
+        assert run_etl(resolved) == Exit.OK
     assert f"dataset: {tmp_path} is there already" in caplog.text
 
 

@@ -78,7 +78,7 @@ def test_attempt_numbers_survive_an_orderly_end(
     monkeypatch.setattr(train_step, "train", train)
     for attempts in (2, 4):
         with pytest.raises(type(end)):
-            job_module.run_job(recipe, etl=False, train=True)
+            job_module.run_job(recipe, etl=False)
         (record,) = Runs(recipe.config.storage.runs, "runs").records()
         assert (record.status, record.attempts) == (status, attempts)
     assert begun == [1, 3]
@@ -92,7 +92,7 @@ def test_a_job_begins_on_as_few_slots_as_it_may_go_on_with(
 
     monkeypatch.setattr(job_module, "check_slots", check_slots)
     with pytest.raises(LaunchError, match="4 2"):
-        job_module.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False, train=True)
+        job_module.run_job(resolved(tmp_path, "launch.world=4", "launch.min_world=2"), etl=False)
 
 
 def without_locks(folder: str, name: str) -> Runs:

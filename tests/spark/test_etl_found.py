@@ -63,6 +63,12 @@ class Job:
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120)
         return done, called.exists()
 
+    def imports(self) -> set[str]:
+        """The packages that a finished `sparkring etl` has imported."""
+        command = f"from sparkring.pipelines.cli import main; main(['etl', {str(self.recipe)!r}])"
+        done, _ = self.run("-c", f"import sys; {command}; print(*sys.modules)")
+        return {name.partition(".")[0] for name in done.stdout.split()}
+
     def found_again(self, built: Built, before: str) -> None:
         """Assert that after a commit the snapshot and the dataset are the same, and Java is left alone."""
         assert built.rebuilt and self.fingerprint() == before
@@ -71,6 +77,8 @@ class Job:
         print(f"found in {time.monotonic() - began:.1f} s, {os.times().children_user - used:.1f} s of CPU")
         assert done.returncode == 0 and f"{built.uri} is there already" in done.stderr, done.stderr
         assert not called_java
+        slow = self.imports() & {"pyspark", "torch", "mlflow", "matplotlib"}
+        assert slow == {"pyspark"}  # whose session is never opened
 
 
 ROWS = pa.table({"x": [float(n) for n in range(20)], "y": list(range(20))})
