@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
+from sparkring.conf.manifest import MANIFEST_NAME
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, Built
 from sparkring.etl.errors import EtlError
@@ -89,7 +90,8 @@ def test_a_part_that_fails_leaves_none_of_those_written_with_it(spark, sales: Pa
     view = "SELECT shop, amount, if(amount = 5, date_add(day, 9), day) AS day, amount / 3 AS other FROM sales"
     with pytest.raises(EtlError, match=r"1 rows of the sources' interval 2024-03-03 are in no interval .*2024-03-12"):
         build(spark, sales, tmp_path, view)
-    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [file for file in tmp_path.glob("parts/*/2024*/**/*") if file.is_file()]
+    assert not list(tmp_path.rglob(MANIFEST_NAME)) and list(tmp_path.rglob("independent/*.json"))
 
 
 def by_size(tables: dict[str, DataFrame]) -> DataFrame:
