@@ -70,7 +70,7 @@ class Nights:
         if not holds:
             self.failed.append(line)
 
-    def prepare(self, nights: int) -> None:
+    def prepare(self) -> None:
         """Write the days as folders of CSV, and the recipe, from the demo's."""
         raw = unpack_flights(self.folder / "raw")
         for month in sorted((raw / "flights").iterdir()):
@@ -265,7 +265,7 @@ def main() -> None:
         sys.exit(f"{folder}: exists; remove it, or choose another --folder")
     folder.mkdir(parents=True)
     nights = Nights(folder, arguments.window, arguments.every)
-    nights.prepare(arguments.nights)
+    nights.prepare()
     chosen = random.Random(1).choices(range(1, arguments.nights), k=arguments.kills)
     kills = {number: chosen.count(number) for number in set(chosen)}
     days = quiet_nights(nights, arguments.nights, kills)
@@ -274,7 +274,7 @@ def main() -> None:
     if kills:
         undisturbed = Nights(folder / "undisturbed", arguments.window, arguments.every)
         undisturbed.folder.mkdir()
-        undisturbed.prepare(arguments.nights)
+        undisturbed.prepare()
         quiet_nights(undisturbed, arguments.nights, {})
         unequal = [str(day) for day in days if nights.weights(day) != undisturbed.weights(day)]
         nights.check(
