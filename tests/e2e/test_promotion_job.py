@@ -60,6 +60,7 @@ RECIPE = {
 # The date is handed to the job here, as `sparkring run --date` does.
 SCRIPT = """
 import json
+from dataclasses import replace
 from pathlib import Path
 import sparkring.pipelines.job as job
 from sparkring.pipelines.cli import main
@@ -68,7 +69,7 @@ from tests.e2e.test_promotion_job import write_day
 context, here, codes = job.JobContext, Path.cwd(), {}
 
 def night(day, *words):
-    job.JobContext = lambda *given, **named: context(*given, **named | {"ds": day})
+    job.JobContext = lambda *given: replace(context(*given), ds=day)
     return main(["run", "sales.yaml", f"etl.interval.last={day}", *words])
 
 codes["first"] = night("2024-03-03")
