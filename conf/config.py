@@ -709,6 +709,11 @@ class TrackingConfig(Strict):
     flush_every_s: PositiveFloat = Field(2.0, description="seconds between two batches of metrics sent to the store")
     request_timeout_s: PositiveInt = Field(10, description="seconds until a request to the server counts as failed")
     request_retries: Annotated[int, Field(ge=0)] = 1
+    openlineage: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")] | None = Field(
+        None,
+        description="namespace of the job in OpenLineage events, which go where the settings of OpenLineage's own "
+        "client say (OPENLINEAGE_URL, openlineage.yml); None: none are sent",
+    )
 
     @property
     def store_uri(self) -> str:
@@ -723,6 +728,15 @@ class TrackingConfig(Strict):
     def _experiment_is_a_folder(self) -> Self:
         if self.experiment is not None and (problem := experiment_problem(self.experiment, self.uri)):
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _events_come_from_the_journal(self) -> Self:
+        if self.openlineage is not None and not self.enabled:
+            raise ValueError(
+                f"openlineage = {self.openlineage!r} and enabled = false: events are made of what is tracked; set "
+                "enabled = true, or openlineage = null"
+            )
         return self
 
 

@@ -300,6 +300,7 @@ def _run_date(arguments: argparse.Namespace, request: DateRequest) -> int:
 
 def _backfill(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill
+    from sparkring.pipelines.tracking.openlineage.driver import check_installed
 
     request = BackfillRequest(
         arguments.from_date,
@@ -314,7 +315,9 @@ def _backfill(arguments: argparse.Namespace) -> int:
     def load(ds: str) -> Resolved:
         return load_config(arguments.recipe, arguments.overrides, DateRequest(ds))
 
-    return backfill(_load_scheduled(arguments), load, request, exit_code, print)
+    resolved = _load_scheduled(arguments)
+    check_installed(resolved.config.tracking)
+    return backfill(resolved, load, request, exit_code, print)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -364,6 +367,9 @@ def _etl(arguments: argparse.Namespace) -> int:
 
 def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:
     """Do a job's work, and tell the targets of `notify` how it ended. `ds`: start of its data interval."""
+    from sparkring.pipelines.tracking.openlineage.driver import check_installed
+
+    check_installed(resolved.config.tracking)
     if problems := notify_problems(resolved.config.notify, os.environ):
         raise ConfigError(resolved.config.name, problems)
     if not resolved.config.notify.targets:
@@ -499,12 +505,17 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.mlflow_store import replay
+    from sparkring.pipelines.tracking.openlineage.driver import replay_events
     from sparkring.pipelines.tracking.rules import client_limits
 
     config = _load(arguments).config
-    with client_limits(config.tracking):
-        journals, operations = replay(config.tracking.named(config.name))
-    print(f"sent {operations} operations that {journals} jobs had left in {config.tracking.root}")
+    try:
+        with client_limits(config.tracking):
+            journals, operations = replay(config.tracking.named(config.name))
+    finally:
+        events = replay_events(config.tracking)
+    also = f", and {events} OpenLineage events" if events else ""
+    print(f"sent {operations} operations that {journals} jobs had left in {config.tracking.root}{also}")
     return Exit.OK
 
 

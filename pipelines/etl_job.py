@@ -19,6 +19,8 @@ from sparkring.pipelines.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.tracking.openlineage import record as lineage
+from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 
 log = logging.getLogger("sparkring")
@@ -40,13 +42,16 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
             log.info("dataset: %s is there already", found.folder.uri)
             hooks.on_dataset(found)
             send_left_behind(tracking)
+            send_events_left_behind(tracking)
             return Exit.OK
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
         tags = {"sparkring.commit": commit}
         with Tracker(tracking, job_id, config.name, tags, label=run_label(hooks.ds)) as tracker:
+            lineage.begin(tracker, f"{config.name}.etl", resolved, etl_step.snapshots_of(sources))
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
             built = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
+            lineage.record_dataset(tracker, config, built)
             tracker.metrics(JOB, 0, etl_cost(spark, built.seconds.get("total_s", 0.0)))
             hooks.on_dataset(built)
     return Exit.OK

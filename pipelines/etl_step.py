@@ -59,6 +59,13 @@ def pin(config: RunConfig, session: Callable[[], SparkSession], known: KnownPart
     return pin_sources(config.etl.sources, context)
 
 
+def snapshots_of(sources: Sources) -> list[SourceSnapshot]:
+    """The snapshots that were taken; of a window those of its parts that were looked at."""
+    if isinstance(sources, PinnedWindow):
+        return [source for part in sources.parts if part.sources is not None for source in part.sources.snapshots]
+    return [*sources.values()]
+
+
 def pins_without_spark(config: RunConfig) -> bool:
     """Whether `pin` leaves Spark alone."""
     return config.etl is None or not any(source.NEEDS_SPARK for source in config.etl.sources.values())

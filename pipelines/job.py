@@ -37,6 +37,7 @@ from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.rules import DATE, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
@@ -86,6 +87,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
         try:
             tracking = config.tracking.named(config.name)
             with Tracker(tracking, job_id, config.name, tags, continued, run_label(hooks.ds)) as tracker:
+                lineage.begin(tracker, config.name, resolved, etl_step.snapshots_of(sources))
                 spark = session()
                 timings = {"spark_s": time.monotonic() - began}
                 describe_job(tracker, resolved, spark, fingerprint)
@@ -97,6 +99,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                     timings["etl_s"] = time.monotonic() - building
                     tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
                 check_against(config, found)
+                lineage.record_dataset(tracker, config, found)
                 hooks.on_dataset(found)
                 record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
                 hooks.on_run(record)

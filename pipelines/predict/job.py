@@ -31,6 +31,7 @@ from sparkring.pipelines.predict.publish import PredictionFile, Predictions, che
 from sparkring.pipelines.predict.rows import PinnedRows, make_rows, pick_columns, pin_rows
 from sparkring.pipelines.predict.score import RESULT_DDL, About, ScoreTask, score_partition
 from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
 
@@ -90,11 +91,14 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
         tags = {"sparkring.commit": job.commit, "sparkring.model_version": model.uri}
         name, job_id = f"predict {ds}" if ds else "predict", digest([resolved.digest, "predict", ds])[:16]
         with Tracker(config.tracking.named(config.name), job_id, name, tags) as tracker:
+            lineage.begin(tracker, f"{config.name}.predict", resolved, job.pinned.snapshots)
+            lineage.record_model(tracker, model)
             describe_job(tracker, job)
             began = time.monotonic()
             scored = score(build_session(session(), config.spark.settings()), job, needed, staging)
             publish(target, staging, describe_predictions(job, scored, tracker.run_id(timeout_s=1.0)))
             record_scores(tracker, scored, time.monotonic() - began)
+            lineage.record_predictions(tracker, job.block.to, scored.files)
     refused = sum(scored.refused.values())
     log.info("%d rows scored by %s, %d refused: %s", scored.rows_out, model.uri, refused, target.uri)
     return Exit.OK

@@ -2,6 +2,7 @@
 
     <root>/buffer/<job>-<time>-<pid>/ops.jsonl    one operation per line, appended by the driver
                                      state.json   how many bytes of it have been applied, and the run id of each key
+                                     sent.json    how many OpenLineage events of it have been sent
                                      files/       artifacts and models waiting to be uploaded
                                      lock         held (flock) by the process that owns the journal
 
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from sparkring.conf.storage import lock_file, open_storage
 from sparkring.conf.stored import StoredError, parse
-from sparkring.pipelines.tracking.ops import Op, State, StoredOp
+from sparkring.pipelines.tracking.ops import Op, Sent, State, StoredOp
 
 log = logging.getLogger(__name__)
 UNBORN, DAMAGED = "new~", "damaged~"  # how the names begin of folders that are not journals to be sent
@@ -33,7 +34,7 @@ MOST_UNWRITTEN_BYTES = 16 << 20  # days of metrics
 
 
 class Journal:
-    """One job's operations. `append` may be called from any thread; reading and `done` from one."""
+    """One job's operations. `append` and `read` may be called from any thread; `pending` and `done` from one."""
 
     def __init__(self, folder: Path, lock: int):
         self.folder = folder
@@ -107,7 +108,11 @@ class Journal:
         return path
 
     def pending(self, most: int = 500) -> list[tuple[Op, int]]:
-        """The next operations not yet applied, each with the position after it.
+        """The next operations not yet applied, as `read` gives them."""
+        return self.read(self.state["done"], most)
+
+    def read(self, position: int, most: int = 500) -> list[tuple[Op, int]]:
+        """The operations from a position on, each with the position after it. May be called from any thread.
 
         A line cut by a kill is left out. StoredError where a line is damaged.
         """
@@ -115,7 +120,6 @@ class Journal:
         with self._append_lock:
             end, unwritten = self._end, list(self._unwritten)
         with open(self.folder / "ops.jsonl", "rb") as file:
-            position: int = self.state["done"]
             file.seek(min(position, end))
             start = file.tell()  # of the line; the position is behind it where lines in memory have been applied
             for line in chain(iter(lambda: file.readline() if file.tell() < end else b"", b""), unwritten):
@@ -136,6 +140,19 @@ class Journal:
             open_storage(str(self.folder)).put_atomic("state.json", json.dumps(self.state).encode())
         except OSError as error:
             log.debug("%s/state.json: %s", self.folder, error)
+
+    @property
+    def sent(self) -> int:
+        """OpenLineage events of it that the collector has. StoredError where the file is damaged."""
+        path = self.folder / "sent.json"
+        return parse(Sent, path.read_bytes(), str(path))["events"] if path.exists() else 0
+
+    def note_sent(self, events: int) -> None:
+        """Store `sent`. A disk that does not take it costs no more than that a replay sends the last ones again."""
+        try:
+            open_storage(str(self.folder)).put_atomic("sent.json", json.dumps(Sent(events=events)).encode())
+        except OSError as error:
+            log.debug("%s/sent.json: %s", self.folder, error)
 
     def set_aside(self) -> Path:
         """Rename a damaged journal, so that no later job tries it again; its new name. `close` comes after."""

@@ -411,6 +411,7 @@ class MlflowSink:
             source, tags = model.artifact_location, op.tags | tags
             version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
         client.set_tag(run, MODEL_VERSION, f"models:/{name}/{version.version}")
+        self.journal.state.setdefault("versions", {})[op.key] = str(version.version)
         if op.alias is not None and (ours := self._registry(name).version(str(version.version))):
             refusal = self._registry(name).move(op.alias, ours, None)
             if refusal is not None:
@@ -426,6 +427,11 @@ class MlflowSink:
         for run in runs:
             for name, value in tags.items():
                 self._connect().set_tag(run, name, value[:4000])
+
+    def _lineage_job(self, op: ops.LineageJob) -> None:
+        """Nothing: it is for OpenLineage."""
+
+    _lineage_data = _lineage_job
 
     def _lost(self, op: ops.Lost) -> None:
         """Note what the driver could not even copy."""
@@ -452,6 +458,8 @@ class MlflowSink:
         """Close the runs whose end is not in the journal: their driver died before writing it."""
         for run in open_runs(self.runs, self.journal.state.get("ended", [])):
             self._connect().set_terminated(run, status)
+        self.journal.state["ended"] = [*self.runs]  # a journal that waits for its events must not close them again
+        self.journal.done(self.journal.state["done"])
 
 
 def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: str) -> None:
@@ -505,9 +513,9 @@ def _first_line(error: BaseException) -> str:
 def replay(config: TrackingConfig) -> tuple[int, int]:
     """Send what dead jobs on this machine left in their journals: (journals finished, operations applied).
 
-    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. A damaged journal is set
-    aside, and one whose store is away stays; neither holds up the others. Raises StoreUnreachable after those are sent,
-    with a line for each store that is away.
+    A journal whose end is missing belonged to a killed driver: its runs are closed as KILLED. One with OpenLineage
+    events stays until those are sent too. A damaged journal is set aside, and one whose store is away stays; neither
+    holds up the others. Raises StoreUnreachable after those are sent, with a line for each store that is away.
     """
     finished = count = 0
     away: dict[str, Exception] = {}
@@ -518,9 +526,10 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
             sink = MlflowSink(config.model_copy(update=destination), journal)
             store = sink.config.store_uri
             if store not in away:
-                count += sink.drain()
+                applied = sink.drain()
                 sink.end_left("KILLED")
-                delete, finished = True, finished + 1
+                delete = "openlineage" not in destination  # its events go next (openlineage/send.py)
+                count, finished = count + applied, finished + (delete or applied > 0)
         except StoreUnreachable as error:
             away[store] = error
         except (TryAgain, MlflowException) as error:

@@ -19,6 +19,7 @@ from sparkring.training.result import Decision
 Time = Annotated[Finite, Field(ge=0, lt=1e10, description="seconds since 1970; the end is in the year 2286")]
 TimeMs = Annotated[int, Field(ge=0, lt=10**13)]
 RunId = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
+UuidText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 Texts = dict[str, str]
 
 
@@ -167,6 +168,53 @@ class Promote(_Op):
     names: ClassVar = "decision"
 
 
+@with_config(CLOSED)
+class LineageDataset(TypedDict):
+    """A dataset as OpenLineage events name it; `schema` has the types as we name them."""
+
+    namespace: Label
+    name: Label
+    kind: Literal["FILE", "TABLE", "MODEL"]
+    uri: Label
+    version: NotRequired[Label]
+    schema: NotRequired[list[NamedType]]
+    rows: NotRequired[Count]
+    files: NotRequired[Count]
+    bytes: NotRequired[Count]
+
+
+@with_config(CLOSED)
+class LineageParent(TypedDict):
+    """The run of a scheduler that has started this job."""
+
+    namespace: Label
+    name: Label
+    run_id: UuidText
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineageJob(_Op):
+    """What OpenLineage calls the job. It is the first of them; nothing of these two is MLflow's."""
+
+    op: Literal["lineage_job"] = "lineage_job"
+    namespace: Label
+    name: Label
+    nominal: tuple[Label, Label] | None  # begin and end of a date's interval, ISO 8601
+    parent: LineageParent | None
+    code_url: Label | None
+    inputs: list[LineageDataset]
+    names: ClassVar = "name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineageData(_Op):
+    """Datasets that the job has read or made; one that was named before gets what is new here."""
+
+    op: Literal["lineage_data"] = "lineage_data"
+    inputs: list[LineageDataset]
+    outputs: list[LineageDataset]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lost(_Op):
     """What the driver could not even copy."""
@@ -181,6 +229,7 @@ class Lost(_Op):
 class End(_Op):
     op: Literal["end"] = "end"
     status: Literal["FINISHED", "FAILED", "KILLED"]
+    error: str = ""  # why it failed
 
 
 Op = (
@@ -195,6 +244,8 @@ Op = (
     | KeepCheckpoints
     | Model
     | Promote
+    | LineageJob
+    | LineageData
     | Lost
     | End
 )
@@ -212,10 +263,11 @@ def _known_place(store: Destination) -> Destination:
 
 @with_config(CLOSED)
 class Destination(TypedDict):
-    """Where a journal is sent: these two keys of TrackingConfig."""
+    """Where a journal is sent: these keys of TrackingConfig."""
 
     experiment: Label
     uri: str | None
+    openlineage: NotRequired[Label]
 
 
 @with_config(CLOSED)
@@ -229,3 +281,11 @@ class State(TypedDict):
     failures: NotRequired[Count]  # of the next operation
     given_up: NotRequired[list[str]]  # kinds of operation of which the last one was given up
     not_recorded: NotRequired[dict[str, list[str]]]
+    versions: NotRequired[dict[FolderName, Label]]  # of the model that the run has registered
+
+
+@with_config(CLOSED)
+class Sent(TypedDict):
+    """sent.json."""
+
+    events: Count  # OpenLineage events of this journal that the collector has

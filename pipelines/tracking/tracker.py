@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sparkring.conf.config import TrackingConfig
+from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact, redacted
 from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.checkout import git_commit, git_remote
 from sparkring.pipelines.tracking.journal import Journal
+from sparkring.pipelines.tracking.openlineage.driver import EVENTS_WAIT_S, PARENT, check_installed, failure, parent_of
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
     HEARTBEAT_S,
@@ -39,6 +42,7 @@ from sparkring.training.result import Promotion
 
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.mlflow_store import MlflowSink
+    from sparkring.pipelines.tracking.openlineage.send import EventSender
 
 __all__ = ["JOB", "Tracker", "git_commit"]
 log = logging.getLogger(__name__)
@@ -77,11 +81,16 @@ class Tracker:
         self._sink: MlflowSink | None = None
         self._journal: Journal | None = None
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
+        self._events: EventSender | None = None
         if not config.enabled:
             return
+        check_installed(config)
         self._limits.enter_context(client_limits(config))
         self._journal = Journal.create(Path(config.root), name)
-        self._journal.state["settings"] = {"experiment": str(config.experiment), "uri": config.uri}
+        destination = ops.Destination(experiment=str(config.experiment), uri=config.uri)
+        if config.openlineage is not None:
+            destination["openlineage"] = config.openlineage
+        self._journal.state["settings"] = destination
         self._journal.done(0)
         self._start(JOB, f"{name} {label}".rstrip(), None, dict(tags or {}))
         self._thread.start()
@@ -111,14 +120,14 @@ class Tracker:
         self._open.append(key)
         self._put(ops.StartRun, key, name=name, parent=parent, tags=texts_of(tags), resume=self.resume)
 
-    def _end(self, key: str, status: str) -> None:
+    def _end(self, key: str, status: str, error: str = "") -> None:
         if key in self._open:
             self._open.remove(key)
             self._ended.add(key)
             counts = {f"sparkring.not_finite.{n}": str(c) for (k, n), c in self._nonfinite.items() if k == key}
             if counts:
                 self._put(ops.Tags, key, tags=counts)
-            self._put(ops.End, key, status=status)
+            self._put(ops.End, key, status=status, error=error)
 
     # -- what is recorded
 
@@ -213,6 +222,34 @@ class Tracker:
             judged_against=judged_against,
         )
 
+    # -- what OpenLineage events name; nothing without `openlineage`
+
+    def begin_lineage(self, name: str, interval: DataInterval | None, inputs: Iterable[ops.LineageDataset]) -> None:
+        """Name the job, as its first event does.
+
+        Args:
+            name: of the job, for all its runs.
+            interval: of the date; None: it has none.
+            inputs: known before anything is done.
+        """
+        if self.config.openlineage is not None:
+            nominal = None if interval is None else [interval.start.isoformat(), interval.end.isoformat()]
+            self._put(
+                ops.LineageJob,
+                JOB,
+                namespace=self.config.openlineage,
+                name=name,
+                nominal=nominal,
+                parent=parent_of(os.environ.get(PARENT, "")),
+                code_url=git_remote(Path(__file__).parent),
+                inputs=list(inputs),
+            )
+
+    def lineage(self, inputs: Iterable[ops.LineageDataset] = (), outputs: Iterable[ops.LineageDataset] = ()) -> None:
+        """Datasets that the job has read or made."""
+        if self.config.openlineage is not None:
+            self._put(ops.LineageData, JOB, inputs=list(inputs), outputs=list(outputs))
+
     # -- sending
 
     def _put(self, kind: type[ops.Op], key: str, **fields: Any) -> None:
@@ -256,6 +293,10 @@ class Tracker:
 
         sink = self._sink = MlflowSink(self.config, self._journal)
         send_left_behind(self.config)
+        if self.config.openlineage is not None:
+            from sparkring.pipelines.tracking.openlineage.send import EventSender
+
+            self._events = EventSender(self.config, self._journal)  # after MLflow's part of what was left
         while True:
             stopping = self._stop.is_set()
             try:
@@ -331,16 +372,23 @@ class Tracker:
         """End every open run with the status `error` means; wait for the store at most `timeout_s`."""
         if self._journal is None or self._stop.is_set():
             return
+        deadline = time.monotonic() + timeout_s
         for key in reversed(list(self._open)):
-            self._end(key, end_status(error))
+            self._end(key, end_status(error), failure(error))
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout_s)
         left = len(self._journal.pending(10_000))
         if left:
             log.warning("%d tracking operations wait in %s for the next job or replay", left, self._journal.folder)
-        if not self._thread.is_alive():  # else the sender still reads it; the lock goes with the process
-            self._journal.close(delete=not left)
+        wait_s = min(EVENTS_WAIT_S, max(deadline - time.monotonic(), 0.0))
+        sent = self.config.openlineage is None or (self._events is not None and self._events.close(wait_s))
+        if not sent:
+            log.warning("OpenLineage events wait in %s for the next job or replay", self._journal.folder)
+        hangs = self._thread.is_alive() or (self._events is not None and self._events.is_alive)
+        if not hangs:  # else a sender still reads it; the lock goes with the process
+            self._journal.close(delete=sent and not left)
+        if not self._thread.is_alive():
             self._limits.close()
 
 
@@ -367,18 +415,3 @@ def run_label(ds: str | None) -> str:
 def texts_of(values: Mapping[str, Any]) -> dict[str, str]:
     """Tags as MLflow stores them."""
     return {str(name): str(value)[:4000] for name, value in values.items()}
-
-
-def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout around `folder`, `+changes` if some are uncommitted; None outside a checkout."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None

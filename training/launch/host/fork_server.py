@@ -33,6 +33,7 @@ PRIVATE_VARIABLES = (
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
 )
+PRIVATE_PREFIX = "OPENLINEAGE_"  # settings of its client, keys among them
 FDS_PER_RANK = 4  # output, channel to the agent, file for stacks, listening socket for torch's store
 
 
@@ -42,7 +43,7 @@ class ForkServer:
     def __init__(self, preload: Iterable[str], environment: Mapping[str, str]):
         """`preload`: modules to import before the first rank is forked; absent ones are skipped."""
         ours, theirs = socket.socketpair()
-        env = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}
+        env = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES and not k.startswith(PRIVATE_PREFIX)}
         env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p or ".") for p in sys.path)
         code = "from sparkring.training.launch.host.fork_server import main; main()"
         command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), *preload]

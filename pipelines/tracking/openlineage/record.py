@@ -1,0 +1,78 @@
+"""Record what a job's OpenLineage events name: sources, dataset, model. Nothing where no events are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import Resolved
+from sparkring.pipelines.tracking.openlineage.datasets import (
+    built_dataset,
+    predictions_dataset,
+    scoring_model,
+    source_dataset,
+)
+from sparkring.pipelines.tracking.ops import LineageDataset
+
+if TYPE_CHECKING:
+    from sparkring.etl.sources.snapshot import SourceSnapshot
+    from sparkring.pipelines.etl_step import Dataset
+    from sparkring.pipelines.predict.model import ScoringModel
+    from sparkring.pipelines.predict.publish import PredictionFile
+    from sparkring.pipelines.tracking.tracker import Tracker
+
+VERSIONS = ("version", "snapshot-id")  # of a whole table, which the intervals of it that are read have in common
+
+
+def begin(tracker: Tracker, name: str, resolved: Resolved, snapshots: Iterable[SourceSnapshot]) -> None:
+    """Name the job and its sources.
+
+    Args:
+        tracker: of the job.
+        name: of the job, for all its runs.
+        resolved: its configuration.
+        snapshots: of its sources, as far as they were pinned.
+    """
+    if tracker.config.openlineage is not None:
+        inputs = source_datasets(resolved.config, reads_of(snapshots))
+        tracker.begin_lineage(name, resolved.interval, inputs)
+
+
+def reads_of(snapshots: Iterable[SourceSnapshot]) -> dict[str, dict[str, Any]]:
+    """By source, what was read; of one that is read in several pieces the version they have in common."""
+    pieces: dict[str, list[dict[str, Any]]] = {}
+    for snapshot in snapshots:
+        pieces.setdefault(snapshot.name, []).append(snapshot.lineage())
+    return {name: found[0] if len(found) == 1 else in_common(found) for name, found in pieces.items()}
+
+
+def in_common(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The version of pieces that are all of the same one."""
+    return {key: pieces[0][key] for key in VERSIONS if key in pieces[0] and len({p.get(key) for p in pieces}) == 1}
+
+
+def source_datasets(config: RunConfig, reads: Mapping[str, Mapping[str, Any]]) -> list[LineageDataset]:
+    sources = config.etl.sources if config.etl is not None else {}
+    return [source_dataset(name, source, reads.get(name, {}), os.environ) for name, source in sources.items()]
+
+
+def record_dataset(tracker: Tracker, config: RunConfig, dataset: Dataset) -> None:
+    """Record the job's dataset, an output where it was built for it, else an input; and its sources by the manifest."""
+    if tracker.config.openlineage is not None:
+        made = [built_dataset(dataset.folder.uri, dataset.manifest)]
+        inputs = source_datasets(config, dataset.manifest.lineage.sources)
+        tracker.lineage(*((inputs, made) if dataset.rebuilt else (inputs + made, [])))
+
+
+def record_model(tracker: Tracker, model: ScoringModel) -> None:
+    """Record the model that scores."""
+    if tracker.config.openlineage is not None:
+        tracker.lineage(inputs=[scoring_model(tracker.config, model.uri, model.name, model.version)])
+
+
+def record_predictions(tracker: Tracker, to: str, files: Sequence[PredictionFile]) -> None:
+    """Record what was scored. `to`: the folder that holds the predictions of all dates."""
+    if tracker.config.openlineage is not None:
+        tracker.lineage(outputs=[predictions_dataset(to, [(file.rows, file.bytes) for file in files])])
