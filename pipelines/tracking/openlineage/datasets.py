@@ -100,7 +100,7 @@ def built_dataset(uri: str, manifest: DatasetManifest) -> LineageDataset:
         kind="FILE",
         uri=uri,
         version=manifest.fingerprint,
-        schema=[{"name": column.name, "type": column.logical} for column in manifest.columns],
+        schema=[{"name": column.name, "type": column.logical or column.dtype} for column in manifest.columns],
         rows=manifest.accounting.rows_out,
         files=len(manifest.files),
         bytes=sum(file.bytes for file in manifest.files),

@@ -16,6 +16,10 @@ MODEL: dict[str, Any] = {"name": "m", "step": 1, "sha256": "5" * 64, "loader_mod
 PROMOTE: dict[str, Any] = {
     "registered_model": "m", "alias": "champion", "decision": "held", "reason": "drift", "judged_against": "3",
 }  # fmt: skip
+LINEAGE_SET: ops.LineageDataset = {"namespace": "file", "name": "/d", "kind": "FILE", "uri": "d"}
+LINEAGE_JOB: dict[str, Any] = {
+    "namespace": "nights", "name": "flights", "nominal": None, "parent": None, "code_url": None, "inputs": [LINEAGE_SET],
+}  # fmt: skip
 EVERY: list[tuple[ops.Op, str]] = [
     (ops.StartRun(**AT, name="n", parent=None, tags={}, resume=False), "start"),
     (ops.Params(**AT, params={"a": "1"}), "params"),
@@ -28,6 +32,8 @@ EVERY: list[tuple[ops.Op, str]] = [
     (ops.KeepCheckpoints(**AT, uris=["/c"]), "keep_checkpoints"),
     (ops.Model(**AT, **MODEL, file="ab12/data"), "model m"),
     (ops.Promote(**AT, **PROMOTE), "promote held"),
+    (ops.LineageJob(**AT, **LINEAGE_JOB), "lineage_job flights"),
+    (ops.LineageData(**AT, inputs=[LINEAGE_SET], outputs=[]), "lineage_data"),
     (ops.Lost(**AT, what="artifact big.bin", why="no room"), "lost artifact big.bin"),
     (ops.End(**AT, status="FINISHED"), "end"),
 ]

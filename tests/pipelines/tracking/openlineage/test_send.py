@@ -1,0 +1,370 @@
+"""Events reach a real collector once, in order and with their own times, wherever the collector was meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from sparkring.conf.config import TrackingConfig
+from sparkring.conf.load import ConfigError
+from sparkring.conf.schedule.block import ScheduleConfig
+from sparkring.conf.schedule.dates import interval_of
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.tracking.openlineage import driver
+from sparkring.pipelines.tracking.openlineage.driver import PARENT, replay_events, send_events_left_behind
+from sparkring.pipelines.tracking.openlineage.events import run_id
+from sparkring.pipelines.tracking.ops import LineageDataset, ModelInfo
+from sparkring.pipelines.tracking.rules import StoreUnreachable
+from sparkring.pipelines.tracking.tracker import Tracker
+from tests.pipelines.tracking.openlineage.collector import Collector, collecting
+
+ROOT = Path(__file__).parents[4]
+PROGRAM = Path(__file__).with_name("lineage_program.py")
+SOURCE = LineageDataset(namespace="file", name="/raw/flights", kind="TABLE", uri="/raw/flights", version="7")
+MADE = LineageDataset(
+    namespace="file", name="/datasets/flights", kind="FILE", uri="/datasets/flights-abc", version="abc",
+    schema=[{"name": "delay", "type": "double"}], rows=10, files=2, bytes=300,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root whose sqlite store exists: making its tables takes seconds."""
+    return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with collecting() as server:
+        use(server.port, monkeypatch)
+        yield server
+
+
+def use(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the client's own variables: this collector, and one quick retry."""
+    for name, value in {"TYPE": "http", "URL": f"http://127.0.0.1:{port}", "TIMEOUT": "1"}.items():
+        monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name}", value)
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", json.dumps({"total": 1, "connect": 1, "read": 0}))
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def settings_of(root: Path, **changes: Any) -> TrackingConfig:
+    values: dict[str, Any] = {"experiment": "tests", "root": str(root), "flush_every_s": 0.05, "system_metrics": False}
+    return TrackingConfig(**(values | {"openlineage": "nights", "request_retries": 0} | changes))
+
+
+def tracked(settings: TrackingConfig, job: str = "flights/1", error: Exception | None = None, **more: Any) -> str:
+    """Track a job of one dataset; its MLflow run id."""
+    tracker = Tracker(settings, job, "flights", {"sparkring.commit": "c0ffee"}, **more)
+    tracker.begin_lineage("flights", None, [SOURCE])
+    tracker.lineage(inputs=[SOURCE], outputs=[MADE])
+    assert tracker.flush(60)
+    found = tracker.run_id()
+    tracker.close(error)
+    assert found is not None
+    return found
+
+
+def buffered(root: Path) -> list[Path]:
+    return [path for path in (root / "buffer").iterdir() if path.is_dir()]
+
+
+def at(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["eventTime"]).timestamp()
+
+
+def test_a_job_begins_and_ends_in_the_collector_as_in_mlflow(store: Path, collector: Collector) -> None:
+    began = time.time()
+    run = tracked(settings_of(store))
+    start, end = collector.events
+    assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
+    assert start["run"]["runId"] == end["run"]["runId"] == run_id(run)
+    assert run_id(run).replace("-", "") == run, "a run is found in MLflow by the id of its events"
+    assert start["job"]["namespace"] == "nights" and end["job"]["name"] == "flights"
+    client = MlflowClient(settings_of(store).store_uri)
+    assert at(end) * 1000 == pytest.approx(client.get_run(run).info.end_time, abs=2)
+    assert began - 1 < at(start) <= at(end)
+    (found,) = end["inputs"]
+    assert (found["namespace"], found["name"]) == ("file", "/raw/flights") and start["inputs"] == [found]
+    assert found["facets"]["version"]["datasetVersion"] == "7"
+    (made,) = end["outputs"]
+    assert start["outputs"] == [] and made["facets"]["schema"]["fields"][0]["name"] == "delay"
+    counts = made["outputFacets"]["outputStatistics"]
+    assert (counts["rowCount"], counts["fileCount"], counts["size"]) == (10, 2, 300)
+    assert end["job"]["facets"]["sourceCodeLocation"]["version"] == "c0ffee"
+    assert end["job"]["facets"]["jobType"]["integration"] == "SPARKRING" and "parent" not in end["run"]["facets"]
+    assert buffered(store) == []
+
+
+def test_a_registered_version_is_an_output(store: Path, collector: Collector, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/w.txt").write_text("1")
+    info = ModelInfo(name="m", step=1, sha256="7" * 64, loader_module="tiny_loader", registered_model="lineage")
+    for version in ("1", "2"):
+        with Tracker(settings_of(store), f"m/{version}", "m") as tracker:
+            tracker.begin_lineage("m", None, [])
+            with tracker.part("evaluate"):
+                tracker.model("evaluate", tmp_path / "model", info)
+        (made,) = collector.events[-1]["outputs"]
+        assert (made["namespace"], made["name"]) == (f"mlflow://{store}", "lineage")
+        assert made["facets"]["version"]["datasetVersion"] == version
+        assert made["facets"]["datasetType"]["datasetType"] == "MODEL"
+
+
+def test_a_date_and_the_run_that_started_it_are_named(
+    store: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    interval = interval_of(ScheduleConfig(begin="2013-01-01", timezone="Europe/Berlin"), "2013-03-01")
+    parent = "0197b2c3-0000-7000-8000-000000000001"
+    for text in (f"https://airflow/prod/dag.task/{parent}", "dag.task", f"//{parent}"):
+        monkeypatch.setenv(PARENT, text)
+        with Tracker(settings_of(store), "dated", "flights") as tracker:
+            tracker.begin_lineage("flights", interval, [])
+    first, odd, empty = (event["run"]["facets"] for event in collector.events[::2])
+    assert first["nominalTime"]["nominalStartTime"] == "2013-02-28T23:00:00+00:00"
+    assert first["nominalTime"]["nominalEndTime"] == "2013-03-01T23:00:00+00:00"
+    assert first["parent"]["job"] | {"facets": {}} == {
+        "namespace": "https://airflow/prod",
+        "name": "dag.task",
+        "facets": {},
+    }
+    assert first["parent"]["run"]["runId"] == parent
+    assert "parent" not in odd and "parent" not in empty and "'dag.task': is not namespace/job/run id" in caplog.text
+
+
+def test_a_failure_says_why_without_its_secrets(store: Path, collector: Collector) -> None:
+    tracked(settings_of(store), error=RuntimeError("cannot read s3://key:s3cret@host/x, password=hunter2"))
+    end = collector.events[-1]
+    assert end["eventType"] == "FAIL"
+    message = end["run"]["facets"]["errorMessage"]["message"]
+    assert message.startswith("cannot read s3://") and "s3cret" not in message and "hunter2" not in message
+    assert end["outputs"], "what it had made by then"
+
+
+def test_a_collector_that_is_away_gets_the_same_events_later(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    use(port, monkeypatch)
+    settings = settings_of(store)
+    began = time.monotonic()
+    run = tracked(settings)
+    ended = time.time()
+    assert time.monotonic() - began < 20 and MlflowClient(settings.store_uri).get_run(run).info.status == "FINISHED"
+    assert len(buffered(store)) == 1
+    with pytest.raises(StoreUnreachable, match="collector does not take events"):
+        replay_events(settings)
+    time.sleep(1.1)
+    with collecting(port) as late:
+        assert replay_events(settings) == 2 and replay_events(settings) == 0
+    assert late.kinds() == ["START", "COMPLETE"] and buffered(store) == []
+    assert all(at(event) <= ended for event in late.events), "times are of when it happened"
+    assert "events wait in" in caplog.text
+
+
+def test_replay_goes_on_behind_the_last_event_that_was_taken(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    use(port, monkeypatch)
+    with collecting(port) as first:
+        tracker = Tracker(settings_of(store), "flights/2", "flights")
+        tracker.begin_lineage("flights", None, [SOURCE])
+        assert tracker.flush(60)
+        deadline = time.monotonic() + 20
+        while not first.events and time.monotonic() < deadline:
+            time.sleep(0.02)
+    tracker.close()
+    words = ["replay", "flights", f"tracking.root={store}", "tracking.experiment=tests"]
+    assert main(words) == Exit.RESOURCES
+    with collecting(port) as second:
+        assert main(words) == Exit.OK
+        assert main(words) == Exit.OK
+    assert (first.kinds(), second.kinds()) == (["START"], ["COMPLETE"])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].endswith(", and 1 OpenLineage events") and printed[1].endswith(f"left in {store}")
+
+
+def test_the_next_job_sends_what_was_left_before_its_own(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    use(port, monkeypatch)
+    first = tracked(settings_of(store))
+    with collecting(port) as late:
+        second = tracked(settings_of(store))
+        assert [event["run"]["runId"] for event in late.events] == [run_id(first)] * 2 + [run_id(second)] * 2
+        assert late.kinds() == ["START", "COMPLETE"] * 2 and buffered(store) == []
+    tracked(settings_of(store))
+    with collecting(port) as later:
+        send_events_left_behind(settings_of(store, openlineage=None))
+        assert later.events == [], "of a job that sends no events"
+        send_events_left_behind(settings_of(store))
+    assert later.kinds() == ["START", "COMPLETE"]
+
+
+def test_a_collector_that_hangs_holds_no_job_and_no_mlflow(
+    store: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector.status = None
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TIMEOUT", "60")
+    monkeypatch.setattr("sparkring.pipelines.tracking.tracker.EVENTS_WAIT_S", 1.0)
+    tracker = Tracker(settings_of(store), "flights/3", "flights")
+    tracker.begin_lineage("flights", None, [])
+    began = time.monotonic()
+    assert tracker.flush(60) and (run := tracker.run_id())
+    while not collector.asked and time.monotonic() - began < 20:
+        time.sleep(0.02)
+    tracker.metrics("job", 1, {"loss": 0.5})
+    assert tracker.flush(10), "MLflow does not wait for the collector"
+    closing = time.monotonic()
+    tracker.close()
+    assert 0.9 < time.monotonic() - closing < 10
+    assert MlflowClient(settings_of(store).store_uri).get_run(run).info.status == "FINISHED"
+    assert collector.asked == 1 and len(buffered(store)) == 1
+    collector.released.set()  # the sender gives up, and with it goes the lock
+    tracker._events._thread.join(30)  # type: ignore[union-attr]
+    assert not tracker._events.is_alive and collector.asked == 1  # type: ignore[union-attr]
+    tracker._journal.close(delete=True)  # type: ignore[union-attr]
+
+
+def test_an_event_that_is_refused_holds_up_none_behind_it(
+    store: Path, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector.status = 422
+    tracked(settings_of(store))
+    assert collector.asked == 2 and buffered(store) == [] and "refuses the event EventType.START" in caplog.text
+    collector.status = 401
+    tracked(settings_of(store))
+    assert len(buffered(store)) == 1, "a key may be corrected"
+    collector.status = 201
+    assert replay_events(settings_of(store)) == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_stopped_job_is_aborted_and_goes_on_under_the_same_run_id(
+    tmp_path: Path, collector: Collector, number: signal.Signals, code: int
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, str(PROGRAM), str(tmp_path), "new"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver_process:
+        try:
+            assert driver_process.stdout is not None
+            run = driver_process.stdout.readline().split()[1]
+            deadline = time.monotonic() + 30
+            while not collector.events and time.monotonic() < deadline:
+                time.sleep(0.05)
+            killed = time.time()
+            driver_process.send_signal(number)
+            assert driver_process.wait(60) == code
+        finally:
+            driver_process.kill()
+    again = tracked(settings_of(tmp_path), resume=True)
+    assert again == run and {event["run"]["runId"] for event in collector.events} == {run_id(run)}
+    assert collector.kinds() == ["START", "ABORT", "START", "COMPLETE"]
+    assert at(collector.events[1]) < killed + 5 and "errorMessage" not in collector.events[1]["run"]["facets"]
+
+
+def test_the_clients_own_settings_decide_where_events_go(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "events.jsonl"
+    (tmp_path / "openlineage.yml").write_text(f"transport:\n  type: file\n  log_file_path: {file}\n  append: true\n")
+    tracked(settings_of(store))
+    assert [json.loads(line)["eventType"] for line in file.read_text().splitlines()] == ["START", "COMPLETE"]
+    monkeypatch.setenv("OPENLINEAGE_DISABLED", "true")
+    tracked(settings_of(store))
+    assert len(file.read_text().splitlines()) == 2 and buffered(store) == []
+    monkeypatch.delenv("OPENLINEAGE_DISABLED")
+    (tmp_path / "openlineage.yml").unlink()
+    with collecting() as server:
+        monkeypatch.setenv("OPENLINEAGE_URL", server.url)
+        tracked(settings_of(store))
+        assert server.kinds() == ["START", "COMPLETE"]
+    assert not [name for name in os.environ if name.startswith("OPENLINEAGE__")], "the client's copies are removed"
+
+
+def test_no_remote_of_the_checkout_around_the_job_is_sent_by_the_client(
+    store: Path, tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    url = "https://ann:s3cret@example.com/nights.git"
+    subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", url], check=True)
+    monkeypatch.chdir(tmp_path)
+    with Tracker(settings_of(store), "flights/4", "flights") as tracker:
+        tracker.begin_lineage("flights", None, [])
+    assert collector.kinds() == ["START", "COMPLETE"] and "s3cret" not in json.dumps(collector.events)
+    assert "sourceCodeLocation" not in collector.events[0]["job"]["facets"], "its commit is not known"
+
+
+def test_without_the_setting_nothing_is_sent_or_kept(store: Path, collector: Collector) -> None:
+    tracked(settings_of(store, openlineage=None))
+    assert collector.asked == 0 and buffered(store) == []
+
+
+def test_a_recipe_that_asks_where_the_package_is_missing_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(driver, "is_installed", lambda: False)
+    words = ["flights", "tracking.openlineage=nights", f"tracking.root={tmp_path / 'mlflow'}"]
+    for command in ("run", "train", "etl", "predict"):
+        assert main([command, *words]) == Exit.USAGE
+        assert "pip install openlineage-python" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="openlineage = 'nights'"):
+        Tracker(settings_of(tmp_path / "mlflow"), "j", "n")
+    assert not (tmp_path / "mlflow").exists()
+
+
+def test_events_that_wait_where_the_package_is_missing_are_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    use(port, monkeypatch)
+    tracked(settings_of(store))
+    with monkeypatch.context() as without:
+        without.setattr(driver, "is_installed", lambda: False)
+        with pytest.raises(StoreUnreachable, match="pip install openlineage-python"):
+            replay_events(settings_of(store))
+    with collecting(port):
+        assert replay_events(settings_of(store)) == 2
+
+
+def test_a_journal_whose_count_is_damaged_is_set_aside(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    use(port, monkeypatch)
+    tracked(settings_of(store))
+    (left,) = buffered(store)
+    (left / "sent.json").write_text('{"events": "many"}')
+    with collecting(port) as server:
+        assert replay_events(settings_of(store)) == 0 and server.asked == 0
+    (aside,) = buffered(store)
+    assert aside.name.startswith("damaged~") and "sent.json" in caplog.text
+    for path in sorted(aside.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    aside.rmdir()
+
+
+def test_what_is_not_in_mlflow_is_not_yet_in_the_collector(tmp_path: Path, collector: Collector) -> None:
+    away = settings_of(tmp_path, uri=f"http://127.0.0.1:{free_port()}", request_timeout_s=1)
+    tracker = Tracker(away, "flights/5", "flights")
+    tracker.begin_lineage("flights", None, [])
+    tracker.close(timeout_s=30)
+    assert replay_events(away) == 0
+    assert collector.asked == 0 and len(buffered(tmp_path)) == 1
