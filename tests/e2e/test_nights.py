@@ -45,7 +45,7 @@ RECIPE: dict[str, Any] = {
     "train": {"epochs": 1, "global_batch": 64},
     "launch": {"world": 1},
     "report": {"baselines": False},
-    "tracking": {"system_metrics": False},
+    "tracking": {"system_metrics": False, "openlineage": "prod"},
 }
 
 SCRIPT = """
@@ -69,7 +69,9 @@ print("CODES", json.dumps([codes, seconds]))
 
 
 def sparkring(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    transport = {"TYPE": "file", "LOG_FILE_PATH": str(folder / "events.jsonl"), "APPEND": "true"}
+    environment = os.environ | {f"OPENLINEAGE__TRANSPORT__{name}": value for name, value in transport.items()}
+    environment |= {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=800
     )
@@ -135,3 +137,24 @@ def test_a_date_whose_upstream_is_not_there_is_not_begun(nights: Any) -> None:
     assert (last["ds"], last["status"], last["exit_code"]) == (DAYS[6], "try_later", 75)
     assert f"sales/day={DAYS[6]}/_SUCCESS is not there" in last["error"]
     assert not (folder / f"data/runs/sales/dates/{DAYS[6]}/state.json").exists()
+
+
+def test_openlineage_is_told_what_each_date_read_and_made(nights: Any) -> None:
+    folder, _ = nights
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    told = [(event["job"]["name"], event["eventType"]) for event in events]
+    jobs = ["sales", "sales.etl", "sales.etl", "sales"]
+    assert told == [(job, kind) for job in jobs for kind in ("START", "COMPLETE")]
+    assert {event["job"]["namespace"] for event in events} == {"prod"}
+    for event, ds in zip(events, [day for day in (FIRST, *BACKFILLED) for _ in range(2)], strict=True):
+        assert event["run"]["facets"]["nominalTime"]["nominalStartTime"] == f"{ds}T00:00:00+00:00"
+        assert [read["name"] for read in event["inputs"]] == [str(folder / "sales")]
+    last = events[-1]
+    state = entry(folder, BACKFILLED[-1])
+    dataset, model = last["outputs"]
+    assert dataset["name"] == str(folder / "data/datasets/sales")
+    assert dataset["facets"]["version"]["datasetVersion"] == state["fingerprint"]
+    assert dataset["outputFacets"]["outputStatistics"]["rowCount"] == 3 * ROWS
+    assert (model["name"], model["facets"]["version"]["datasetVersion"]) == ("sales", "2")
+    assert last["run"]["runId"].replace("-", "") == state["mlflow_run_id"]
+    assert list((folder / "data/mlflow/buffer").iterdir()) == []

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,8 @@ def recipe(folder: Path, **predict: Any) -> str:
     return str(path)
 
 
-def predict(folder: Path, ds: str | None = None, **block: Any) -> Predictions:
-    assert run_predict(load_config(recipe(folder, **block)), ds) == 0
+def predict(folder: Path, ds: str | None = None, overrides: Sequence[str] = (), **block: Any) -> Predictions:
+    assert run_predict(load_config(recipe(folder, **block), overrides), ds) == 0
     found = predictions_folder(folder, ds)
     return read_predictions(open_storage(str(found)))
 
@@ -116,9 +117,13 @@ def register(folder: Path, seed: int) -> None:
         assert tracker.flush(180)
 
 
-def test_predictions_of_the_champion_have_the_bits_that_its_predictor_gives(folder: Path, spark: SparkSession) -> None:
+def test_predictions_of_the_champion_have_the_bits_that_its_predictor_gives(
+    folder: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     register(folder, 5)
-    found = predict(folder, "2013-03-01", model=None)
+    for name, value in {"TYPE": "file", "LOG_FILE_PATH": str(folder / "events.jsonl"), "APPEND": "true"}.items():
+        monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name}", value)
+    found = predict(folder, "2013-03-01", ["tracking.openlineage=prod"], model=None)
     day = folder / "predictions/day=2013-03-01"
     assert (found.rows_in, found.rows_out, found.refused) == (ROWS, ROWS, {})
     assert found.model == "models:/flights/1" and (found.model_name, found.model_version) == ("flights", "1")
@@ -147,6 +152,15 @@ def test_predictions_of_the_champion_have_the_bits_that_its_predictor_gives(fold
     assert run.data.tags["sparkring.model_version"] == "models:/flights/1"
     (used,) = run.inputs.dataset_inputs
     assert used.dataset.name == "rows" and used.dataset.digest == found.sources["rows"][:36]
+
+    start, end = (json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines())
+    assert (start["eventType"], end["eventType"], end["job"]["name"]) == ("START", "COMPLETE", "flights.predict")
+    rows_read, scored_by = end["inputs"]
+    assert rows_read["facets"]["version"]["datasetVersion"] == found.sources["rows"]
+    assert (scored_by["name"], scored_by["facets"]["version"]["datasetVersion"]) == ("flights", "1")
+    (made,) = end["outputs"]
+    assert made["name"] == str(folder / "predictions")
+    assert made["outputFacets"]["outputStatistics"]["rowCount"] == ROWS
 
 
 def test_the_next_scoring_of_a_date_replaces_it_and_leaves_others(folder: Path, spark: SparkSession) -> None:

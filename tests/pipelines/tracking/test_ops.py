@@ -18,7 +18,8 @@ PROMOTE: dict[str, Any] = {
 }  # fmt: skip
 LINEAGE_SET: ops.LineageDataset = {"namespace": "file", "name": "/d", "kind": "FILE", "uri": "d"}
 LINEAGE_JOB: dict[str, Any] = {
-    "namespace": "nights", "name": "flights", "nominal": None, "parent": None, "code_url": None, "inputs": [LINEAGE_SET],
+    "namespace": "nights", "name": "flights", "nominal": None, "parent": None, "code_url": None,
+    "inputs": [LINEAGE_SET],
 }  # fmt: skip
 EVERY: list[tuple[ops.Op, str]] = [
     (ops.StartRun(**AT, name="n", parent=None, tags={}, resume=False), "start"),
