@@ -175,7 +175,7 @@ class LineageDataset(TypedDict):
     namespace: Label
     name: Label
     kind: Literal["FILE", "TABLE", "MODEL"]
-    uri: Label
+    uri: NotRequired[Label]
     version: NotRequired[Label]
     schema: NotRequired[list[NamedType]]
     rows: NotRequired[Count]

@@ -62,6 +62,9 @@ EVENTS, T_EVENTS = "pipelines/housekeeping/events.py", "tests/pipelines/housekee
 NOTIFY, T_NOTIFY = "pipelines/housekeeping/notify.py", "tests/pipelines/housekeeping/test_notify.py"
 GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc.py"
 CLEANUP = "pipelines/tracking/cleanup.py"
+OL = ("datasets", "events", "send", "driver", "record")
+OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER, OL_RECORD = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
+T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/housekeeping.py", "tests/conf/test_housekeeping.py"
 DATES, DATED = "conf/schedule/dates.py", "conf/schedule/dated.py"
@@ -608,4 +611,48 @@ MUTANTS = (
     Mutant(ALIASES, "elif current.at_ms > ours.at_ms:", "elif False:", T_REGISTRY),
     Mutant(REGISTRY, "if now is None or now.version != ours.version:", "if False:", T_REGISTRY),
     Mutant(REGISTRY, "None if current is None or same else current.version", "None", T_REGISTRY),
+    Mutant(OL_DATASETS, '"s3a": "s3", ', "", T_OL_DATASETS),
+    Mutant(OL_DATASETS, 'path.lstrip("/") if scheme in IN_BUCKETS else path', "path", T_OL_DATASETS),
+    Mutant(
+        OL_DATASETS,
+        'VERSIONS = ("version", "snapshot-id", "fingerprint")',
+        'VERSIONS = ("fingerprint",)',
+        T_OL_DATASETS,
+    ),
+    Mutant(OL_DATASETS, '.removesuffix(f"-{manifest.fingerprint[:12]}")', "", T_OL_DATASETS),
+    Mutant(OL_DATASETS, "urlsplit(without_password(tracking.uri))", "urlsplit(tracking.uri)", T_OL_DATASETS),
+    Mutant(OL_RECORD, "len({p.get(key) for p in pieces}) == 1", "True", T_OL_DATASETS),
+    Mutant(OL_EVENTS, "State.START, self.started.at if self.started else op.at", "State.START, op.at", T_OL_EVENTS),
+    Mutant(OL_EVENTS, "isinstance(op, ops.End) and op.key == JOB", "isinstance(op, ops.End)", T_OL_EVENTS),
+    Mutant(OL_EVENTS, '"KILLED": State.ABORT', '"KILLED": State.FAIL', T_OL_EVENTS),
+    Mutant(OL_EVENTS, "**{**known.get(key, {}), **dataset}", "**dataset", T_OL_EVENTS, "as now each has all fields"),
+    Mutant(OL_EVENTS, "None if self.ended else", "None if False else", T_OL_EVENTS),
+    Mutant(OL_EVENTS, "uuid.UUID(mlflow_id)", "uuid.uuid4()", T_OL_EVENTS),
+    Mutant(OL_SEND, "if position <= done]", "]", f"{T_OL_SEND} -k not_in_mlflow"),
+    Mutant(OL_SEND, "self._made > self._sent", "True", f"{T_OL_SEND} -k goes_on_behind"),
+    Mutant(OL_SEND, "self.journal.note_sent(self._sent)", "pass", f"{T_OL_SEND} -k goes_on_behind"),
+    Mutant(OL_SEND, "REFUSED = {400, 413, 422}", "REFUSED = {400, 401, 413, 422}", f"{T_OL_SEND} -k refused"),
+    Mutant(OL_SEND, "answer.status_code not in REFUSED", "True", f"{T_OL_SEND} -k refused"),
+    Mutant(OL_SEND, "sink.drain() + sink.end_left()", "sink.drain()", f"{T_OL_SEND} -k stopped_job"),
+    Mutant(OL_SEND, "            del os.environ[name]", "            pass", f"{T_OL_SEND} -k own_settings"),
+    Mutant(OL_SEND, "location.disabled or location.repo_url is None", "location.disabled", f"{T_OL_SEND} -k no_remote"),
+    Mutant(OL_SEND, "self._thread.join(timeout_s)", "self._thread.join()", f"{T_OL_SEND} -k hangs"),
+    Mutant(OL_SEND, "            self._give_up.set()", "            pass", f"{T_OL_SEND} -k hangs"),
+    Mutant(OL_DRIVER, 'if end_status(error) == "FAILED" else ""', "", f"{T_OL_SEND} -k stopped_job"),
+    Mutant(
+        OL_DRIVER, "tracking.openlineage is not None and not is_installed()", "False", f"{T_OL_SEND} -k before_any_work"
+    ),
+    Mutant(
+        "pipelines/tracking/mlflow_store.py",
+        'self.journal.state["ended"] = [*self.runs]',
+        "pass",
+        f"{T_OL_SEND} -k closed_once",
+    ),
+    Mutant(
+        "pipelines/tracking/mlflow_store.py",
+        'delete = "openlineage" not in destination',
+        "delete = True",
+        f"{T_OL_SEND} -k sends_what_was_left",
+    ),
+    Mutant("pipelines/tracking/tracker.py", "delete=sent and not left", "delete=not left", f"{T_OL_SEND} -k away_gets"),
 )

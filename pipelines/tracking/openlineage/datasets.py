@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from sparkring.conf.config import TrackingConfig
 from sparkring.conf.manifest import DatasetManifest
@@ -41,6 +42,13 @@ def place_name(uri: str) -> tuple[str, str]:
     return f"{scheme}://{parts.netloc}", name or "/"
 
 
+def at_place(uri: str, kind: Kind) -> LineageDataset:
+    """A dataset at a path or URI; what the URI says about its store's host stays out of the events."""
+    namespace, name = place_name(uri)
+    shown = Path(name).as_uri() if namespace == "file" else f"{namespace}/{quote(name.lstrip('/'))}"
+    return LineageDataset(namespace=namespace, name=name, kind=kind, uri=shown)
+
+
 def source_dataset(
     name: str, source: SourceConfig, read: Mapping[str, Any], environment: Mapping[str, str]
 ) -> LineageDataset:
@@ -52,10 +60,12 @@ def source_dataset(
         read: what of it was read: the manifest's lineage of it; {} where that is not known yet.
         environment: variables that a database's URL comes from.
     """
-    namespace, label = source_name(name, source, environment)
-    path = getattr(source, "path", None)
     kind: Kind = "FILE" if isinstance(source, FilesSource) else "TABLE"
-    found = LineageDataset(namespace=namespace, name=label, kind=kind, uri=path or f"{namespace}/{label}")
+    if (path := path_of(source)) is not None:
+        found = at_place(path, kind)
+    else:
+        namespace, label = table_name(name, source, environment)
+        found = LineageDataset(namespace=namespace, name=label, kind=kind)
     version = next((read[key] for key in VERSIONS if read.get(key) is not None), None)
     if version is not None:
         found["version"] = str(version)
@@ -65,17 +75,22 @@ def source_dataset(
     return found
 
 
-def source_name(name: str, source: SourceConfig, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Namespace and name of a source. `name`: in the recipe; `environment`: as in `source_dataset`."""
+def path_of(source: SourceConfig) -> str | None:
+    """Path or URI of a source's table; None of one that a catalog or a database finds."""
+    if isinstance(source, IcebergSource):
+        return source.path and METADATA.sub("", source.path)
+    return source.path if isinstance(source, FilesSource | DeltaSource) else None
+
+
+def table_name(name: str, source: SourceConfig, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Namespace and name of a source without a path. `name`: in the recipe; `environment`: as in `source_dataset`."""
     if isinstance(source, JdbcSource):
         return database_table(name, source, environment)
     if isinstance(source, CatalogSource):
         return "spark_catalog", source.table
-    if isinstance(source, IcebergSource) and source.table is not None:
-        catalog, _, table = source.table.partition(".")
-        return f"iceberg://{catalog}", table
-    assert isinstance(source, FilesSource | DeltaSource | IcebergSource) and source.path is not None
-    return place_name(METADATA.sub("", source.path) if isinstance(source, IcebergSource) else source.path)
+    assert isinstance(source, IcebergSource) and source.table is not None
+    catalog, _, table = source.table.partition(".")
+    return f"iceberg://{catalog}", table
 
 
 def database_table(name: str, source: JdbcSource, environment: Mapping[str, str]) -> tuple[str, str]:
@@ -93,12 +108,11 @@ def database_table(name: str, source: JdbcSource, environment: Mapping[str, str]
 
 def built_dataset(uri: str, manifest: DatasetManifest) -> LineageDataset:
     """A finished dataset. Its name is the same for all fingerprints, which are its versions."""
-    namespace, name = place_name(uri)
-    return LineageDataset(
-        namespace=namespace,
-        name=name.removesuffix(f"-{manifest.fingerprint[:12]}"),
+    found = at_place(uri, "FILE")
+    return found | LineageDataset(
+        namespace=found["namespace"],
+        name=found["name"].removesuffix(f"-{manifest.fingerprint[:12]}"),
         kind="FILE",
-        uri=uri,
         version=manifest.fingerprint,
         schema=[{"name": column.name, "type": column.logical or column.dtype} for column in manifest.columns],
         rows=manifest.accounting.rows_out,
@@ -109,17 +123,19 @@ def built_dataset(uri: str, manifest: DatasetManifest) -> LineageDataset:
 
 def predictions_dataset(uri: str, files: Sequence[tuple[int, int]]) -> LineageDataset:
     """Predictions below a folder. `files`: rows and bytes of each that was written."""
-    namespace, name = place_name(uri)
-    rows, size = sum(rows for rows, _ in files), sum(size for _, size in files)
-    return LineageDataset(namespace=namespace, name=name, kind="FILE", uri=uri, rows=rows, files=len(files), bytes=size)
+    found = at_place(uri, "FILE")
+    found["rows"], found["bytes"] = sum(rows for rows, _ in files), sum(size for _, size in files)
+    found["files"] = len(files)
+    return found
 
 
 def scoring_model(tracking: TrackingConfig, uri: str, name: str, version: str) -> LineageDataset:
     """The model that scores: `models:/<name>/<version>`, or a folder."""
     if uri.startswith("models:/"):
         return model_dataset(tracking, name, version)
-    namespace, label = place_name(uri)
-    return LineageDataset(namespace=namespace, name=label, kind="MODEL", uri=uri, version=version)
+    found = at_place(uri, "MODEL")
+    found["version"] = version
+    return found
 
 
 def model_dataset(tracking: TrackingConfig, name: str, version: str) -> LineageDataset:

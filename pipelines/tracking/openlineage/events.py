@@ -22,7 +22,7 @@ from sparkring.pipelines.tracking.rules import JOB
 State = event_v2.RunState
 ENDS = {"FINISHED": State.COMPLETE, "FAILED": State.FAIL, "KILLED": State.ABORT}
 COMMIT = "sparkring.commit"  # tag of a job's run
-PRODUCER = "urn:sparkring"
+PRODUCER = "urn:sparkring:tracking"
 Datasets = dict[tuple[str, str], ops.LineageDataset]
 
 
@@ -138,7 +138,7 @@ def job_facets(job: ops.LineageJob, commit: str) -> dict[str, facets.JobFacet]:
 def dataset_facets(dataset: ops.LineageDataset) -> dict[str, facets.DatasetFacet]:
     """Facets that a dataset has as an input and as an output."""
     source = facets.datasource_dataset.DatasourceDatasetFacet(
-        name=dataset["namespace"], uri=dataset["uri"], producer=PRODUCER
+        name=dataset["namespace"], uri=dataset.get("uri"), producer=PRODUCER
     )
     kind = facets.dataset_type_dataset.DatasetTypeDatasetFacet(dataset["kind"], producer=PRODUCER)
     found: dict[str, facets.DatasetFacet] = {"dataSource": source, "datasetType": kind}

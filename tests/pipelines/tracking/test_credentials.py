@@ -12,7 +12,8 @@ from sparkring.training.launch.host.fork_server import ForkServer
 
 
 def test_ranks_are_started_without_the_drivers_credentials() -> None:
-    names = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    names = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "OPENLINEAGE_API_KEY")
+    names += ("OPENLINEAGE__TRANSPORT__AUTH",)
     server = ForkServer([], {**os.environ, **dict.fromkeys(names, "s3cret"), "KEPT": "yes"})
     try:
         while not (environment := Path(f"/proc/{server._process.pid}/environ").read_bytes()):

@@ -15,6 +15,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.sources import SourceConfig
 from sparkring.etl.sources.pin import pin
 from sparkring.pipelines.tracking.openlineage.datasets import (
+    at_place,
     built_dataset,
     model_dataset,
     place_name,
@@ -120,6 +121,7 @@ def test_a_dataset_has_one_name_for_all_its_fingerprints() -> None:
     assert named(found) == ("s3://lake", "datasets/flights") and found["version"] == made.fingerprint
     assert found["schema"][0]["name"] == made.columns[0].name
     assert built_dataset("/given", made)["name"] == "/given"
+    assert found["uri"] == f"s3://lake/datasets/flights-{made.fingerprint[:12]}"
     assert TypeAdapter(LineageDataset).validate_python(found)
 
 
@@ -131,6 +133,12 @@ def test_a_model_is_named_by_its_registry() -> None:
     assert (found["name"], found["version"], found["uri"]) == ("flights", "3", "models:/flights/3")
     assert scoring_model(server, "models:/flights/3", "flights", "3") == found
     assert named(scoring_model(server, "/d/run", "run", "ab")) == ("file", "/d/run")
+
+
+def test_a_uri_is_one_that_can_be_parsed_and_only_of_a_place() -> None:
+    assert at_place("/d/my rows", "FILE")["uri"] == "file:///d/my%20rows"
+    assert at_place("s3a://lake/my rows?scheme=http", "FILE")["uri"] == "s3://lake/my%20rows"
+    assert "uri" not in source_dataset("s", source(table="shop.sales"), {}, {})
 
 
 def test_predictions_are_named_by_the_folder_of_all_dates() -> None:

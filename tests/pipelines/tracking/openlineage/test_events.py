@@ -11,10 +11,10 @@ from openlineage.client.serde import Serde
 
 from sparkring.conf.config import TrackingConfig
 from sparkring.pipelines.tracking import ops
-from sparkring.pipelines.tracking.openlineage.events import JobEvents, run_id
+from sparkring.pipelines.tracking.openlineage.events import PRODUCER, JobEvents, run_id
 
 RUNS = {"job": "0af7651916cd43dd8448eb211c80319c"}
-SOURCE = ops.LineageDataset(namespace="file", name="/raw", kind="FILE", uri="/raw")
+SOURCE = ops.LineageDataset(namespace="file", name="/raw", kind="FILE", uri="file:///raw")
 START = ops.StartRun(key="job", at=1.0, name="n", parent=None, tags={}, resume=False)
 JOB = ops.LineageJob(
     key="job", at=2.0, namespace="nights", name="n", nominal=None, parent=None, code_url="https://x/y.git",
@@ -61,7 +61,7 @@ def test_what_is_known_later_is_added_to_a_dataset() -> None:
     first, last = events(START, JOB, more, end("FINISHED"))
     assert "version" not in first["inputs"][0]["facets"]
     (found,) = last["inputs"]
-    assert found["facets"]["version"]["datasetVersion"] == "7" and found["facets"]["dataSource"]["uri"] == "/raw"
+    assert found["facets"]["version"]["datasetVersion"] == "7" and found["facets"]["dataSource"]["uri"] == "file:///raw"
     assert [made["name"] for made in last["outputs"]] == ["/o"] and "inputFacets" not in {**last["outputs"][0]}
 
 
@@ -102,4 +102,4 @@ def test_everything_names_its_producer() -> None:
     more = ops.LineageData(key="job", at=3.0, inputs=[], outputs=[{**SOURCE, "name": "/o", "rows": 5}])
     for event in events(START, JOB, more, end("FAILED", "why")):
         text = json.dumps(event)
-        assert event["producer"] == "urn:sparkring" and text.count('"_producer"') == text.count('"urn:sparkring"') - 1
+        assert event["producer"] == PRODUCER and text.count('"_producer"') == text.count(f'"{PRODUCER}"') - 1

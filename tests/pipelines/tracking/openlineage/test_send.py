@@ -23,10 +23,12 @@ from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import interval_of
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.tracking.journal import Journal
+from sparkring.pipelines.tracking.mlflow_store import replay
 from sparkring.pipelines.tracking.openlineage import driver
 from sparkring.pipelines.tracking.openlineage.driver import PARENT, replay_events, send_events_left_behind
 from sparkring.pipelines.tracking.openlineage.events import run_id
-from sparkring.pipelines.tracking.ops import LineageDataset, ModelInfo
+from sparkring.pipelines.tracking.ops import LineageDataset, LineageJob, ModelInfo, StartRun
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.pipelines.tracking.tracker import Tracker
 from tests.pipelines.tracking.openlineage.collector import Collector, collecting
@@ -141,11 +143,8 @@ def test_a_date_and_the_run_that_started_it_are_named(
     first, odd, empty = (event["run"]["facets"] for event in collector.events[::2])
     assert first["nominalTime"]["nominalStartTime"] == "2013-02-28T23:00:00+00:00"
     assert first["nominalTime"]["nominalEndTime"] == "2013-03-01T23:00:00+00:00"
-    assert first["parent"]["job"] | {"facets": {}} == {
-        "namespace": "https://airflow/prod",
-        "name": "dag.task",
-        "facets": {},
-    }
+    started_by = first["parent"]["job"]
+    assert (started_by["namespace"], started_by["name"]) == ("https://airflow/prod", "dag.task")
     assert first["parent"]["run"]["runId"] == parent
     assert "parent" not in odd and "parent" not in empty and "'dag.task': is not namespace/job/run id" in caplog.text
 
@@ -279,6 +278,32 @@ def test_a_stopped_job_is_aborted_and_goes_on_under_the_same_run_id(
     assert again == run and {event["run"]["runId"] for event in collector.events} == {run_id(run)}
     assert collector.kinds() == ["START", "ABORT", "START", "COMPLETE"]
     assert at(collector.events[1]) < killed + 5 and "errorMessage" not in collector.events[1]["run"]["facets"]
+
+
+def test_a_killed_jobs_run_is_closed_once_though_its_events_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    use(port, monkeypatch)
+    settings = settings_of(tmp_path)
+    journal = Journal.create(tmp_path, "killed")
+    journal.state["settings"] = {"experiment": "tests", "uri": None, "openlineage": "nights"}
+    journal.done(0)
+    tags = {"sparkring.job": "flights/1"}
+    journal.append(StartRun(key="job", at=1.0, name="flights", parent=None, tags=tags, resume=False))
+    job = LineageJob(
+        key="job", at=1.0, namespace="nights", name="flights", nominal=None, parent=None, code_url=None, inputs=[]
+    )
+    journal.append(job)
+    journal.close(delete=False)
+    assert replay(settings) == (1, 2)
+    run = tracked(settings, resume=True)
+    assert replay(settings) == (0, 0), "its events alone wait"
+    assert MlflowClient(settings.store_uri).get_run(run).info.status == "FINISHED"
+    with collecting(port) as late:
+        assert replay_events(settings) == 4
+    assert sorted(late.kinds()) == ["ABORT", "COMPLETE", "START", "START"]
+    assert {event["run"]["runId"] for event in late.events} == {run_id(run)}
 
 
 def test_the_clients_own_settings_decide_where_events_go(
