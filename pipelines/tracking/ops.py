@@ -169,15 +169,23 @@ class Promote(_Op):
 
 
 @with_config(CLOSED)
-class LineageDataset(TypedDict):
-    """A dataset as OpenLineage events name it; `schema` has the types as we name them."""
+class LineageColumn(TypedDict):
+    """Of a dataset, with the type as we name it."""
 
-    namespace: Label
-    name: Label
+    name: str
+    type: str
+
+
+@with_config(CLOSED)
+class LineageDataset(TypedDict):
+    """A dataset as OpenLineage events name it."""
+
+    namespace: str
+    name: str
     kind: Literal["FILE", "TABLE", "MODEL"]
-    uri: NotRequired[Label]
-    version: NotRequired[Label]
-    schema: NotRequired[list[NamedType]]
+    uri: NotRequired[str]
+    version: NotRequired[str]
+    schema: NotRequired[list[LineageColumn]]
     rows: NotRequired[Count]
     files: NotRequired[Count]
     bytes: NotRequired[Count]
@@ -187,21 +195,21 @@ class LineageDataset(TypedDict):
 class LineageParent(TypedDict):
     """The run of a scheduler that has started this job."""
 
-    namespace: Label
-    name: Label
+    namespace: str
+    name: str
     run_id: UuidText
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineageJob(_Op):
-    """What OpenLineage calls the job. It is the first of them; nothing of these two is MLflow's."""
+    """What OpenLineage calls the job. It comes before any LineageData; nothing of either is MLflow's."""
 
     op: Literal["lineage_job"] = "lineage_job"
-    namespace: Label
-    name: Label
-    nominal: tuple[Label, Label] | None  # begin and end of a date's interval, ISO 8601
+    namespace: str
+    name: str
+    nominal: tuple[str, str] | None  # begin and end of a date's interval, ISO 8601
     parent: LineageParent | None
-    code_url: Label | None
+    code_url: str | None
     inputs: list[LineageDataset]
     names: ClassVar = "name"
 

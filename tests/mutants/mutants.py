@@ -625,7 +625,7 @@ MUTANTS = (
     Mutant(OL_EVENTS, "State.START, self.started.at if self.started else op.at", "State.START, op.at", T_OL_EVENTS),
     Mutant(OL_EVENTS, "isinstance(op, ops.End) and op.key == JOB", "isinstance(op, ops.End)", T_OL_EVENTS),
     Mutant(OL_EVENTS, '"KILLED": State.ABORT', '"KILLED": State.FAIL', T_OL_EVENTS),
-    Mutant(OL_EVENTS, "**{**known.get(key, {}), **dataset}", "**dataset", T_OL_EVENTS, "as now each has all fields"),
+    Mutant(OL_EVENTS, "**{**known.get(key, {}), **dataset}", "**dataset", T_OL_EVENTS),
     Mutant(OL_EVENTS, "None if self.ended else", "None if False else", T_OL_EVENTS),
     Mutant(OL_EVENTS, "uuid.UUID(mlflow_id)", "uuid.uuid4()", T_OL_EVENTS),
     Mutant(OL_SEND, "if position <= done]", "]", f"{T_OL_SEND} -k not_in_mlflow"),

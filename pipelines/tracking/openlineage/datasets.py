@@ -25,7 +25,7 @@ SCHEMES = {"s3a": "s3", "s3n": "s3"}  # names of one store, by which client read
 IN_BUCKETS = {"s3", "gs", "abfs", "abfss", "wasb", "wasbs"}  # a name there has no slash in front
 VERSIONS = ("version", "snapshot-id", "fingerprint")  # what says best which state of a source was read
 METADATA = re.compile(r"/metadata(?:/[^/]*\.metadata\.json)?$")  # of an Iceberg table's folder
-DATABASE = re.compile(r"jdbc:(?P<kind>\w+)://(?P<host>[^/?;@]*@)?(?P<where>[^/?;]+)/(?P<database>[^/?;]+)")
+DATABASE = re.compile(r"jdbc:(?P<kind>\w+)://(?:[^/?;@]*@)?(?P<where>[^/?;@]+)/(?P<database>[^/?;@]+)(?=[?;]|$)")
 PORTS = {"postgresql": ("postgres", 5432), "mysql": ("mysql", 3306)}  # and the name of the kind in a namespace
 TABLE = re.compile(r"[\w.\"`]+")
 Kind = Literal["FILE", "TABLE", "MODEL"]

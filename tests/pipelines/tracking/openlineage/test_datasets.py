@@ -79,6 +79,7 @@ def test_a_source_is_named_by_where_it_is(values: dict[str, Any], expected: tupl
         (URL, {"dbtable": "eu.sales"}, ("postgres://db.example.com:5432", "shop.eu.sales")),
         (URL, {"query": "SELECT 1 AS x"}, ("postgres://db.example.com:5432", "shop.s")),
         ("jdbc:mysql://db:3307/shop", {"dbtable": "sales"}, ("mysql://db:3307", "shop.sales")),
+        ("jdbc:postgresql://ann:a/s3cret@db/shop", {"dbtable": "sales"}, ("jdbc:SHOP_URL", "sales")),
         ("jdbc:oracle:thin:@db:1521/x", {"dbtable": "sales"}, ("jdbc:SHOP_URL", "sales")),
     ],
 )

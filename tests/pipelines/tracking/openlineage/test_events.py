@@ -58,10 +58,12 @@ def test_a_job_that_recorded_no_lineage_has_no_events() -> None:
 
 def test_what_is_known_later_is_added_to_a_dataset() -> None:
     more = ops.LineageData(key="job", at=3.0, inputs=[{**SOURCE, "version": "7"}], outputs=[{**SOURCE, "name": "/o"}])
-    first, last = events(START, JOB, more, end("FINISHED"))
+    less = ops.LineageData(key="job", at=4.0, inputs=[{**SOURCE, "rows": 3}], outputs=[])
+    first, last = events(START, JOB, more, less, end("FINISHED"))
     assert "version" not in first["inputs"][0]["facets"]
     (found,) = last["inputs"]
     assert found["facets"]["version"]["datasetVersion"] == "7" and found["facets"]["dataSource"]["uri"] == "file:///raw"
+    assert found["inputFacets"]["inputStatistics"]["rowCount"] == 3
     assert [made["name"] for made in last["outputs"]] == ["/o"] and "inputFacets" not in {**last["outputs"][0]}
 
 
