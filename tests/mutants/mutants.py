@@ -619,6 +619,7 @@ MUTANTS = (
         'VERSIONS = ("fingerprint",)',
         T_OL_DATASETS,
     ),
+    Mutant(OL_DATASETS, 'getattr(source, "columns", {})', "{}", T_OL_DATASETS),
     Mutant(OL_DATASETS, '.removesuffix(f"-{manifest.fingerprint[:12]}")', "", T_OL_DATASETS),
     Mutant(OL_DATASETS, "urlsplit(without_password(tracking.uri))", "urlsplit(tracking.uri)", T_OL_DATASETS),
     Mutant(OL_RECORD, "len({p.get(key) for p in pieces}) == 1", "True", T_OL_DATASETS),

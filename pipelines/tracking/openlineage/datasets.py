@@ -1,8 +1,8 @@
 """Name datasets as OpenLineage does, so that other producers' events speak of the same ones. Pure.
 
 The rules: https://openlineage.io/docs/spec/naming. A namespace is the data source (`s3://bucket`, `file`), a name is
-unique in it. Two kinds have no rule there: registered models (`mlflow://host`, the model's name) and Spark's catalog
-tables without a known location (`spark_catalog`, the table's name).
+unique in it. Three kinds have no rule there: registered models (`mlflow://host`, the model's name), and tables whose
+place only a catalog knows, Spark's (`spark_catalog`) or Iceberg's (`iceberg://<catalog>`).
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ def source_dataset(
     else:
         namespace, label = table_name(name, source, environment)
         found = LineageDataset(namespace=namespace, name=label, kind=kind)
+    if columns := getattr(source, "columns", {}):
+        found["schema"] = [{"name": column, "type": declared} for column, declared in columns.items()]
     version = next((read[key] for key in VERSIONS if read.get(key) is not None), None)
     if version is not None:
         found["version"] = str(version)

@@ -114,6 +114,8 @@ def test_files_have_their_fingerprint_as_version(tmp_path: Path) -> None:
     found = source_dataset("s", made, pinned.lineage(), {})
     assert found["version"] == pinned.fingerprint and (found["files"], found["bytes"]) == (1, 4)
     assert "version" not in source_dataset("s", made, {}, {})
+    assert found["schema"] == [{"name": "x", "type": "int"}], "as the recipe declares it"
+    assert "schema" not in source_dataset("s", source(table="shop.sales"), {}, {})
 
 
 def test_a_dataset_has_one_name_for_all_its_fingerprints() -> None:
