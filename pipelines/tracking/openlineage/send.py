@@ -112,8 +112,8 @@ def make_client() -> OpenLineageClient:
     """The client by its own settings: OPENLINEAGE_URL, OPENLINEAGE__* variables, openlineage.yml.
 
     It copies the first into variables of the second kind, which processes that are started would inherit; here they
-    are removed again. It also reads the remote of whatever checkout it is started in, which may hold a password and
-    need not be the one the job ran in: that is switched off unless the user names the repository.
+    are removed again. Where its facet of the source code is switched on, it reads the remote of whatever checkout it is
+    started in, which may hold a password and need not be the one the job ran in: off, unless the repository is named.
     """
     before = {name for name in os.environ if name.startswith(PREFIX)}
     try:
@@ -204,6 +204,8 @@ def send_left(config: TrackingConfig, client: Client) -> int:
         except StoredError as error:
             aside = journal.set_aside()
             log.warning("%s is damaged (%s) and set aside", aside, redact(first_line(error)))
+        except OSError as error:
+            log.warning("%s cannot be read and stays: %s", journal.folder, error)
         finally:
             journal.close(delete)
     return count

@@ -333,6 +333,7 @@ def test_no_remote_of_the_checkout_around_the_job_is_sent_by_the_client(
     url = "https://ann:s3cret@example.com/nights.git"
     subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", url], check=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENLINEAGE__FACETS__SOURCE_CODE_LOCATION__DISABLED", "false")
     with Tracker(settings_of(store), "flights/4", "flights") as tracker:
         tracker.begin_lineage("flights", None, [])
     assert collector.kinds() == ["START", "COMPLETE"] and "s3cret" not in json.dumps(collector.events)
