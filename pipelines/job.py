@@ -35,6 +35,7 @@ from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
+from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.ops import ModelInfo
@@ -115,6 +116,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     """
     must_beat, tracker = job.config.report.must_beat, job.tracker
     job, prepared = prepare(job)
+    keep_environment(job)
     result = prepared.noted(train_step.train(job))
     evaluating = time.monotonic()
     with tracker.part(EVALUATE):
@@ -166,6 +168,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
     weights = job.folder.at(result.train.weights)
     describe_model(weights, config, manifest)
     sha256 = weights.sha256(FILE)
+    keep_weights(job, sha256)
     info = ModelInfo(
         name=f"{config.name}-model",
         step=result.train.exported_step,
