@@ -65,7 +65,7 @@ def read_record(run: Storage) -> Record:
     """Read what a run folder keeps. StoredError where it is damaged, or of a sparkring that kept nothing."""
     if not run.exists(RECORD):
         raise StoredError(
-            f"{run.uri}: cannot be reproduced: it has no {RECORD}, so what it was trained on is not known (of a run by an "
-            "older sparkring); train it again"
+            f"{run.uri}: cannot be reproduced: an older sparkring trained it and left no {RECORD}, so what it was "
+            "trained with is not known; train it again"
         )
     return read(Record, run, RECORD)
