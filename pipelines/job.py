@@ -142,7 +142,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
     if (interval := job.resolved.interval) is not None:
         tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
-    job.runs.update(job.record.folder, status="finished")
+    run_id = tracker.run_id(timeout_s=1.0) or job.record.mlflow_run_id  # at first the store may not have answered yet
+    job.runs.update(job.record.folder, status="finished", mlflow_run_id=run_id)
     log_result(result, job.config)
     if lost:
         tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
