@@ -6,7 +6,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help setup check format test test-slow fuzz mutants demo ui peers lock package clean
+.PHONY: help setup check format test test-slow fuzz mutants demo ui peers nights airflow lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,14 @@ package: setup  ## the code archive a cluster needs: dist/sparkring.zip
 peers:  ## the other readers benchmarks/data_readers.py measures, in an environment of their own: build/peers
 	@$(BIN)/python -m venv build/peers
 	@build/peers/bin/pip install --quiet --no-deps -r benchmarks/peers.txt
+
+nights: setup  ## sixty nights of flights in one go, a command each, with a correction and gc (an hour)
+	@$(BIN)/python benchmarks/nights.py --out benchmarks/results/nights_2core_202611.md $(ARGS)
+
+airflow: setup  ## the example DAG in a real Airflow, in an environment of its own: two dates and a backfill (minutes)
+	@$(BIN)/python -m venv build/airflow
+	@build/airflow/bin/pip install --quiet -r examples/schedulers/airflow.txt
+	@$(BIN)/python benchmarks/airflow_nights.py --out benchmarks/results/airflow_2core_202611.md
 
 lock:  ## resolve requirements.lock anew from pyproject.toml
 	@python3.11 -m venv .venv-lock && .venv-lock/bin/pip install -q pip-tools

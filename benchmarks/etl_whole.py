@@ -12,7 +12,6 @@ seconds are of this process, its JVM and Spark's Python workers; stages are from
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from etl_write import cpu_by_process, used_s
 from machine import measured_with, publish
-from peak_memory import peak_pss
+from peak_memory import Peaks, spark_peaks
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_events import Work, event_settings, read_events
@@ -52,17 +51,18 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one run. `began_ms` and `ended_ms` are of the epoch."""
+    """Of one run. `bytes`: of what it stored; `began_ms` and `ended_ms` are of the epoch."""
 
     wall_s: float
     cpu_s: float
     bytes: int
     began_ms: float
     ended_ms: float
+    peaks: Peaks
 
 
 def session(folder: Path, memory: str, master: str) -> SparkSession:
-    settings = DEFAULTS | event_settings(folder)
+    settings = DEFAULTS | event_settings(folder / "events") | {"spark.local.dir": str(folder / "local")}
     settings |= {"spark.driver.memory": memory, "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": "8"}
     builder = SparkSession.builder.master(master)
     for key, value in settings.items():
@@ -142,11 +142,12 @@ def run_shuffle(spark: SparkSession, source: Path, target: Path) -> None:
 def measure(work: Callable[[Path], object], target: Path) -> Measured:
     shutil.rmtree(target, ignore_errors=True)
     began, wall, cpu = time.time(), time.monotonic(), cpu_by_process()
-    work(target)
+    with spark_peaks([target, target.parent / "local"], 1.0) as peaks:
+        work(target)
     wall_s, cpu_s = time.monotonic() - wall, used_s(cpu)
     size = sum(f.stat().st_size for f in target.rglob("*.parquet"))
     shutil.rmtree(target)
-    return Measured(wall_s, cpu_s, size, began * 1000, time.time() * 1000)
+    return Measured(wall_s, cpu_s, size, began * 1000, time.time() * 1000, peaks)
 
 
 def table_of(work: Work) -> list[str]:
@@ -173,13 +174,13 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--out", type=Path, help="result file; else printed")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary, peak_pss(os.getpid(), 0.5) as peak:
-        text = report(arguments, Path(temporary), peak)
+    with tempfile.TemporaryDirectory() as temporary:
+        text = report(arguments, Path(temporary))
     publish(text, arguments.out)
 
 
-def report(arguments: argparse.Namespace, folder: Path, peak: list[int]) -> str:
-    spark = session(folder / "events", arguments.memory, arguments.master)
+def report(arguments: argparse.Namespace, folder: Path) -> str:
+    spark = session(folder, arguments.memory, arguments.master)
     results: dict[str, list[Measured]] = {"ours": [], "shuffle": []}
     for rows, kept in ((arguments.rows // 20, False), (arguments.rows, True)):
         source, target = folder / f"source-{rows}", folder / "target"
@@ -198,15 +199,17 @@ def report(arguments: argparse.Namespace, folder: Path, peak: list[int]) -> str:
     lines = [
         f"# The whole ETL of {arguments.rows:,} rows beside Spark's own stored shuffle",
         "",
-        f"{measured_with('pyspark', 'pyarrow')}; {arguments.master} with {arguments.memory} of heap; peak of all "
-        f"processes {peak[0] / 2**30:.1f} GiB.",
+        f"{measured_with('pyspark', 'pyarrow')}; {arguments.master} with {arguments.memory} of heap.",
         "",
-        "| | wall s (each) | CPU s (each) | MiB |",
-        "|---|---|---|---|",
+        "| | wall s (each) | CPU s (each) | MiB stored | most MiB of the driver | of the JVM | of Python workers "
+        "| on disk, shuffle files and target |",
+        "|" + "---|" * 8,
     ]
     for name, runs in results.items():
         walls, cpus = (", ".join(f"{getattr(r, what):.1f}" for r in runs) for what in ("wall_s", "cpu_s"))
-        lines.append(f"| {name} | {walls} | {cpus} | {runs[0].bytes / 2**20:.0f} |")
+        most = [max(getattr(r.peaks, what) for r in runs) for what in ("driver", "jvm", "workers", "disk")]
+        sizes = " | ".join(f"{size / 2**20:,.0f}" for size in [runs[0].bytes, *most])
+        lines.append(f"| {name} | {walls} | {cpus} | {sizes} |")
     wall, cpu = (
         statistics.median(getattr(r, what) for r in results["ours"])
         / statistics.median(getattr(r, what) for r in results["shuffle"])

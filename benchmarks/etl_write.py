@@ -31,7 +31,7 @@ from sparkring.conf.config import ShardConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
 from sparkring.etl.columns import manifest_column
-from sparkring.etl.shard import ORDER, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.shard import ORDER, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.split import SPLIT
 from sparkring.etl.write import SHARD
 
@@ -97,7 +97,7 @@ def write_ours(rows: DataFrame, target: Path) -> None:
     ordered = with_order(marked, ["id"], 0)
     plan = plan_files(rows, counts, columns, ShardConfig())
     numbered = number_rows(ordered, plan.shards)
-    write_shards(numbered, columns, plan, open_storage(str(target)), "data")
+    write_shards(numbered, columns, [Target("", "data", plan)], open_storage(str(target)))
 
 
 def cpu_by_process() -> dict[tuple[int, float], float]:

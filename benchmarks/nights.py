@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from mlflow import MlflowClient
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -69,7 +70,7 @@ class Nights:
         if not holds:
             self.failed.append(line)
 
-    def prepare(self, nights: int) -> None:
+    def prepare(self) -> None:
         """Write the days as folders of CSV, and the recipe, from the demo's."""
         raw = unpack_flights(self.folder / "raw")
         for month in sorted((raw / "flights").iterdir()):
@@ -103,6 +104,10 @@ class Nights:
             },
             "storage": {"datasets": str(self.folder / "datasets"), "runs": str(self.folder / "runs")},
             "tracking": {"root": str(self.folder / "mlflow")},
+            "retention": {
+                "datasets": {"keep": 7}, "parts": {"keep": self.window + 7}, "runs": {"keep": 14},
+                "checkpoints": {"keep": 3},
+            },
             "launch": {"world": 1},
         }  # fmt: skip
         block["train"] |= {"epochs": 1, "global_batch": 64}
@@ -212,13 +217,38 @@ def check_correction(nights: Nights, last: date) -> None:
 
 
 def check_gc(nights: Nights) -> None:
-    """`gc` names before what it deletes, and the newest date's dataset and the champion can still be read."""
+    """`gc` names before what it deletes; the champion and its data stay, and no pointer to a checkpoint is left."""
     before = size_of(nights.folder)
-    named = subprocess.run(nights.command("gc", "--dry-run"), cwd=nights.folder, capture_output=True, text=True)
-    done = subprocess.run(nights.command("gc"), cwd=nights.folder, capture_output=True, text=True)
-    nights.check(named.stdout == done.stdout and done.returncode == 0, "gc --dry-run and gc name the same files")
+    named, done = (
+        subprocess.run(nights.command(*words), cwd=nights.folder, capture_output=True, text=True)
+        for words in (("gc", "--dry-run"), ("gc",))
+    )
+    would_go = [line.split()[2:4] for line in named.stdout.splitlines()[:-1]]
+    deleted = [line.split()[1:3] for line in done.stdout.splitlines()[:-1]]
+    same = would_go == deleted and done.returncode == 0
+    nights.check(same, f"gc deletes the {len(deleted)} folders and pointers that gc --dry-run names")
     after = size_of(nights.folder)
     nights.lines.append(f"- gc: {before / 2**20:.0f} MiB before, {after / 2**20:.0f} MiB after")
+    client = MlflowClient(f"sqlite:///{nights.folder}/mlflow/mlflow.db")
+    champion = client.get_model_version_by_alias(NAME, "champion")
+    dataset = champion.tags["sparkring.fingerprint"][:12]
+    there = (nights.folder / f"datasets/{NAME}-{dataset}/_manifest.json").exists()
+    loads = subprocess.run(
+        [sys.executable, "-c", "import sys, mlflow; mlflow.pyfunc.load_model(sys.argv[1])", champion.source],
+        capture_output=True,
+    )
+    nights.check(
+        there and loads.returncode == 0, f"version {champion.version}, the champion, loads; its dataset is there"
+    )
+    experiment = client.get_experiment_by_name(NAME).experiment_id
+    pointers = client.search_logged_models([experiment], "tags.`sparkring.kind` = 'checkpoint'", max_results=1000)
+    dangling = [model.name for model in pointers if not Path(model.tags["sparkring.uri"]).exists()]
+    nights.check(not dangling, f"{len(pointers)} pointers to checkpoints in MLflow, {len(dangling)} of them to none")
+    began = time.monotonic()
+    found = client.search_runs([experiment], "tags.`sparkring.key` = 'job'", max_results=1000)
+    took = time.monotonic() - began
+    names = sorted(run.info.run_name for run in found)
+    nights.check(len({*names}) == len(names), f"{len(names)} runs of dates have as many names; found in {took:.2f} s")
 
 
 def main() -> None:
@@ -235,7 +265,7 @@ def main() -> None:
         sys.exit(f"{folder}: exists; remove it, or choose another --folder")
     folder.mkdir(parents=True)
     nights = Nights(folder, arguments.window, arguments.every)
-    nights.prepare(arguments.nights)
+    nights.prepare()
     chosen = random.Random(1).choices(range(1, arguments.nights), k=arguments.kills)
     kills = {number: chosen.count(number) for number in set(chosen)}
     days = quiet_nights(nights, arguments.nights, kills)
@@ -244,7 +274,7 @@ def main() -> None:
     if kills:
         undisturbed = Nights(folder / "undisturbed", arguments.window, arguments.every)
         undisturbed.folder.mkdir()
-        undisturbed.prepare(arguments.nights)
+        undisturbed.prepare()
         quiet_nights(undisturbed, arguments.nights, {})
         unequal = [str(day) for day in days if nights.weights(day) != undisturbed.weights(day)]
         nights.check(

@@ -249,7 +249,9 @@ class DatasetManifest(Stored):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for what, names in (("files", [f.path for f in self.files]), ("columns", [c.name for c in self.columns])):
+        passed = [s["name"] for s in self.features.get("features", []) if s["kind"] == "passthrough"]
+        listed = {"files": [f.path for f in self.files], "columns": [c.name for c in self.columns], "features": passed}
+        for what, names in listed.items():
             if twice := sorted(name for name, times in Counter(names).items() if times > 1):
                 raise ValueError(f"{what}: {twice[0]!r} is listed twice")
         stored = {column.name: column for column in self.columns}

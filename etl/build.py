@@ -16,7 +16,7 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from sparkring.conf.code import code_digest
 from sparkring.conf.config import EtlConfig
@@ -34,7 +34,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint
 from sparkring.etl.fit import fit
-from sparkring.etl.rows import RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
+from sparkring.etl.rows import Portion, RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import add_split, check_splits
@@ -129,13 +129,13 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
         rows = rows_of(job, tables)
         divided = add_split(rows, config.split, config.key)
 
-    def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:
+    def on_counted(checked: Checked) -> dict[str, int]:
         report.extend(judge(checked, config.checks))
         if config.one_per is not None:
             check_one_per(config.one_per, tables[config.one_per].count(), checked.rows_in)
         return check_splits(checked.splits, config.split)
 
-    checked, written = write_rows(job, divided, tables, on_counted)
+    ((checked, written),) = write_rows(job, [Portion(divided, tables, on_counted, job.folder)])
     features: State = {}
     if written.statistics is not None:
         with job.timed("fit"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -32,13 +33,28 @@ class Checked:
     failing: dict[str, int]  # rows by check
 
 
-def mark(rows: DataFrame, checks: list[CheckConfig], tables: dict[str, DataFrame], key: list[str]) -> DataFrame:
-    """Add one boolean column per rule (true: the row fails it) and RULE to rows that have SPLIT. No job runs here.
+def mark(
+    rows: DataFrame,
+    checks: list[CheckConfig],
+    tables: dict[str, DataFrame],
+    key: list[str],
+    levels: Container[str] = ("row", "dataset"),
+) -> DataFrame:
+    """Add one boolean column per rule (true: the row fails it) and RULE to the rows. No job runs here.
 
     Raises EtlError naming the rule whose column or SQL Spark cannot resolve.
+
+    Args:
+        rows: the rows, with SPLIT.
+        checks: the rules.
+        tables: sources and views, for referential checks.
+        key: columns that identify a row.
+        levels: of the rules that get a column; RULE needs those of `row`.
     """
     marked = rows
     for index, check in enumerate(checks):
+        if check.level not in levels:
+            continue
         try:
             marked = _with_failure(marked, check, f"{FAIL}{index}", tables, key or rows.columns)
         except PySparkException as error:
@@ -91,15 +107,35 @@ def _simple_failure(check: CheckConfig) -> Column:
 
 def count(marked: DataFrame, checks: list[CheckConfig]) -> Checked:
     """Count rows by split and rule, and every check's failing rows, in one job."""
+    return checked_of(counted(marked, checks), checks)
+
+
+def counted(
+    marked: DataFrame, checks: list[CheckConfig], by: Sequence[Column] = (), further: Sequence[Column] = ()
+) -> pa.Table:
+    """Count rows by RULE, SPLIT and more, and every check's failing rows, in one job.
+
+    Args:
+        marked: the marked rows.
+        checks: that they were marked by.
+        by: named columns that rows are grouped by, too.
+        further: named aggregates of each group, beside its number of `rows`.
+    """
     counts = [F.count_if(F.col(f"{FAIL}{i}")).alias(f"n{i}") for i in range(len(checks))]
-    by_rule = marked.groupBy(RULE, SPLIT).agg(F.count(F.lit(1)).alias("rows"), *counts).collect()
+    return marked.groupBy(RULE, SPLIT, *by).agg(F.count(F.lit(1)).alias("rows"), *further, *counts).toArrow()
+
+
+def checked_of(table: pa.Table, checks: list[CheckConfig]) -> Checked:
+    """Sum what `counted` found over its groups."""
+    sums = [("rows", "sum"), *((f"n{i}", "sum") for i in range(len(checks)))]
+    groups = table.group_by([RULE, SPLIT]).aggregate(sums).to_pylist()
     quarantined: dict[str, int] = {}
     splits: dict[str, int] = {}
-    for row in sorted(by_rule, key=lambda r: (r[RULE] or "", r[SPLIT] or "")):
-        kind, name = (quarantined, row[RULE]) if row[RULE] else (splits, row[SPLIT])
-        kind[name] = kind.get(name, 0) + row["rows"]
-    failing = {check.name: sum(row[f"n{i}"] for row in by_rule) for i, check in enumerate(checks)}
-    return Checked(sum(row["rows"] for row in by_rule), quarantined, splits, failing)
+    for group in sorted(groups, key=lambda g: (g[RULE] or "", g[SPLIT] or "")):
+        kind, name = (quarantined, group[RULE]) if group[RULE] else (splits, group[SPLIT])
+        kind[name] = kind.get(name, 0) + group["rows_sum"]
+    failing = {check.name: sum(group[f"n{i}_sum"] for group in groups) for i, check in enumerate(checks)}
+    return Checked(sum(group["rows_sum"] for group in groups), quarantined, splits, failing)
 
 
 def add(parts: Iterable[Checked]) -> Checked:

@@ -14,6 +14,7 @@ SMALLEST_ROW_GROUP = 1024
 ROW_GROUPS_WANTED = 128  # a small split still gets enough row groups to shuffle over ranks
 SHARDS_WANTED = 8  # a small split still is written and read by several at once
 HASH_BITS = 64
+COUNTED_BITS = 12  # buckets that rows are counted in while they are checked, before their number is known
 BUCKET_BITS = 18  # the driver sees 2^18 buckets at once, or 16 per file,
 EXPECTED_HASHES, MOST_HASHES = 1 << 17, 1 << 18  # and so many hashes, whatever the number of rows
 
@@ -107,22 +108,27 @@ def locate(
 
 @dataclass(frozen=True)
 class CutTable:
-    """The cuts by the bucket of leading bits that they are in, so that a row is compared with those of its own only.
+    """The cuts of all splits by the bucket of leading bits that they are in, so that a row is compared with few.
 
-    `before`: the number of the shard that a bucket's first row is in. `levels`: of the first cut in each bucket, of the
-    second and so on, the hashes and the rows of equal hash before it; NEVER where the bucket has no more.
+    Buckets of all splits are numbered through. `shifts` and `zeros`, by split: by how many bits a hash is shifted for
+    its bucket, and the number of the bucket of hash 0. `before`, by bucket: the number of the shard that its first row
+    is in. `levels`: of the first cut in each bucket, of the second and so on, the hashes and the rows of equal hash
+    before it; NEVER where the bucket has no more.
     """
 
-    bits: int
+    shifts: list[int]
+    zeros: list[int]
     before: list[int]
     levels: list[tuple[list[int], list[int]]]
 
-    def sql(self, value: str, rank: str) -> str:
+    def sql(self, split: str, value: str, rank: str) -> str:
         """Number a row's shard in Spark; its length grows with the cuts in one bucket, few for any number of shards.
 
-        `value` and `rank` name the columns of the row's hash and of its 1-based place among equal hashes.
+        `split`, `value` and `rank` name the columns of the split's number, of the row's hash and of its 1-based place
+        among equal hashes.
         """
-        bucket = f"[shiftright({value}, {HASH_BITS - self.bits}) + {1 << self.bits - 1}]"
+        shift, zero = (f"{_constant(numbers, 'int')}[{split}]" for numbers in (self.shifts, self.zeros))
+        bucket = f"[int(shiftright({value}, {shift})) + {zero}]"
         terms = [_constant(self.before, "int") + bucket]
         for values, belows in self.levels:
             at, below = (_constant(numbers, "bigint") + bucket for numbers in (values, belows))
@@ -135,16 +141,19 @@ def _constant(numbers: Sequence[int], kind: str) -> str:
     return f"cast(split('{','.join(map(str, numbers))}', ',') AS array<{kind}>)"
 
 
-def cut_table(places: Sequence[Cut], first: int) -> CutTable:
-    """Arrange cuts, which rise; `first`: the number of the shard before the first one."""
-    bits = max(len(places).bit_length(), 1)  # so a bucket has one cut or two, and more only where keys repeat
-    near: list[list[Cut]] = [[] for _ in range(1 << bits)]
-    for cut in places:
-        near[(cut.value >> (HASH_BITS - bits)) + (1 << bits - 1)].append(cut)
+def cut_table(cuts: Sequence[Sequence[Cut]], firsts: Sequence[int]) -> CutTable:
+    """Arrange the cuts of each split, which rise; `firsts`: the number of each split's first shard."""
+    shifts, zeros, before, near = list[int](), list[int](), list[int](), list[list[Cut]]()
+    for places, first in zip(cuts, firsts, strict=True):
+        bits = max(len(places).bit_length(), 1)  # so a bucket has one cut or two, and more only where keys repeat
+        mine: list[list[Cut]] = [[] for _ in range(1 << bits)]
+        for cut in places:
+            mine[(cut.value >> (HASH_BITS - bits)) + (1 << bits - 1)].append(cut)
+        shifts.append(HASH_BITS - bits)
+        zeros.append(len(near) + (1 << bits - 1))
+        before += [first + n for n in accumulate(map(len, mine[:-1]), initial=0)]
+        near += mine
     padded = zip_longest(*near, fillvalue=NEVER)
-    return CutTable(
-        bits,
-        [first + n for n in accumulate(map(len, near[:-1]), initial=0)],
-        # A hash without a cut inside has no places, and rank 0, which is behind a cut before the hash.
-        [([cut.value for cut in level], [cut.below or -1 for cut in level]) for level in padded],
-    )
+    # A hash without a cut inside has no places, and rank 0, which is behind a cut before the hash.
+    levels = [([cut.value for cut in level], [cut.below or -1 for cut in level]) for level in padded]
+    return CutTable(shifts, zeros, before, levels)

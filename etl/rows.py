@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import logging
+import operator
 import re
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from sparkring.conf.config import EtlConfig
+from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DataFile, tensor_columns
 from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks, fit, table, text
 from sparkring.etl.checks import Checked
+from sparkring.etl.columns import fixed_row_bytes
 from sparkring.etl.errors import EtlError
-from sparkring.etl.quarantine import write_quarantine
-from sparkring.etl.shard import ORDER, number_rows, plan_files, take_statistics, with_order, write_shards
+from sparkring.etl.layout import COUNTED_BITS, Shard
+from sparkring.etl.quarantine import PORTION, write_quarantine
+from sparkring.etl.session import batches_to_python
+from sparkring.etl.shard import (
+    BUCKET,
+    ORDER,
+    Buckets,
+    Target,
+    bucket_of,
+    hashes_of,
+    number_rows,
+    plan_files,
+    take_statistics,
+    with_order,
+    write_shards,
+)
 from sparkring.etl.split import SPLIT
-from sparkring.etl.statistics import Statistics, measured_by, nothing
+from sparkring.etl.statistics import Measured, Statistics, measured_by
 from sparkring.etl.views import build_rows
 from sparkring.etl.write import SHARD
 
@@ -33,6 +54,7 @@ log = logging.getLogger(__name__)
 
 DEAD_BUILD_AGE = timedelta(days=1)
 PLAN_CHARACTERS = 20_000
+TEXT_BYTES = "text_bytes"
 COLUMNAR, ROW_BY_ROW = {"Parquet", "ORC"}, {"Project", "Filter", "Union"}  # Spark's names
 
 
@@ -65,9 +87,25 @@ class Written:
     text: dict[str, Any] = field(default_factory=dict)
 
 
-OnCounted = Callable[[Checked, DataFrame], dict[str, int]]
-"""Given the counts and the marked rows, raises EtlError where they must not become shards, else gives the rows by
-split, in the order of storing."""
+@dataclass(frozen=True)
+class Portion:
+    """Rows, with SPLIT, that become files of their own: a dataset's, or those of a part of a window.
+
+    Files go to `folder`, which is in the folder `at` below the job's storage; `tables` are what checks refer to.
+    `on_counted`, given the counts, raises EtlError where the rows must not become shards, else gives the rows by split,
+    in the order of storing.
+    """
+
+    rows: DataFrame
+    tables: dict[str, DataFrame]
+    on_counted: Callable[[Checked], dict[str, int]]
+    folder: str
+    at: str = ""
+
+    @property
+    def path(self) -> str:
+        """Of the folder, below the job's storage."""
+        return f"{self.at}/{self.folder}" if self.at else self.folder
 
 
 def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
@@ -80,75 +118,177 @@ def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
 
 
 def write_rows(
-    job: RowsJob, rows: DataFrame, tables: dict[str, DataFrame], on_counted: OnCounted
-) -> tuple[Checked, Written]:
-    """Count the rows, which have SPLIT, by the recipe's checks; quarantine the bad ones and write the others."""
-    config, key = job.config, job.config.key or [c for c in rows.columns if c != SPLIT]
-    marked = checks.mark(rows, config.checks, tables, key)
-    is_kept = not is_cheap(marked)
+    job: RowsJob, portions: Sequence[Portion], on_counted: Callable[[DataFrame], None] = lambda rows: None
+) -> list[tuple[Checked, Written]]:
+    """Count the rows by the recipe's checks, quarantine the bad ones and write the others, all portions in one pass.
+
+    The portions' rows must have equal columns. With `text` there is one portion. `on_counted` is called with the rows
+    of all, which have PORTION, once they may become shards.
+    """
+    config = job.config
+    key = config.key or [c for c in portions[0].rows.columns if c != SPLIT]
+    marked = _together([checks.mark(p.rows, config.checks, p.tables, key) for p in portions])
+    # What rules about the whole dataset need is counted once; later passes need only the rules that judge each row.
+    judged = _together([checks.mark(p.rows, config.checks, p.tables, key, levels=["row"]) for p in portions])
+    stored = stored_table(checks.good(marked), config) if config.text is None else None
+    is_kept = not is_cheap(judged)
     if is_kept:
-        marked.persist(StorageLevel.DISK_ONLY)
+        judged = marked.persist(StorageLevel.DISK_ONLY)
     try:
         with job.timed("check"):
-            checked = checks.count(marked, config.checks)
-            splits = on_counted(checked, marked)
-            if checked.quarantined:
-                quarantined = write_quarantine(checks.bad(marked), job.storage, f"{job.folder}/quarantine")
-                assert quarantined == checked.quarantined, (quarantined, checked.quarantined)
-        write = _write_table if config.text is None else _write_text
-        return checked, write(job, checks.good(marked), key, splits)
+            found = _counted(with_order(marked, key, config.shard.seed), config, stored)
+            of_portion = [found.filter(pc.equal(found[PORTION], n)) for n in range(len(portions))]
+            checked = [checks.checked_of(table, config.checks) for table in of_portion]
+            splits = [p.on_counted(counts) for p, counts in zip(portions, checked, strict=True)]
+            on_counted(judged)
+            if any(counts.quarantined for counts in checked):
+                folders = [f"{p.path}/quarantine" for p in portions]
+                quarantined = write_quarantine(checks.bad(judged), job.storage, folders)
+                assert quarantined == [counts.quarantined for counts in checked], (quarantined, checked)
+        good = checks.good(with_order(judged, key, config.shard.seed))
+        if stored is None:
+            return [(checked[0], _write_text(job, good.drop(PORTION), splits[0]))]
+        return list(zip(checked, _write_table(job, portions, good, stored, splits, found), strict=True))
     finally:
         if is_kept:
             marked.unpersist()
 
 
+def _together(frames: Sequence[DataFrame]) -> DataFrame:
+    """The rows of all portions, with PORTION."""
+    return reduce(DataFrame.unionByName, [frame.withColumn(PORTION, F.lit(n)) for n, frame in enumerate(frames)])
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """What is stored of a table's rows, and measured of it; `inputs`: Spark type by the column of a feature."""
+
+    columns: list[Column]
+    features: State
+    inputs: dict[str, str]
+    measured: Measured
+
+    @property
+    def texts(self) -> list[str]:
+        return [c.name for c in self.columns if c.dtype == "string"]
+
+    def row_bytes(self, text_bytes: int) -> int | None:
+        """Bytes of a row, of which `text_bytes` are texts; None where rows hold arrays or binary values."""
+        sizes = [fixed_row_bytes(c) for c in self.columns if c.dtype != "string"]
+        return None if None in sizes else text_bytes + sum(size or 0 for size in sizes)
+
+
+def stored_table(rows: DataFrame, config: EtlConfig) -> StoredTable:
+    """Decide what is stored of the rows. EtlError for what cannot be."""
+    inputs = fit.check_inputs(rows, config.features)
+    features = fit.unfitted(config.features, inputs)
+    return StoredTable(
+        table.stored_columns(rows, config, features), features, inputs, measured_by(config.features, inputs)
+    )
+
+
+def _counted(ordered: DataFrame, config: EtlConfig, stored: StoredTable | None) -> pa.Table:
+    """Count the rows by check, and those of a table by bucket, with the bytes of the longest texts of a row."""
+    if stored is None:
+        return checks.counted(ordered, config.checks, [F.col(PORTION)])
+    texts = [F.coalesce(F.octet_length(F.col(f"`{name}`")), F.lit(0)) for name in stored.texts]
+    longest = F.max(reduce(operator.add, texts, F.lit(0))).alias(TEXT_BYTES)
+    return checks.counted(ordered, config.checks, [F.col(PORTION), bucket_of(COUNTED_BITS)], [hashes_of(), longest])
+
+
 def is_cheap(rows: DataFrame) -> bool:
     """Whether rows cost less to read again than to keep: columns of Parquet or ORC files, of which a pass reads those
-    that it needs; no join, window, Python or random number."""
+    that it needs; no window, Python, random number, or join but with a table that is part of the plan, as that of the
+    files and their partitions is."""
     plan = rows._jdf.queryExecution().optimizedPlan()
     nodes = [plan]
     for node in nodes:  # grows as it goes
+        below = [node.children().apply(number) for number in range(node.children().size())]
         if node.nodeName() == "LogicalRelation":
             relation = node.relation()
             is_files = relation.getClass().getSimpleName() == "HadoopFsRelation"
             if not is_files or relation.fileFormat().toString() not in COLUMNAR:
                 return False
+        elif node.nodeName() == "Join":
+            sides = below
+            below = [side for side in sides if side.nodeName() != "LocalRelation"]
+            if len(below) == len(sides):
+                return False
         elif node.nodeName() not in ROW_BY_ROW:
             return False
-        children = node.children()
-        nodes += [children.apply(number) for number in range(children.size())]
+        nodes += below
     return bool(plan.deterministic())
 
 
-def _write_table(job: RowsJob, good: DataFrame, key: list[str], splits: dict[str, int]) -> Written:
-    config = job.config
-    inputs = fit.check_inputs(good, config.features)
-    features, measured = fit.unfitted(config.features, inputs), measured_by(config.features, inputs)
-    columns = table.stored_columns(good, config, features)
-    if not splits:
-        return Written(columns, [], {}, nothing(measured), inputs)
+def _write_table(
+    job: RowsJob,
+    portions: Sequence[Portion],
+    good: DataFrame,
+    stored: StoredTable,
+    splits: Sequence[dict[str, int]],
+    counted: pa.Table,
+) -> list[Written]:
+    """Write the good rows of all portions.
+
+    Args:
+        job: whose storage all folders are in.
+        portions: where their rows go.
+        good: their rows, which have PORTION and ORDER.
+        stored: what is stored of them.
+        splits: rows by split of each portion.
+        counted: what was counted of the rows.
+    """
+    config, columns, features = job.config, stored.columns, stored.features
+    tensors = list(tensor_columns(columns, features))
     with job.timed("write"):
-        # Sized by what a reader holds of a row, so that another encoding of files does not move rows between them.
-        tensors = list(tensor_columns(columns, features))
-        plan = plan_files(table.to_stored(good, config, features, columns), splits, tensors, config.shard)
-        numbered = number_rows(with_order(good, key, config.shard.seed), plan.shards)
-        rows = table.to_stored(numbered, config, features, columns, carry=[ORDER, SHARD])
-        files = write_shards(rows, columns, plan, job.storage, job.folder, measured)
-        statistics = take_statistics(job.storage, job.folder, files, measured)
-    return Written(columns, files, splits, statistics, inputs)
+        targets, numbered_shards = [], list[Shard]()
+        for number, (portion, rows_by_split) in enumerate(zip(portions, splits, strict=True)):
+            # Sized by what a reader holds of a row, so that another encoding of files does not move rows between them.
+            own = table.to_stored(good.where(F.col(PORTION) == number), config, features, columns)
+            plan = plan_files(own, rows_by_split, tensors, config.shard)
+            targets.append(Target(portion.at, portion.folder, plan))
+            numbered_shards += [replace(s, split=_label(len(portions), number, s.split)) for s in plan.shards]
+        files: list[list[DataFile]] = [[] for _ in portions]
+        if numbered_shards:
+            of_good = counted.filter(pc.is_null(counted[checks.RULE]))
+            labels = zip(of_good[PORTION].to_pylist(), of_good[SPLIT].to_pylist(), strict=True)
+            named = pa.array([_label(len(portions), number, split) for number, split in labels], pa.string())
+            buckets = of_good.set_column(of_good.schema.get_field_index(SPLIT), SPLIT, named)
+            label = F.concat_ws("/", PORTION, SPLIT) if len(portions) > 1 else F.col(SPLIT)
+            numbered = number_rows(
+                good.withColumn(SPLIT, label).drop(PORTION),
+                numbered_shards,
+                Buckets(COUNTED_BITS, buckets.sort_by(BUCKET)),
+            )
+            rows = table.to_stored(numbered, config, features, columns, carry=[ORDER, SHARD])
+            with batches_to_python(job.spark, stored.row_bytes(pc.max(of_good[TEXT_BYTES]).as_py())):
+                files = write_shards(rows, columns, targets, job.storage, stored.measured)
+        statistics = [
+            take_statistics(target.storage_of(job.storage), target.folder, own, stored.measured)
+            for target, own in zip(targets, files, strict=True)
+        ]
+    return [
+        Written(columns, own, rows_by_split, measured, stored.inputs)
+        for own, rows_by_split, measured in zip(files, splits, statistics, strict=True)
+    ]
 
 
-def _write_text(job: RowsJob, good: DataFrame, key: list[str], splits: dict[str, int]) -> Written:
+def _label(portions: int, number: int, split: str) -> str:
+    """Names a portion's split while rows are numbered."""
+    return f"{number}/{split}" if portions > 1 else split
+
+
+def _write_text(job: RowsJob, good: DataFrame, splits: dict[str, int]) -> Written:
     config = job.config
     assert config.text is not None
     with job.timed("fit"):
-        packed = text.pack(with_order(good, key, config.shard.seed), config.text, splits)
+        packed = text.pack(good, config.text, splits)
     rows = packed.rows.persist(StorageLevel.DISK_ONLY)
     try:
         with job.timed("write"):
             plan = plan_files(rows, packed.rows_by_split, packed.columns, config.shard)
             numbered = number_rows(with_order(rows, ["sequence"], config.shard.seed), plan.shards)
-            files = write_shards(numbered, packed.columns, plan, job.storage, job.folder)
+            (files,) = write_shards(numbered, packed.columns, [Target("", job.folder, plan)], job.storage)
     finally:
         rows.unpersist()
         packed.held.unpersist()

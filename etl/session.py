@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
 BY_FIELD_ID = "spark.sql.parquet.fieldId.read.enabled"
+BATCH_ROWS, BATCH_BYTES = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
+MOST_BATCH_BYTES, UNLIMITED = 32 << 20, (1 << 31) - 1
 # Settings that decide rows have one value on every cluster.
 FIXED = {
     "spark.sql.session.timeZone": "UTC",
@@ -20,7 +23,7 @@ FIXED = {
     # Sources come as lists of files: listing each again in a task of its own would take longer than reading it.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # Rows of images or whole documents go to Python in batches of bounded size.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+    BATCH_BYTES: str(MOST_BATCH_BYTES),
 }
 # Settings, or prefixes of them, that decide how fast a query runs, where, or what is shown of it:
 # taken from the cluster. Every other setting of Spark SQL comes from the recipe and is part of the fingerprint.
@@ -68,3 +71,22 @@ def build_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSess
         if session.conf.isModifiable(key):
             session.conf.set(key, value)
     return session
+
+
+@contextmanager
+def batches_to_python(session: SparkSession, row_bytes: int | None) -> Iterator[None]:
+    """Let Spark not add up the bytes of a batch where its rows bound them.
+
+    Spark 4.3 adds up a batch's buffers before every row: of nine columns, a third of what shuffling and writing them
+    costs. `row_bytes`: of the widest row; None where that is not known.
+    """
+    rows = int(session.conf.get(BATCH_ROWS) or 0)
+    if row_bytes is None or not 0 < rows * row_bytes <= MOST_BATCH_BYTES:
+        yield
+        return
+    limit = session.conf.get(BATCH_BYTES)
+    session.conf.set(BATCH_BYTES, str(UNLIMITED))
+    try:
+        yield
+    finally:
+        session.conf.set(BATCH_BYTES, limit or str(MOST_BATCH_BYTES))

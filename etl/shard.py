@@ -1,14 +1,15 @@
 """Cut rows into equal shards, in a stored order that is a seeded hash of each row's key, whatever their partitions.
 
-Two cheap passes over the key find, exactly, the hash at which every shard begins; then one shuffle brings each shard
-to one task, which sorts and writes it. No row ever reaches the driver: it sees counts per hash bucket and hashes of the
-buckets a shard begins in (at most 2^18 of either, or 16 per file), and one record per file.
+Rows are counted by the first bits of their hash while they are checked, and one cheap pass over the key finds, exactly,
+the hash at which every shard begins; then one shuffle brings each shard to one task, which sorts and writes it. No row
+ever reaches the driver: it sees counts per hash bucket and hashes of the buckets a shard begins in (at most 2^18 of
+either, or 16 per file), and one record per file.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +32,7 @@ from sparkring.etl.columns import fixed_row_bytes
 from sparkring.etl.errors import EtlError
 from sparkring.etl.layout import (
     HASH_BITS,
+    SMALLEST_ROW_GROUP,
     Cut,
     Shard,
     cut_table,
@@ -71,6 +73,8 @@ def with_order(rows: DataFrame, key: list[str], seed: int) -> DataFrame:
 
 def plan_files(rows: DataFrame, rows_by_split: dict[str, int], columns: list[Column], config: ShardConfig) -> ShardPlan:
     """Choose sizes from the number of rows and the width of a row of tensors; runs one job if the width varies."""
+    if not rows_by_split:
+        return ShardPlan([], SMALLEST_ROW_GROUP, config.compression)
     row_bytes = float(sum(fixed_row_bytes(c) or 0 for c in columns)) + _varying_bytes(rows, columns)
     row_group = config.row_group or row_group_rows(max(rows_by_split.values()), row_bytes)
     given = config.shards or {}
@@ -100,62 +104,83 @@ def _varying_bytes(rows: DataFrame, columns: list[Column]) -> float:
     return sum(row[f"s{i}"] or 0 for i in range(len(sizes))) / max(row["n"], 1)
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where some rows are written: `plan`'s files to `folder`, which is in the folder `at` below the storage of all."""
+
+    at: str
+    folder: str
+    plan: ShardPlan
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the files, below `at`."""
+        return [f"{self.folder}/{s.split}-{s.index:05d}.parquet" for s in self.plan.shards]
+
+    def storage_of(self, storage: Storage) -> Storage:
+        return storage.at(self.at) if self.at else storage
+
+
 def write_shards(
     rows: DataFrame,
     columns: list[Column],
-    plan: ShardPlan,
+    targets: Sequence[Target],
     storage: Storage,
-    folder: str,
     measured: Measured = NOT_MEASURED,
-) -> list[DataFile]:
-    """Write every shard as one file; returns the files in the plan's order.
+) -> list[list[DataFile]]:
+    """Write every shard as one file; returns the files of each target, in its plan's order.
 
     Raises EtlError for values a column cannot hold, or when rows changed between the passes.
 
     Args:
-        rows: the stored columns, ORDER and SHARD.
+        rows: the stored columns, ORDER and SHARD, which numbers the shards of all targets through.
         columns: the stored columns.
-        plan: the files to write.
-        storage: the dataset's folder.
-        folder: the build's own folder below it.
+        targets: what is written where.
+        storage: the folder that all targets are in.
         measured: of the rows that features are fitted on; `take_statistics` collects it.
     """
     stored = [c.name for c in columns]
+    shards = [shard for target in targets for shard in target.plan.shards]
     arranged = (
         rows.select(*stored, SHARD, ORDER)
-        .repartitionById(len(plan.shards), F.col(SHARD))
+        .repartitionById(len(shards), F.col(SHARD))
         # Rows of equal hashes are ordered by their own values; rows equal in everything may stand in any order.
         .sortWithinPartitions(ORDER, *stored)
         .drop(ORDER)
     )
-    paths = tuple(f"{folder}/{s.split}-{s.index:05d}.parquet" for s in plan.shards)
-    first_rows = tuple(s.first for s in plan.shards)
+    paths = tuple(f"{target.at}/{path}".lstrip("/") for target in targets for path in target.paths)
+    (compression,) = {target.plan.compression for target in targets}
     task = WriteTask(
         worker_uri(storage),
         paths,
-        first_rows,
+        tuple(shard.first for shard in shards),
         tuple(columns),
-        plan.row_group,
-        plan.compression,
+        tuple(target.plan.row_group for target in targets for _ in target.plan.shards),
+        compression,
         measured,
         tuple(
             _statistics_path(p) if measured.columns and s.split in FITTED else None
-            for s, p in zip(plan.shards, paths, strict=True)
+            for s, p in zip(shards, paths, strict=True)
         ),
     )
     records = arranged.mapInArrow(lambda batches: write_shard(task, batches), from_arrow_schema(RESULT)).collect()
     if problems := sorted({r["problem"] for r in records if r["problem"]}):
         raise EtlError("\n".join(problems))
-    files = _data_files(plan, paths, {record["shard"]: record for record in records})
-    _verify_footers(storage, files, plan)
-    return files
+    by_shard = {record["shard"]: record for record in records}
+    written, first = [], 0
+    for target in targets:
+        own = [by_shard.get(first + number) for number in range(len(target.plan.shards))]
+        files = _data_files(target.plan, target.paths, own)
+        _verify_footers(target.storage_of(storage), files, target.plan)
+        written.append(files)
+        first += len(own)
+    return written
 
 
-def _data_files(plan: ShardPlan, paths: Sequence[str], records: Mapping[int, Any]) -> list[DataFile]:
-    """Make the manifest's entries of the records by shard. EtlError where they are not what was planned."""
+def _data_files(plan: ShardPlan, paths: Sequence[str], records: Sequence[Any]) -> list[DataFile]:
+    """Make the manifest's entries of each shard's record. EtlError where they are not what was planned."""
     files = []
-    for number, (shard, path) in enumerate(zip(plan.shards, paths, strict=True)):
-        record = records.get(number)
+    for shard, path, record in zip(plan.shards, paths, records, strict=True):
         if record is None or record["rows"] != shard.rows:
             got = 0 if record is None else record["rows"]
             raise EtlError(
@@ -188,58 +213,87 @@ def _statistics_path(path: str) -> str:
     return f"{folder}/{STATISTICS}/{name.removesuffix('.parquet')}.arrow"
 
 
-def number_rows(rows: DataFrame, shards: list[Shard]) -> DataFrame:
-    """Add SHARD, the position of the row's shard in `shards`, to rows that have SPLIT and ORDER; two passes."""
+@dataclass(frozen=True)
+class Buckets:
+    """Rows counted by the `depth` leading bits of their hash.
+
+    table: SPLIT, BUCKET in rising order, the `rows` of each, and at most how many `hashes` those have.
+    """
+
+    depth: int
+    table: pa.Table
+
+
+def bucket_of(depth: int) -> Expression:
+    """BUCKET of rows that have ORDER."""
+    return F.shiftright(ORDER, HASH_BITS - depth).alias(BUCKET)
+
+
+def hashes_of() -> Expression:
+    """Aggregate the `hashes` of a bucket."""
+    return F.when(F.min(ORDER) == F.max(ORDER), 1).otherwise(F.count(F.lit(1))).alias("hashes")
+
+
+def number_rows(rows: DataFrame, shards: list[Shard], counted: Buckets | None = None) -> DataFrame:
+    """Add SHARD, the position of the row's shard in `shards`, to rows that have SPLIT and ORDER.
+
+    One pass over the key where they were `counted`, else two.
+    """
     starts: dict[str, list[int]] = {}
     for shard in shards:
         starts.setdefault(shard.split, []).append(shard.first)
-    places = _find_cuts(rows, shards, {split: s[1:] for split, s in starts.items() if len(s) > 1})
+    places = _find_cuts(rows, shards, {split: s[1:] for split, s in starts.items() if len(s) > 1}, counted)
     split_at = {cut.value for found in places.values() for cut in found if cut.below}
     ranked = _ranked(rows, sorted(split_at))
-    sql, first = "NULL", {s: i for i, s in reversed(list(enumerate(s.split for s in shards)))}
-    for split in starts:
-        number = cut_table(places.get(split, []), first[split]).sql(ORDER, RANK)
-        sql = f"CASE WHEN {SPLIT} = '{split}' THEN {number} ELSE {sql} END"
-    return ranked.withColumn(SHARD, F.expr(sql))
+    firsts = {s: i for i, s in reversed(list(enumerate(s.split for s in shards)))}
+    table = cut_table([places.get(split, []) for split in starts], [firsts[split] for split in starts])
+    which = " ".join(f"WHEN '{split}' THEN {number}" for number, split in enumerate(starts))
+    return ranked.withColumn(SHARD, F.expr(table.sql(f"CASE {SPLIT} {which} END", ORDER, RANK)))
 
 
-def _find_cuts(rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]]) -> dict[str, list[Cut]]:
+def _find_cuts(
+    rows: DataFrame, shards: list[Shard], starts: dict[str, list[int]], counted: Buckets | None
+) -> dict[str, list[Cut]]:
     """Count rows by ever more leading bits of the hash, each time only in the buckets a shard begins in: two passes,
     and more from some hundred million rows on, so that what the driver sees does not grow with them."""
     if not starts:
         return {}
-    keyed = inside = rows.select(SPLIT, ORDER).where(F.col(SPLIT).isin(list(starts)))
-    depth, crowd, most = 0, sum(s.rows for s in shards), max(len(s) for s in starts.values())
+    keyed = rows.select(SPLIT, ORDER).where(F.col(SPLIT).isin(list(starts)))
+    crowd, most = sum(s.rows for s in shards), max(len(s) for s in starts.values())
+    if counted is None:
+        depth = next_depth(0, crowd, most)
+        counted = Buckets(depth, _counted(keyed, depth))
+    above, depth, table = 0, counted.depth, counted.table
     opened = {split: {0: 0} for split in starts}
     found: dict[str, list[tuple[int, int]]] = {}
-    while depth < HASH_BITS:
-        above, depth = depth, next_depth(depth, crowd, most)
-        bucket = F.shiftright(ORDER, HASH_BITS - depth)
-        counted = _counted(inside, bucket)
+    while True:
         for split in starts:
-            counts = [(b >> (depth - above) if above else 0, b, n) for b, n, _ in _of_split(counted, split)]
+            counts = [(b >> (depth - above) if above else 0, b, n) for b, n, _ in _of_split(table, split)]
             found[split] = locate(opened[split], counts, starts[split])
             opened[split] = dict(found[split])
+        if depth == HASH_BITS:
+            break
+        bucket = bucket_of(depth)
         wanted = reduce(or_, ((F.col(SPLIT) == s) & bucket.isin(list(buckets)) for s, buckets in opened.items()))
-        inside, most = keyed.where(wanted), sum(len(buckets) for buckets in opened.values())
+        most = sum(len(buckets) for buckets in opened.values())
         # Rows of one hash are one hash to collect, however many they are.
-        crowd = sum(hashes for s in starts for b, _, hashes in _of_split(counted, s) if b in opened[s])
+        crowd = sum(hashes for s in starts for b, _, hashes in _of_split(table, s) if b in opened[s])
+        above, depth = depth, next_depth(depth, crowd, most)
+        table = _counted(keyed.where(wanted), depth)
     return {
         s: [Cut(value, start - before) for start, (value, before) in zip(starts[s], found[s], strict=True)]
         for s in starts
     }
 
 
-def _counted(keyed: DataFrame, bucket: Expression) -> pa.Table:
-    """SPLIT, BUCKET in rising order, the rows of each bucket, and at most how many hashes those have."""
-    rows = F.count(F.lit(1))
-    hashes = F.when(F.min(ORDER) == F.max(ORDER), 1).otherwise(rows)
-    counted = keyed.groupBy(SPLIT, bucket.alias(BUCKET)).agg(rows.alias("rows"), hashes.alias("hashes"))
+def _counted(keyed: DataFrame, depth: int) -> pa.Table:
+    """The table of `Buckets`."""
+    counted = keyed.groupBy(SPLIT, bucket_of(depth)).agg(F.count(F.lit(1)).alias("rows"), hashes_of())
     return counted.toArrow().sort_by(BUCKET)
 
 
 def _of_split(table: pa.Table, split: str) -> list[Any]:
-    mine = table.filter(pa.compute.equal(table[SPLIT], split)).drop_columns(SPLIT)
+    mine = table.filter(pa.compute.equal(table[SPLIT], split)).select([BUCKET, "rows", "hashes"])
     return list(zip(*[column.to_pylist() for column in mine.columns], strict=True))
 
 

@@ -30,15 +30,15 @@ class BadRows(ValueError):
 
 @dataclass(frozen=True)
 class WriteTask:
-    """All a worker needs. `paths` are relative to `root_uri`; they and `first_rows`, the ROW_NUMBER of each file's
-    first row, are one per shard number; so is `statistics`, the path where its `measured` statistics are stored, or
-    None for a shard that is not measured. Empty: none is."""
+    """All a worker needs. `paths` are relative to `root_uri`; they, `first_rows`, the ROW_NUMBER of each file's first
+    row, and `row_groups`, the rows of each of its row groups, are one per shard number; so is `statistics`, the path
+    where its `measured` statistics are stored, or None for a shard that is not measured. Empty: none is."""
 
     root_uri: str
     paths: tuple[str, ...]
     first_rows: tuple[int, ...]
     columns: tuple[Column, ...]
-    row_group: int
+    row_groups: tuple[int, ...]
     compression: str
     measured: Measured = NOT_MEASURED
     statistics: tuple[str | None, ...] = ()
@@ -79,17 +79,17 @@ def _tables(task: WriteTask, shard: int, first: pa.RecordBatch, rest: Iterator[p
     """Tables of exactly `row_group` rows in the stored schema, the last one smaller."""
     schema = pa.schema([arrow_field(column) for column in task.columns])
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows, row_group = 0, task.row_groups[shard]
     for batch in itertools.chain([first], rest):
         if batch.num_rows and (batch.column(SHARD)[0].as_py() != shard or batch.column(SHARD)[-1].as_py() != shard):
             raise ValueError(f"rows of shard {batch.column(SHARD)[-1].as_py()} arrived with those of shard {shard}")
         waiting.append(batch)
         rows += batch.num_rows
-        while rows >= task.row_group:
+        while rows >= row_group:
             table = pa.Table.from_batches(waiting)
-            yield _stored(table.slice(0, task.row_group), task.columns, schema)
-            waiting = table.slice(task.row_group).to_batches()
-            rows -= task.row_group
+            yield _stored(table.slice(0, row_group), task.columns, schema)
+            waiting = table.slice(row_group).to_batches()
+            rows -= row_group
     if rows:
         yield _stored(pa.Table.from_batches(waiting), task.columns, schema)
 
@@ -180,7 +180,7 @@ def _write(task: WriteTask, shard: int, tables: Iterator[pa.Table]) -> dict[str,
             for table in tables:
                 first = task.first_rows[shard] + sum(groups)
                 numbers = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
-                writer.write_table(table.append_column(row_number, numbers), row_group_size=task.row_group)
+                writer.write_table(table.append_column(row_number, numbers), row_group_size=task.row_groups[shard])
                 groups.append(table.num_rows)
                 statistics.add(table)
     statistics.store(storage)

@@ -46,12 +46,23 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code (pipelines/exit_codes.py)."""
     try:
-        return _run_command(parser().parse_args(argv))
+        return _run_command(parse(argv))
     except BrokenPipeError:
         if not _reader_has_gone():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes what is left when it ends
         return Exit.PIPE
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line. Overrides may stand behind options too, where argparse alone does not look for them."""
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
@@ -227,6 +238,8 @@ def _add_reproduce(commands: Commands) -> None:
         "bits: sha256 of the weights; metrics: scores within 1e-4, on other packages or processors too (default: bits)"
     )
     sub.add_argument("--check", choices=["bits", "metrics"], default="bits", help=text)
+    text = "sources: build the run's dataset again first, of what was read, and compare it (default: dataset)"
+    sub.add_argument("--from", dest="origin", choices=["dataset", "sources"], default="dataset", help=text)
     sub.add_argument("--dry-run", action="store_true", help="only say what differs from the run as it was")
 
 
@@ -467,7 +480,7 @@ def _reproduce(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.reproduce.job import Request, reproduce
 
     tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
-    return reproduce(Request(arguments.target, arguments.check, arguments.dry_run), tracking, print)
+    return reproduce(Request(arguments.target, arguments.check, arguments.origin, arguments.dry_run), tracking, print)
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
             spark = session()
             describe_job(tracker, resolved, spark, fingerprint)
             built = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
-            tracker.metrics(JOB, 0, etl_cost(spark, built.seconds))
+            tracker.metrics(JOB, 0, etl_cost(spark, built.seconds.get("total_s", 0.0)))
             hooks.on_dataset(built)
     return Exit.OK
 

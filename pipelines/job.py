@@ -96,7 +96,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                     building = time.monotonic()
                     found = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
                     timings["etl_s"] = time.monotonic() - building
-                    tracker.metrics(JOB, 0, etl_cost(spark, found.seconds))
+                    tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
                 check_against(config, found)
                 hooks.on_dataset(found)
                 record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))

@@ -97,13 +97,16 @@ class Predictor:
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
         """`model_input`: a DataFrame, or a dict of equally long columns. KeyError names a column that is missing."""
         rows = pd.DataFrame(model_input)
+        return pd.DataFrame(self.predictions(self.scores(self.raw_arrays(rows), len(rows))), index=rows.index)
+
+    def raw_arrays(self, rows: pd.DataFrame) -> dict[str, RawColumn]:
+        """The frame's columns as `scores` takes them."""
         nullable = {
             state["column"]
             for state in self.manifest.features.get("features", [])
             if state.get("nulls", "refuse") != "refuse"
         } | {column.name for column in self._plain if column.nulls != "refuse"}
-        columns = {name: raw_column(rows[name], name in nullable) for name in rows}
-        return pd.DataFrame(self.predictions(self.scores(columns, len(rows))), index=rows.index)
+        return {name: raw_column(rows[name], name in nullable) for name in rows}
 
     def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
         """Score raw columns of `count` rows: (count,) float64, or (count, classes).

@@ -14,17 +14,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import BY_FIELD_ID
-from sparkring.etl.sources.read import declared_schema
+from sparkring.etl.sources.read import declared_schema, local_table
 from sparkring.etl.sources.spark_path import HOST, as_glob
 
 LIST_THREADS = 16
@@ -136,7 +134,7 @@ class LakeFiles:
         fields = zip([PATH, *names], [StringType(), IntegerType(), *kinds], strict=True)
         schema = StructType([StructField(name, kind) for name, kind in fields])
         values = [[HOST.sub("", self._spark_path(file)), n, *file.partition] for n, file in enumerate(self.files)]
-        log = _frame(rows.sparkSession, schema, list(zip(*values, strict=True)))
+        log = local_table(rows.sparkSession, schema, list(zip(*values, strict=True)))
         log = log.select(PATH, F.struct(*names).alias(LOG))
         unknown = F.raise_error(F.concat(F.lit("the table's log does not have this file: "), F.col(PATH)))
         joined = rows.join(F.broadcast(log), PATH, "left")
@@ -146,7 +144,7 @@ class LakeFiles:
         """The deleted rows, FILE and ROW. They come through the driver: 12 bytes each."""
         files = np.repeat(np.arange(len(self.files), dtype=np.int32), [len(file.deleted) for file in self.files])
         schema = StructType([StructField(FILE, IntegerType()), StructField(ROW, LongType())])
-        return _frame(spark, schema, [files, np.concatenate([file.deleted for file in self.files])])
+        return local_table(spark, schema, [files, np.concatenate([file.deleted for file in self.files])])
 
     def _spark_path(self, file: LakeFile) -> str:
         """The file's path as `_metadata.file_path` has it once decoded."""
@@ -213,12 +211,6 @@ def _plain_path(uri: Column) -> Column:
     """The path in a URI as Spark writes it, percent-encoded: without scheme and host, which differ from the log's."""
     # TRICK: url_decode is of forms, where a plus is a blank (tests: a folder called `a+b`).
     return F.regexp_replace(F.url_decode(F.replace(uri, F.lit("+"), F.lit("%2B"))), HOST.pattern, "")
-
-
-def _frame(spark: SparkSession, schema: StructType, columns: list[Any]) -> DataFrame:
-    arrow = to_arrow_schema(schema, timezone="UTC")
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, arrow.types, strict=True)]
-    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
 
 
 def _digest(rows: np.ndarray) -> str:

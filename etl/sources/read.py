@@ -6,13 +6,16 @@ import logging
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampNTZType, TimestampType
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import CsvOptions, FilesSource
@@ -30,6 +33,7 @@ TASK_BYTES = 128 << 20  # of csv or json read by one task, where its files are s
 SHOWN = 20  # problems in a message
 FILE, JOINED, PATH = "__file", "__joined", "__path"  # a row's file: as Spark names it, as listed, below the root
 JAVA_PLAIN = frozenset(string.ascii_letters + string.digits + "_-!.~'()*:@&=+$,;/")  # in the path of a java.net.URI
+BY_CLOCK = (TimestampType, TimestampNTZType)  # of these Python's constants depend on the driver's time zone
 BLANK = ("Zs", "Zl", "Zp", "Cc")  # Unicode's categories of blanks and control characters
 
 
@@ -45,7 +49,7 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
     inside = StructType([f for f in schema if f.name not in partitions.names])
     found = _scan(spark, config.format, listed, inside)
     if partitions.names:
-        found = _with_files(spark, found, listed, partitions)
+        found = _with_partitions(spark, found, listed, partitions)
     return found.select(*dict.fromkeys([*schema.names, *partitions.names]))
 
 
@@ -149,6 +153,16 @@ def _check_columns(
         _raise(key, [f"{p}: has the partition column {field.name!r} itself, and there it is {v!r}" for p, v in wrong])
 
 
+def _with_partitions(spark: SparkSession, scan: DataFrame, listed: FileList, partitions: StructType) -> DataFrame:
+    """Add the partition columns: as constants where all files are of one partition, as those of a day are."""
+    folders = {file.partition for file in listed.files}
+    if len(folders) > 1 or any(isinstance(field.dataType, BY_CLOCK) for field in partitions):
+        return _with_files(spark, scan, listed, partitions)
+    (values,) = folders
+    constants = {f.name: F.lit(v).cast(f.dataType) for f, v in zip(partitions, values, strict=True)}
+    return scan.withColumns(constants)
+
+
 def _with_files(spark: SparkSession, scan: DataFrame, listed: FileList, partitions: StructType) -> DataFrame:
     """Add the path of each row's file, and its partition columns, which Spark itself decodes wrongly beyond ASCII.
 
@@ -159,7 +173,7 @@ def _with_files(spark: SparkSession, scan: DataFrame, listed: FileList, partitio
         for address, file in zip(listed.spark_paths(), listed.files, strict=True)
     ]
     files = StructType([StructField(JOINED, StringType()), StructField(PATH, StringType()), *partitions])
-    table = F.broadcast(spark.createDataFrame(rows, files))
+    table = F.broadcast(local_table(spark, files, list(zip(*rows, strict=True))))
     begin = F.expr(f"locate('/', {FILE}, locate('://', {FILE}) + 3)")  # behind scheme and host
     found = scan.join(table, F.substr(FILE, begin) == F.col(JOINED), "left")
     unknown = F.raise_error(F.concat(F.lit("a row of a file that was not listed: "), F.col(FILE)))
@@ -168,6 +182,13 @@ def _with_files(spark: SparkSession, scan: DataFrame, listed: FileList, partitio
         for name in (PATH, *partitions.names)
     ]
     return found.select(*(name for name in scan.columns if name != FILE), *known)
+
+
+def local_table(spark: SparkSession, schema: StructType, columns: Sequence[Any]) -> DataFrame:
+    """Make a table that is part of the plan, so that reading it again costs nothing; `columns`: values or arrays."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, arrow.types, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
 
 
 def _as_java(path: str) -> str:

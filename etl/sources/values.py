@@ -7,10 +7,11 @@ through Arrow, the others through `parser`.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 import struct
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from functools import partial
 from typing import Any
 
@@ -143,9 +144,10 @@ def _integer(text: str, *, limit: int) -> int:
 
 
 def _float(text: str, *, single: bool) -> float:
-    """A binary number keeps a text of n significant digits if, printed to n digits, it is that number again.
+    """A binary number keeps a text of n significant digits if, rounded to n digits, it is that number again.
 
-    Zeros at the end of a fraction do not count, those of an integer do.
+    Zeros at the end of a fraction do not count, those of an integer do. A number halfway between two texts keeps both:
+    writers differ in which one they round to.
     """
     if NOT_A_NUMBER.fullmatch(text):
         return float(text)
@@ -154,9 +156,18 @@ def _float(text: str, *, single: bool) -> float:
     if single:
         (value,) = struct.unpack("f", struct.pack("f", value))  # OverflowError beyond its range
     digits = (mantissa.rstrip("0").replace(".", "") if "." in mantissa else mantissa).lstrip("0")
-    if digits and Decimal(f"{value:.{len(digits) - 1}e}") != Decimal(text):
+    if digits and not _rounds_to(value, Decimal(text), len(digits)):
         raise ValueError(text)
     return value
+
+
+def _rounds_to(value: float, text: Decimal, digits: int) -> bool:
+    if Decimal(f"{value:.{digits - 1}e}") == text:
+        return True
+    if not (math.isfinite(value) and value):
+        return False
+    with localcontext(prec=1100):  # a double has at most 767 significant digits
+        return abs(Decimal(value) - text) == Decimal((0, (5,), text.adjusted() - digits))
 
 
 def _decimal(text: str, precision: int, scale: int) -> Decimal:

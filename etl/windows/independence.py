@@ -86,7 +86,9 @@ def _together(tested: PartSources, parts: Sequence[PartSources]) -> PartSources:
 def _digest(job: RowsJob, tested: PartSources, sources: PartSources) -> tuple[int, str]:
     """Count the interval's rows, and sum a hash of each: equal for equal rows in any order."""
     assert job.config.interval is not None
-    rows = of_interval(rows_of(job, sources.read(job.spark)), job.config.interval, tested.interval)
+    rows = of_interval(
+        rows_of(job, sources.read(lambda snapshot: snapshot.read(job.spark))), job.config.interval, tested.interval
+    )
     return row_digest(rows)
 
 

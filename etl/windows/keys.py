@@ -6,6 +6,7 @@ parts: each part keeps the hashes of its distinct keys, and a window counts how 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.config import EtlConfig
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.quarantine import PORTION
 from sparkring.etl.write import worker_uri
 
 # 128 bits together: two of a billion keys have equal hashes with a probability of 2e-21.
@@ -29,14 +31,21 @@ def keys_across_parts(config: EtlConfig) -> dict[str, list[str]]:
     return {name: columns for name, columns in unique.items() if config.interval.column not in columns}
 
 
-def write_keys(rows: DataFrame, columns: Sequence[str], storage: Storage, path: str) -> int:
-    """Write the hashes of the distinct keys of the rows as one file, sorted; returns how many there are."""
+def write_keys(rows: DataFrame, columns: Sequence[str], storage: Storage, paths: Sequence[str]) -> list[int]:
+    """Write the hashes of the distinct keys of each portion's rows as one file, sorted; returns how many they are.
+
+    rows: with PORTION, the position of the portion's file in `paths`.
+    """
     root = worker_uri(storage)
-    keys = _hashes(rows, columns).distinct().coalesce(1).sortWithinPartitions("first", "second")
-    written = keys.mapInArrow(lambda batches: _write(root, path, batches), "keys long").collect()
-    if not written:  # of no row Spark makes no task
-        list(_write(root, path, iter(())))
-    return sum(record["keys"] for record in written)
+    keys = _hashes(rows, columns).distinct().repartitionById(len(paths), F.col(PORTION))
+    keys = keys.sortWithinPartitions(PORTION, *HASHES.names)
+    schema = f"{PORTION} int, keys long"
+    written = keys.mapInArrow(lambda batches: _write(root, paths, batches), schema).collect()
+    found = {record[PORTION]: record["keys"] for record in written}
+    for portion, path in enumerate(paths):
+        if portion not in found:  # of no row Spark makes no task
+            _store(root, path, iter(()))
+    return [found.get(portion, 0) for portion in range(len(paths))]
 
 
 def count_keys(spark: SparkSession, storage: Storage, distinct: Mapping[str, int]) -> int:
@@ -62,16 +71,25 @@ def _hashes(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
     values = [F.col(f"`{name}`") for name in columns]
     # xxhash64 passes over a null as if it were not there, so which values are null is hashed beside them.
     row = [*values, *[value.isNull() for value in values]]
-    return rows.select(*[F.xxhash64(F.lit(seed), *row).alias(name) for seed, name in enumerate(HASHES.names)])
+    return rows.select(PORTION, *[F.xxhash64(F.lit(seed), *row).alias(name) for seed, name in enumerate(HASHES.names)])
 
 
-def _write(root: str, path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = 0
+def _write(root: str, paths: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return
+    portion = first.column(0)[0].as_py()
+    keys = _store(root, paths[portion], (batch.select(HASHES.names) for batch in itertools.chain([first], batches)))
+    yield pa.RecordBatch.from_pydict({PORTION: pa.array([portion], pa.int32()), "keys": [keys]})
+
+
+def _store(root: str, path: str, batches: Iterator[pa.RecordBatch]) -> int:
+    keys = 0
     with open_storage(root).create(path) as sink, pa.ipc.new_file(pa.PythonFile(sink, mode="w"), HASHES) as writer:
         for batch in batches:
             writer.write_batch(batch.cast(HASHES))
-            rows += batch.num_rows
-    yield pa.RecordBatch.from_pydict({"keys": [rows]})
+            keys += batch.num_rows
+    return keys
 
 
 def _read(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
+from itertools import groupby
 from typing import Annotated
 
 from py4j.protocol import Py4JJavaError
@@ -30,7 +31,17 @@ from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256
 from sparkring.etl.checks import Checked
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, deciding_settings, declared
-from sparkring.etl.rows import RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
+from sparkring.etl.quarantine import PORTION
+from sparkring.etl.rows import (
+    Portion,
+    RowsJob,
+    Written,
+    check_one_per,
+    delete_dead_builds,
+    plan_text,
+    rows_of,
+    write_rows,
+)
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import SPLIT, UNDIVIDED, add_split
 from sparkring.etl.views import own_modules
@@ -90,17 +101,22 @@ class PartSources:
     def snapshots(self) -> list[SourceSnapshot]:
         return [*self.whole.values(), *(s for each in self.cut.values() for s in each if s is not None)]
 
-    def read(self, spark: SparkSession) -> dict[str, DataFrame]:
-        tables = {name: source.read(spark) for name, source in self.whole.items()}
+    def read(self, read: Callable[[SourceSnapshot], DataFrame]) -> dict[str, DataFrame]:
+        tables = {name: read(source) for name, source in self.whole.items()}
         for name, snapshots in self.cut.items():
-            tables[name] = reduce(DataFrame.unionByName, [s.read(spark) for s in snapshots if s is not None])
+            tables[name] = reduce(DataFrame.unionByName, [read(s) for s in snapshots if s is not None])
         return tables
 
-    def own_rows(self, spark: SparkSession, name: str) -> int:
-        """How many rows a cut source has in the part's own interval."""
+    def own_rows(self, read: Callable[[SourceSnapshot], DataFrame], name: str) -> DataFrame:
+        """The rows that a cut source has in the part's own interval."""
         snapshot = self.cut[name][-1]
         assert snapshot is not None
-        return snapshot.read(spark).count()
+        return read(snapshot)
+
+    @property
+    def own_bytes(self) -> int:
+        """How large the files are that the cut sources have in the part's own interval."""
+        return sum(int(s.lineage()["bytes"]) for each in self.cut.values() if (s := each[-1]) is not None)
 
     def own_files(self) -> str:
         """Name the first files that the cut sources have in the part's own interval."""
@@ -173,45 +189,132 @@ def find_part(storage: Storage, fingerprint: str) -> Part | None:
     return part
 
 
-def write_part(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
-    """Write the part's files and publish it. EtlError for whatever the user must correct."""
+@dataclass(frozen=True)
+class NewPart:
+    """A part to be written: to `folder`, of this build, in the part's folder `at` below the root of datasets."""
+
+    at: str
+    folder: str
+    fingerprint: str
+    sources: PartSources
+
+
+def write_parts(job: RowsJob, new: Sequence[NewPart]) -> list[Part]:
+    """Write the files of several parts at once, and publish each. EtlError for whatever the user must correct.
+
+    job: of the root of all datasets.
+    """
     try:
-        part = _write(job, sources, fingerprint)
-        sources.check_unchanged()
+        parts = _write(job, new)
+        for one in new:
+            one.sources.check_unchanged()
     except BaseException as error:
-        job.storage.delete(job.folder)
+        for one in new:
+            job.storage.at(one.at).delete(one.folder)
         if isinstance(error, (PySparkException, Py4JJavaError)):
-            sources.check_unchanged()  # a file that has gone is why Spark could not go on
+            for one in new:
+                one.sources.check_unchanged()  # a file that has gone is why Spark could not go on
         raise
-    return _publish(job, part)
+    return [_publish(job.storage.at(one.at), one.folder, part) for one, part in zip(new, parts, strict=True)]
 
 
-def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
-    config, interval = job.config, job.config.interval
-    assert interval is not None
+def _write(job: RowsJob, new: Sequence[NewPart]) -> list[Part]:
+    read = _Reader(job.spark)
     with job.timed("read"):
-        tables = sources.read(job.spark)
-        made = rows_of(job, tables)
-        rows = _with_split(made, config, sources.interval)
-    keys: dict[str, PartKeys] = {}
+        made = [_PartRows.of(job, one, read) for one in new]
+    parts = list[Part]()
+    for _, alike in groupby(made, key=lambda one: [(f.name, f.dataType) for f in one.rows.schema.fields]):
+        parts += _write_alike(job, list(alike))
+    return parts
 
-    def on_counted(checked: Checked, marked: DataFrame) -> dict[str, int]:
+
+class _Reader:
+    """Reads each snapshot once, whatever the number of parts that it is of."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._read: dict[int, DataFrame] = {}
+
+    def __call__(self, snapshot: SourceSnapshot) -> DataFrame:
+        if id(snapshot) not in self._read:
+            self._read[id(snapshot)] = snapshot.read(self._spark)
+        return self._read[id(snapshot)]
+
+
+@dataclass(frozen=True)
+class _PartRows:
+    """The rows of a part: as the views made them, and of its interval, with SPLIT."""
+
+    part: NewPart
+    read: _Reader
+    tables: dict[str, DataFrame]
+    made: DataFrame
+    rows: DataFrame
+
+    @classmethod
+    def of(cls, job: RowsJob, part: NewPart, read: _Reader) -> _PartRows:
+        tables = part.sources.read(read)
+        made = rows_of(job, tables)
+        return cls(part, read, tables, made, _with_split(made, job.config, part.sources.interval))
+
+    def count(self, config: EtlConfig, own_rows: int | None, checked: Checked) -> dict[str, int]:
+        """Give the rows by split, in the order of storing. EtlError for rows that are not the interval's, or lost.
+
+        `own_rows`: of the table that `one_per` names, in the part's interval.
+        """
+        assert config.interval is not None
         if checked.splits.get(STRAY):
-            raise EtlError(_stray_text(rows, interval, sources))
-        if config.one_per is not None:
-            check_one_per(config.one_per, sources.own_rows(job.spark, config.one_per), checked.rows_in)
-        for number, (name, columns) in enumerate(keys_across_parts(config).items()):
-            path = f"{job.folder}/keys-{number}.arrow"
-            keys[name] = PartKeys(path=path, distinct=write_keys(marked, columns, job.storage, path))
+            raise EtlError(_stray_text(self.rows, config.interval, self.part.sources))
+        if config.one_per is not None and own_rows is not None:
+            check_one_per(config.one_per, own_rows, checked.rows_in)
         return dict(sorted(checked.splits.items(), key=lambda s: (s[0] != "train", s[0])))
 
-    checked, written = write_rows(job, rows, tables, on_counted)
+
+def _write_alike(job: RowsJob, made: Sequence[_PartRows]) -> list[Part]:
+    """Write parts whose rows have equal columns."""
+    config = job.config
+    keys: list[dict[str, PartKeys]] = [{} for _ in made]
+
+    def write_all_keys(rows: DataFrame) -> None:
+        for number, (name, columns) in enumerate(keys_across_parts(config).items()):
+            files = [f"{one.part.folder}/keys-{number}.arrow" for one in made]
+            paths = [f"{one.part.at}/{file}" for one, file in zip(made, files, strict=True)]
+            distinct = write_keys(rows, columns, job.storage, paths)
+            for own, file, count in zip(keys, files, distinct, strict=True):
+                own[name] = PartKeys(path=file, distinct=count)
+
+    with job.timed("check"):
+        own_rows = _own_rows(made, config)
+    portions = [
+        Portion(one.rows, one.tables, partial(one.count, config, rows), one.part.folder, one.part.at)
+        for one, rows in zip(made, own_rows, strict=True)
+    ]
+    written = write_rows(job, portions, write_all_keys)
+    return [
+        _part(job, one, checked, stored, own) for one, (checked, stored), own in zip(made, written, keys, strict=True)
+    ]
+
+
+def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
+    """Count, in one job, the rows of each part's interval in the table that `one_per` names; None where none is."""
+    name = config.one_per
+    if name is None:
+        return [None] * len(made)
+    sources = [one.part.sources.own_rows(one.read, name) for one in made]
+    counts = [frame.agg(F.count(F.lit(1)).alias("rows"), F.lit(n).alias(PORTION)) for n, frame in enumerate(sources)]
+    found = {row[PORTION]: row["rows"] for row in reduce(DataFrame.union, counts).collect()}
+    return [found[number] for number in range(len(made))]
+
+
+def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys: dict[str, PartKeys]) -> Part:
+    """Store what was measured of a part, and describe the part."""
     assert written.statistics is not None
-    statistics, path = written.statistics.to_bytes(), f"{job.folder}/statistics.arrow"
-    job.storage.put_atomic(path, statistics)
+    sources = one.part.sources
+    statistics, path = written.statistics.to_bytes(), f"{one.part.folder}/statistics.arrow"
+    job.storage.at(one.part.at).put_atomic(path, statistics)
     return Part(
         interval=sources.interval.label,
-        fingerprint=fingerprint,
+        fingerprint=one.part.fingerprint,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         columns=tuple(written.columns),
         inputs=written.inputs,
@@ -227,7 +330,7 @@ def _write(job: RowsJob, sources: PartSources, fingerprint: str) -> Part:
         lineage=Lineage(
             sources={name: source.lineage() for name, source in sources.whole.items()}
             | {name: [s and s.lineage() for s in each] for name, each in sources.cut.items()},
-            logical_plan=plan_text(made),
+            logical_plan=plan_text(one.made),
             code_digest=code_digest(PACKAGE),
             application_id=job.spark.sparkContext.applicationId,
         ),
@@ -279,17 +382,17 @@ def _stray_text(rows: DataFrame, config: IntervalConfig, sources: PartSources) -
     )
 
 
-def _publish(job: RowsJob, part: Part) -> Part:
+def _publish(storage: Storage, folder: str, part: Part) -> Part:
     """Make the part visible, unless another writer was first: then its part is the one, and this one's files go."""
-    damaged = job.storage.exists(PART_NAME) and find_part(job.storage, part.fingerprint) is None
+    damaged = storage.exists(PART_NAME) and find_part(storage, part.fingerprint) is None
     if damaged:
-        job.storage.delete(PART_NAME)
-    if job.storage.put_new(PART_NAME, (part.model_dump_json(indent=1) + "\n").encode()):
-        delete_dead_builds(job.storage, {job.folder})
+        storage.delete(PART_NAME)
+    if storage.put_new(PART_NAME, (part.model_dump_json(indent=1) + "\n").encode()):
+        delete_dead_builds(storage, {folder})
         return part
-    found = find_part(job.storage, part.fingerprint)
+    found = find_part(storage, part.fingerprint)
     if found is None:
-        raise EtlError(f"{job.storage.uri}/{PART_NAME}: another writer's part appeared, damaged; run again")
-    log.info("part %s was written by another job meanwhile: %s", part.interval, job.storage.uri)
-    job.storage.delete(job.folder)
+        raise EtlError(f"{storage.uri}/{PART_NAME}: another writer's part appeared, damaged; run again")
+    log.info("part %s was written by another job meanwhile: %s", part.interval, storage.uri)
+    storage.delete(folder)
     return found

@@ -48,15 +48,18 @@ from sparkring.etl.windows.interval import Interval, before, beginning, window_o
 from sparkring.etl.windows.keys import across_parts, count_keys
 from sparkring.etl.windows.parts import (
     PART_NAME,
+    NewPart,
     Part,
     PartSources,
     find_part,
     part_fingerprint,
     part_folder,
-    write_part,
+    write_parts,
 )
 
 log = logging.getLogger(__name__)
+
+PARTS_AT_ONCE, BYTES_AT_ONCE = 32, 256 << 20  # that are written in one pass
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,7 @@ def build_window(spark: SparkSession, request: BuildRequest, pinned: PinnedWindo
     job = RowsJob(request.config, build_session(spark, request.settings), root, "")
     looked_at = [part.sources for part in pinned.parts if part.sources is not None]
     prove_independent(job, request.name, looked_at)
-    found = [_part(job, request.name, part) for part in pinned.parts]
-    parts, written = [part for part, _ in found], tuple(part.interval for part, is_new in found if is_new)
+    parts, written = _find_or_write(job, request.name, pinned.parts)
     manifest = assemble(job, request, pinned, parts)
     request.before_publish("the dataset")
     storage.put_atomic(MANIFEST_NAME, manifest.to_json().encode())
@@ -156,19 +158,39 @@ def build_window(spark: SparkSession, request: BuildRequest, pinned: PinnedWindo
     return Built(manifest, storage.uri, rebuilt=True, seconds=job.seconds, written_parts=written)
 
 
-def _part(job: RowsJob, name: str, pinned: PinnedPart) -> tuple[Part, bool]:
-    """Find a part of the recipe `name`, or write it: the part, and whether it is new. `job` is of the root of all
-    datasets."""
-    label = pinned.interval.label
-    storage = job.storage.at(part_folder(name, label, pinned.fingerprint))
-    if (part := find_part(storage, pinned.fingerprint)) is not None:
-        return part, False
-    if pinned.sources is None:
-        raise EtlError(f"{storage.uri}: the part was whole when the window was pinned, and is not now; run again")
-    own = replace(job, storage=storage, folder=f"data-{uuid.uuid4().hex[:12]}")
-    part = write_part(own, pinned.sources, pinned.fingerprint)
-    log.info("part %s: %d rows: %s", label, part.accounting.rows_out, storage.uri)
-    return part, True
+def _find_or_write(job: RowsJob, name: str, pinned: Sequence[PinnedPart]) -> tuple[list[Part], tuple[str, ...]]:
+    """Find the parts of the recipe `name`, and write those that are not there: the parts, and the intervals written.
+
+    job: of the root of all datasets.
+    """
+    found, new = dict[str, Part](), list[NewPart]()
+    for one in pinned:
+        at = part_folder(name, one.interval.label, one.fingerprint)
+        storage = job.storage.at(at)
+        if (part := find_part(storage, one.fingerprint)) is not None:
+            found[one.interval.label] = part
+        elif one.sources is None:
+            raise EtlError(f"{storage.uri}: the part was whole when the window was pinned, and is not now; run again")
+        else:
+            new.append(NewPart(at, f"data-{uuid.uuid4().hex[:12]}", one.fingerprint, one.sources))
+    for batch in batches([one.sources.own_bytes for one in new]):
+        for part in write_parts(job, [new[number] for number in batch]):
+            log.info("part %s: %d rows", part.interval, part.accounting.rows_out)
+            found[part.interval] = part
+    return [found[one.interval.label] for one in pinned], tuple(one.sources.interval.label for one in new)
+
+
+def batches(sizes: Sequence[int]) -> list[range]:
+    """Which parts are written at once, by the bytes of each: several small ones, for every pass of Spark takes time
+    whatever it reads; large ones alone, so that less is lost with a pass that fails."""
+    found: list[range] = []
+    for number, size in enumerate(sizes):
+        last = found[-1] if found else range(0)
+        if found and len(last) < PARTS_AT_ONCE and sum(sizes[i] for i in last) + size <= BYTES_AT_ONCE:
+            found[-1] = range(last.start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
 
 
 def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: Sequence[Part]) -> DatasetManifest:

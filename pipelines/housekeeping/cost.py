@@ -31,9 +31,9 @@ def core_hours(cores: int, seconds: float) -> float:
     return cores * seconds / HOUR_S
 
 
-def etl_cost(spark: SparkSession, seconds: Mapping[str, float]) -> dict[str, float]:
-    """The metric of a dataset's build, by its seconds; {} where it was found."""
-    return {"cost/core_hours_etl": core_hours(spark_cores(spark), seconds["total_s"])} if seconds else {}
+def etl_cost(spark: SparkSession, seconds: float) -> dict[str, float]:
+    """The metric of a dataset's build, by its seconds."""
+    return {"cost/core_hours_etl": core_hours(spark_cores(spark), seconds)}
 
 
 def job_cost(cores: int, timings: Mapping[str, float], launch: LaunchConfig, rank_0: WorkerResult) -> dict[str, float]:

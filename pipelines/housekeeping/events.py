@@ -13,8 +13,7 @@ from sparkring.pipelines.exit_codes import Exit
 
 Outcome = Literal["ok", "failed", "rejected", "held"]
 FORMAT = 1
-TRY_LATER = 75  # EX_TEMPFAIL: another process has the date, or upstream is not ready
-QUIET = {TRY_LATER, Exit.INTERRUPTED, Exit.PIPE}  # somebody else has the work, or a person ended it
+QUIET = {Exit.TRY_LATER, Exit.INTERRUPTED, Exit.PIPE}  # somebody else has the work, or a person ended it
 
 
 @dataclass(frozen=True, kw_only=True)

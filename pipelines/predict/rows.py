@@ -53,7 +53,7 @@ class PinnedRows:
 
     def read(self, spark: SparkSession) -> dict[str, DataFrame]:
         if self.part is not None:
-            return self.part.read(spark)
+            return self.part.read(lambda source: source.read(spark))
         return {name: source.read(spark) for name, source in self.sources.items()}
 
 

@@ -89,6 +89,7 @@ def file_of(module: str) -> str:
 
 
 def content_digest(manifest: DatasetManifest) -> str:
-    """sha256 of what a manifest says of content: files, splits and features; not when and by whom they were made."""
-    fields = {"fingerprint", "columns", "files", "splits", "features", "text"}
-    return digest(manifest.model_dump(mode="json", include=fields))
+    """sha256 of the rows that a manifest lists and how they are read; not of where, when and from what they came."""
+    fields = {"columns", "splits", "features", "text"}
+    files = [(file.split, file.row_groups, file.sha256) for file in manifest.files]
+    return digest([manifest.model_dump(mode="json", include=fields), files])

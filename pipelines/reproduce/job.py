@@ -10,22 +10,25 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig, StorageConfig, TrackingConfig
 from sparkring.conf.housekeeping import NotifyConfig, RetentionConfig
 from sparkring.conf.load import Resolved, leaves
-from sparkring.conf.manifest import DataFile, read_manifest
+from sparkring.conf.manifest import MANIFEST_NAME, DataFile, read_manifest
 from sparkring.conf.predict import REGISTERED
 from sparkring.conf.secrets import HIDDEN
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.context import NO_HOOKS, JobHooks
+from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.job import run_job
-from sparkring.pipelines.lineage import run_of
+from sparkring.pipelines.lineage import at_snapshot, run_of, source_states
 from sparkring.pipelines.reproduce.compare import (
+    GONE,
     Check,
     Difference,
     blocking,
@@ -43,6 +46,9 @@ from sparkring.training.data.columns import DataError
 from sparkring.training.data.files import FileOpener
 from sparkring.training.result import MODEL, SUMMARY, TrainResult, read_result
 
+Origin = Literal["dataset", "sources"]
+"""Where training begins again: the run's own dataset, or its sources, of which the dataset is built again first."""
+
 SCRATCH = "reproduced"  # folder beside those of the recipes
 HASHED_AT_ONCE = 4  # files
 
@@ -53,6 +59,7 @@ class Request:
 
     target: str  # a run folder, or models:/...
     check: Check = "bits"
+    origin: Origin = "dataset"
     dry_run: bool = False
 
 
@@ -83,7 +90,7 @@ def reproduce(
         session: of Spark; None: one of its own.
     """
     run = find_run(request.target, tracking)
-    found = [*run_differences(run.result, run.record), *differences_here(run)]
+    found = [*run_differences(run.result, run.record), *differences_here(run, request.origin)]
     for each in found:
         show(f"differs  {each.line()}")
     if refused := blocking(found, request.check):
@@ -93,9 +100,10 @@ def reproduce(
     if not found:
         show("nothing differs from what the run keeps")
     if request.dry_run:
-        show(f"would train it again, on {run.result.train.world} ranks, and compare {request.check}")
+        first = "build its dataset and " if request.origin == "sources" else ""
+        show(f"would {first}train it again, on {run.result.train.world} ranks, and compare {request.check}")
         return Exit.OK
-    return train_and_compare(run, request.check, show, session)
+    return train_and_compare(run, request, show, session)
 
 
 def find_run(target: str, tracking: TrackingConfig) -> KeptRun:
@@ -127,14 +135,38 @@ def _kept(folder: Storage) -> KeptRun:
     return KeptRun(folder, result, record, record.weights_sha256)
 
 
-def differences_here(run: KeptRun) -> Iterator[Difference]:
-    """What differs here: the environment, the files that training starts from, and every file of its datasets."""
+def differences_here(run: KeptRun, origin: Origin) -> Iterator[Difference]:
+    """What differs here: the environment, the files that training starts from, and every file of its datasets.
+
+    From `sources`, those of the dataset that is built again instead of its files.
+    """
     config = run.result.run_config()
     yield from environment_differences(run.record.environment, environment(config))
     yield from start_differences(run.record, config)
     left_out = {*run.result.train.train_left_out, *run.result.train.test_left_out}
+    built_again = run.result.dataset if origin == "sources" else None
+    if built_again is not None:
+        yield from source_differences(run)
     for uri, sha256 in run.record.datasets.items():
-        yield from dataset_differences(uri, sha256, left_out)
+        if uri != built_again:
+            yield from dataset_differences(uri, sha256, left_out)
+
+
+def source_differences(run: KeptRun) -> Iterator[Difference]:
+    """Sources of the run's dataset that are not what was read. StoredError where no recipe has built it."""
+    etl = run.result.run_config().etl
+    if etl is None:
+        raise StoredError(f"{run.folder.uri}: --from sources: the run was given its dataset (`dataset`), not built one")
+    storage = open_storage(run.result.dataset)
+    if not storage.exists(MANIFEST_NAME):
+        why = "so sources are read as they are now; what is built is compared before training"
+        yield Difference(f"dataset {storage.uri}", "", GONE, "none", why)
+        return
+    for source in source_states(read_manifest(storage), storage, etl):
+        if source.state in ("changed", "gone"):
+            yield Difference(f"source {source.name}", "as read", source.state, "training", source.why)
+        elif source.state != "same":
+            yield Difference(f"source {source.name}", "", source.state, "none", source.why)
 
 
 def start_differences(record: Record, config: RunConfig) -> Iterator[Difference]:
@@ -181,24 +213,38 @@ def dataset_differences(uri: str, sha256: str, left_out: set[str]) -> Iterator[D
 
 
 def train_and_compare(
-    run: KeptRun, check: Check, show: Callable[[str], None], session: Callable[[], SparkSession] | None
+    run: KeptRun, request: Request, show: Callable[[str], None], session: Callable[[], SparkSession] | None
 ) -> Exit:
     """Train the run again and compare. The scratch folder is deleted where both are equal.
 
+    Raises StoredError, before training, where a dataset that was built again is another.
+
     Args:
         run: that is reproduced.
-        check: what must be equal.
+        request: what must be equal, and where to begin.
         show: takes the lines for the user.
         session: of Spark; None: one of its own.
     """
+    check, from_sources = request.check, request.origin == "sources"
     root, name = run.folder.parent.parent.at(SCRATCH), uuid.uuid4().hex[:12]
     scratch = root.at(name)
     config = scratch_config(run.result, check, scratch.uri)
+    if from_sources:
+        config = with_sources(config, run.result)
     show(f"trains again below {scratch.uri}")
+
+    def compare_rows(built: Dataset) -> None:
+        was, now = run.record.datasets[run.result.dataset], content_digest(built.manifest)
+        if was != now:
+            named = f"{built.folder.uri}: built from the sources, its content is {now[:12]}; the run read {was[:12]}"
+            raise StoredError(f"{named}; nothing was trained")
+        show(f"dataset built again: its content is equal ({now[:12]})")
+
     run_job(
         Resolved(config, dict.fromkeys((key for key, _ in leaves(config.model_dump(mode="json"))), "reproduce")),
-        etl=False,
+        etl=from_sources,
         session=session,
+        hooks=JobHooks(on_dataset=compare_rows) if from_sources else NO_HOOKS,
     )
     runs = Runs(scratch.uri, config.name)
     again = _kept(runs.at(runs.records()[-1]))
@@ -237,3 +283,15 @@ def scratch_config(result: TrainResult, check: Check, runs: str) -> RunConfig:
         "report": config.report.model_copy(update={"baselines": False, "must_beat": []}),
     }
     return config.model_copy(update=alone | blocks)
+
+
+def with_sources(config: RunConfig, result: TrainResult) -> RunConfig:
+    """The configuration with the run's recipe for its dataset, of the versions of its tables that were read."""
+    etl = result.run_config().etl
+    assert etl is not None, "source_differences has refused a run without"
+    storage = open_storage(result.dataset)
+    if etl.interval is None and storage.exists(MANIFEST_NAME):
+        read = read_manifest(storage).lineage.sources
+        pinned = {name: at_snapshot(source, read[name]) for name, source in etl.sources.items()}
+        etl = etl.model_copy(update={"sources": pinned})
+    return config.model_copy(update={"dataset": None, "etl": etl})

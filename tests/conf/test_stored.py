@@ -69,6 +69,12 @@ def passed(m: dict[str, Any]) -> None:
     m["columns"], m["features"]["features"] = m["columns"][1:], [state | {"fill": None}]
 
 
+def passed_twice(m: dict[str, Any]) -> None:
+    columns = m["columns"]
+    passed(m)
+    m["columns"], m["features"]["features"] = columns, m["features"]["features"] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -117,6 +123,7 @@ def passed(m: dict[str, Any]) -> None:
         (retyped("date", "2013-01-31"), "categorical feature of date is not made of .* scalar int32 of int"),
         (retyped("boolean", "true"), "categorical feature of boolean is not made of .* scalar int32 of int"),
         (passed, "'x' is passed through, and is not among the stored columns"),
+        (passed_twice, "features: 'x' is listed twice"),
         (top(format_version=1), "format_version = 1: .* files hold codes .* run `sparkring etl` to build it again"),
         (top(checks={}), "checks"),
         (top(text={"tokenizer_json": 3}), "tokenizer_json"),

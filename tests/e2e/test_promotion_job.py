@@ -60,6 +60,7 @@ RECIPE = {
 # The date is handed to the job here, as `sparkring run --date` does.
 SCRIPT = """
 import json
+from dataclasses import replace
 from pathlib import Path
 import sparkring.pipelines.job as job
 from sparkring.pipelines.cli import main
@@ -68,7 +69,7 @@ from tests.e2e.test_promotion_job import write_day
 context, here, codes = job.JobContext, Path.cwd(), {}
 
 def night(day, *words):
-    job.JobContext = lambda *given, **named: context(*given, **named | {"ds": day})
+    job.JobContext = lambda *given: replace(context(*given), ds=day)
     return main(["run", "sales.yaml", f"etl.interval.last={day}", *words])
 
 codes["first"] = night("2024-03-03")
@@ -140,7 +141,7 @@ def test_training_starts_from_the_champion_and_says_so(nights: Any) -> None:
     assert starts[0] == "from scratch: no version has the alias 'champion' yet" and starts[1] == ""
     assert all(start.startswith("from version 1: ") for start in starts[2:]), starts
     run = Path(summaries(folder)[-1]["run"])
-    assert (run / "start/weights.safetensors").exists() and "warm start from" in log
+    assert (run / "start/weights.safetensors").exists() and "training starts from version 1: " in log
 
 
 def test_the_store_and_the_report_say_what_was_decided(nights: Any) -> None:

@@ -73,32 +73,34 @@ def test_the_driver_sees_few_buckets_and_few_hashes_whatever_the_rows(rows, row_
     assert passes == 2 if rows <= 10**8 and row_bytes <= 100 else passes <= 6
 
 
-def evaluate(table: CutTable, value: int, rank: int) -> int:
+def evaluate(table: CutTable, split: int, value: int, rank: int) -> int:
     """What the SQL says; that Spark agrees: tests/spark/test_etl_shard.py."""
-    bucket = (value >> (HASH_BITS - table.bits)) + (1 << table.bits - 1)
+    bucket = (value >> table.shifts[split]) + table.zeros[split]
     past = [(values[bucket], belows[bucket]) < (value, rank) for values, belows in table.levels]
     return table.before[bucket] + sum(past)
 
 
 NEAR = st.integers(-5, 5) | st.sampled_from([-(1 << 63), 1 - (1 << 63), -(1 << 62), 1 << 62, (1 << 63) - 1])
+CUTS = st.lists(st.tuples(NEAR, st.integers(0, 3)), max_size=9)
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(NEAR, st.integers(0, 3)), max_size=9), NEAR, st.integers(1, 4))
+@given(st.lists(CUTS, min_size=1, max_size=4), NEAR, st.integers(1, 4))
 def test_the_table_of_cuts_gives_the_number_of_cuts_before_the_row(raw, value, rank):
-    places = [Cut(v, b) for v, b in sorted(set(raw))]
-    table = cut_table(places, 7)
-    expected = 7 + sum((c.value, c.below) < (value, rank) for c in places)
-    assert evaluate(table, value, rank) == expected
-    if not any(c.below for c in places if c.value == value):  # rows of such a hash are not ranked
-        assert evaluate(table, value, 0) == expected
+    cuts = [[Cut(v, b) for v, b in sorted(set(split))] for split in raw]
+    table = cut_table(cuts, firsts := [7 + 20 * split for split in range(len(cuts))])
+    for split, (places, first) in enumerate(zip(cuts, firsts, strict=True)):
+        expected = first + sum((c.value, c.below) < (value, rank) for c in places)
+        assert evaluate(table, split, value, rank) == expected
+        if not any(c.below for c in places if c.value == value):  # rows of such a hash are not ranked
+            assert evaluate(table, split, value, 0) == expected
 
 
 def test_the_sql_of_a_hundred_times_the_shards_compares_as_often():
     levels = []
     for count in (300, 30_000):
         places = [Cut((i << 64) // count - (1 << 63), 0) for i in range(1, count)]
-        levels.append(len(cut_table(places, 0).levels))
+        levels.append(len(cut_table([places], [0]).levels))
     assert levels[0] <= 2 and levels[1] <= 2
 
 

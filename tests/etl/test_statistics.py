@@ -69,6 +69,16 @@ def test_the_largest_limbs_do_not_overflow() -> None:
     assert exact_sums(x) == (len(x) * Fraction(x[0]), len(x) * Fraction(x[0]) ** 2)
 
 
+@pytest.mark.parametrize("scale", [-1074, -500, -499, 0, 446, 447, 900])
+@pytest.mark.parametrize("apart", [0, 1, 2, 3, 4, 200])
+def test_sums_are_exact_of_numbers_however_far_apart(apart: int, scale: int) -> None:
+    """By either way of summing: one is for numbers of like size only."""
+    large, small = math.ldexp(math.nextafter(2.0, 0.0), scale + 53), math.ldexp(math.nextafter(2.0, 0.0), scale - apart)
+    x = np.array([large, -small, 0.0, small / 3] * 3)
+    exact = [Fraction(v) for v in x.tolist()]
+    assert exact_sums(x) == (sum(exact), sum(v * v for v in exact))
+
+
 def test_nulls_nans_and_infinities_are_no_numbers() -> None:
     values = [1.5, None, math.nan, math.inf, -math.inf, -0.0, -2.0]
     found = measure(pa.table({"x": values}), Measured((("x", "none"), ("x", "log1p"))))

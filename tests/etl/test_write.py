@@ -16,7 +16,12 @@ from sparkring.etl.write import SHARD, WriteTask, worker_uri, write_shard
 
 def run(tmp_path, columns, batches, row_group=4):
     task = WriteTask(
-        str(tmp_path), ("d/train-00000.parquet", "d/train-00001.parquet"), (0, 100), tuple(columns), row_group, "snappy"
+        str(tmp_path),
+        ("d/train-00000.parquet", "d/train-00001.parquet"),
+        (0, 100),
+        tuple(columns),
+        (row_group, row_group),
+        "snappy",
     )
     records = [r for b in write_shard(task, iter(batches)) for r in b.to_pylist()]
     return records[0] if records else None

@@ -31,12 +31,16 @@ AUDIT_LOG = "training/data/audit/log.py"
 ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/policy.py", "training/loop.py"
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
-STATISTICS = "etl/statistics.py"
 SERVING, T_SERVING = "pipelines/serving.py", "tests/pipelines/test_serving.py"
 RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
 PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
 LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
+REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
+T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
+T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
+STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
+T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
@@ -283,20 +287,22 @@ MUTANTS = (
     # Parts and windows: exact statistics, what decides a part, rows numbered through.
     Mutant(STATISTICS, "- exact**2", "", f"{T_STATISTICS} {T_FEATURES}"),
     Mutant(STATISTICS, "x = x[~np.isnan(x)]", "x = np.nan_to_num(x, nan=0.0)", T_STATISTICS),
+    Mutant(STATISTICS, "CLOSE_LIMBS * LIMB_BITS - 53", "CLOSE_LIMBS * LIMB_BITS - 52", T_STATISTICS),
+    Mutant(STATISTICS, "int(product) << place + other", "int(product) << 2 * place", T_STATISTICS),
     Mutant(STATISTICS, "2 * a * c + b * b", "2 * a * c", T_STATISTICS),
     Mutant(STATISTICS, "finite = x[np.isfinite(x)] + 0.0", "finite = x[np.isfinite(x)]", T_STATISTICS),
     Mutant(INTERVAL, "dt.time(), ZoneInfo(zone)).astimezone(dt.UTC)", "dt.time(), dt.UTC)", T_INTERVAL),
     Mutant(PARTS, '"numeric": {"fill", "scale"}', '"numeric": {"fill", "scale", "transform"}', T_PARTS),
     Mutant(PARTS, "prints, cut, block", "prints, block", f"{T_PARTS} {T_WINDOW}"),
-    Mutant(PARTS, "    job.storage.delete(job.folder)\n    return found", "    return found", T_PARTS),
+    Mutant(PARTS, "    storage.delete(folder)\n    return found", "    return found", T_PARTS),
     Mutant(WINDOW, "offset += sum(f.rows for f in mine)", "pass", T_WINDOW),
     Mutant(WINDOW, "if label >= first]", "if label > first]", T_WINDOW),
     Mutant(WINDOW, "if found.measured != wanted:", "if False:", T_WINDOW),
     Mutant(PARTS, "snapshots[-1] for name, snapshots", "snapshots[0] for name, snapshots", T_PARTS),
     Mutant(
         PARTS,
-        "fingerprint)\n        sources.check_unchanged()",
-        "fingerprint)",
+        "new)\n        for one in new:\n            one.sources.check_unchanged()",
+        "new)",
         "tests/spark/test_etl_window_inputs.py -k changes",
     ),
     Mutant(EVALUATE, "== UNSEEN_CODE", "== 0", "tests/pipelines/test_evaluate.py"),
@@ -331,6 +337,16 @@ MUTANTS = (
     Mutant("conf/stored.py", "min_length=64, max_length=64", "max_length=64", "tests/conf/test_stored.py"),
     Mutant("etl/layout.py", "cut.below or -1 for", "cut.below for", "tests/etl/test_layout.py"),
     Mutant("etl/layout.py", "{value} > {at} OR", "{value} >= {at} OR", "tests/spark/test_etl_shard.py -k cuts"),
+    Mutant(ROWS, 'key, levels=["row"])', "key)", f"{T_ROWS} -k later_passes"),
+    Mutant(ROWS, "if len(below) == len(sides):", "if not sides:", f"{T_ROWS} -k columns_of_files"),
+    Mutant(ROWS, 'F.concat_ws("/", PORTION, SPLIT)', 'F.concat_ws("/", F.lit(0), SPLIT)', T_AT_ONCE),
+    Mutant("etl/session.py", "not 0 < rows * row_bytes <= MOST_BATCH_BYTES:", "not rows > 0:", f"{T_ROWS} -k batches"),
+    Mutant("etl/sources/read.py", "if len(folders) > 1 or", "if len(folders) > 9 or", f"{T_ROWS} -k later_passes"),
+    Mutant(
+        "etl/shard.py", "opened = {split: {0: 0} for", "opened = {split: {0: 1} for", "tests/spark/test_etl_shard.py"
+    ),
+    Mutant(PARTS, "key=lambda one: [(f.name, f.dataType)", "key=lambda one: [(f.name, 0)", T_AT_ONCE),
+    Mutant(WINDOW, "+ size <= BYTES_AT_ONCE:", "<= BYTES_AT_ONCE:", f"{T_WINDOW} -k at_once"),
     Mutant(
         CHECKS, "F.coalesce(F.expr(check.sql), F.lit(False))", "F.coalesce(F.expr(check.sql), F.lit(True))", T_CHECKS
     ),
@@ -595,4 +611,27 @@ MUTANTS = (
     Mutant(ALIASES, "elif current.at_ms > ours.at_ms:", "elif False:", T_REGISTRY),
     Mutant(REGISTRY, "if now is None or now.version != ours.version:", "if False:", T_REGISTRY),
     Mutant(REGISTRY, "None if current is None or same else current.version", "None", T_REGISTRY),
+    Mutant(
+        f"{REPRODUCE}/compare.py",
+        'effects = {"training", "bits"} if check',
+        'effects = {"training"} if check',
+        T_COMPARE,
+    ),
+    Mutant(f"{REPRODUCE}/compare.py", "weights[0] == weights[1] if check", "True if check", T_COMPARE),
+    Mutant(f"{REPRODUCE}/compare.py", "if len(worlds) > 1:", "if False:", T_COMPARE),
+    Mutant(f"{REPRODUCE}/compare.py", "name in SUMS", "False", T_COMPARE),
+    Mutant(f"{REPRODUCE}/environment.py", "file.row_groups, file.sha256)", "file.row_groups)", T_ENVIRONMENT),
+    Mutant(f"{REPRODUCE}/job.py", "if bool(said) != (file.path in left_out):", "if said:", T_REPRODUCE),
+    Mutant(f"{REPRODUCE}/job.py", "if here.get(name) != sha256:", "if False:", T_REPRODUCE),
+    Mutant(
+        f"{REPRODUCE}/job.py", "if model.tags.get(WEIGHTS, run.weights_sha256) != run", "if False and run", T_REPRODUCE
+    ),
+    Mutant(f"{REPRODUCE}/job.py", "if was != now:", "if False:", T_SOURCES),
+    Mutant(f"{REPRODUCE}/job.py", 'if source.state in ("changed", "gone"):', "if False:", T_SOURCES),
+    Mutant(
+        f"{REPRODUCE}/job.py",
+        "if etl.interval is None and storage.exists",
+        "if storage is None and storage.exists",
+        T_SOURCES,
+    ),
 )

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.exit_codes import Exit
 
 
@@ -105,3 +105,14 @@ def test_the_ui_takes_its_servers_with_it(tmp_path: Path) -> None:
     finally:
         ui.kill()
         ui.wait()
+
+
+def test_overrides_may_stand_behind_options_and_other_words_may_not(capsys: pytest.CaptureFixture[str]) -> None:
+    found = parse(["run", "flights", "--date", "2013-03-01", "launch.world=1", "--rerun", "train.epochs=2"])
+    assert (found.date, found.rerun) == ("2013-03-01", True)
+    assert found.overrides == ["launch.world=1", "train.epochs=2"]
+    assert parse(["predict", "flights", "a=b", "--date", "2013-03-01", "c=d"]).overrides == ["a=b", "c=d"]
+    for words in (["run", "flights", "--dats", "2013-03-01"], ["package", "a=b"]):
+        with pytest.raises(SystemExit):
+            parse(words)
+        assert "unrecognized arguments" in capsys.readouterr().err

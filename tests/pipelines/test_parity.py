@@ -80,7 +80,7 @@ def test_training_and_serving_make_the_same_inputs(
     raw = raw.rename(columns={"x": "raw"} if features else {})
     raw["n"] = raw["n"] if as_objects else raw["n"].astype("Int64")
     raw = raw if as_objects else raw.astype({"raw" if features else "x": float, "f": float})
-    served = predictor.task.inputs(predictor._columns(raw))
+    served = predictor.task.inputs(predictor._raw_tensors(predictor.raw_arrays(raw)))
     if inputs is None:
         (trained,), (served,) = trained, served
         assert set(trained) == set(served) == {"x", "n", "f", "x__valid", "n__valid"}

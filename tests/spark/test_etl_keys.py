@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest
 from sparkring.etl.errors import ChecksFailed
+from sparkring.etl.quarantine import PORTION
 from sparkring.etl.windows.keys import count_keys, write_keys
 from sparkring.etl.windows.window import build_window, pin_window
 from tests.spark.sales import recipe, write_sales
@@ -24,11 +26,20 @@ def test_nulls_are_equal_and_keep_their_places(spark, tmp_path: Path, monkeypatc
     second = [("a", None, 9), ("b", "c", 1), (None, None, 4)]
     counts = []
     for name, rows in (("one", first), ("two", second), ("none", [])):
-        frame = spark.createDataFrame(rows, schema).repartition(3)
-        counts.append(write_keys(frame, ["x", "y"], storage, f"{name}.arrow"))
+        frame = spark.createDataFrame(rows, schema).repartition(3).withColumn(PORTION, F.lit(0))
+        counts += write_keys(frame, ["x", "y"], storage, [f"{name}.arrow"])
     assert counts == [4, 3, 0]
+    portions = [
+        spark.createDataFrame(rows, schema).withColumn(PORTION, F.lit(n)) for n, rows in ((2, first), (0, second))
+    ]
+    assert write_keys(portions[0].union(portions[1]), ["x", "y"], storage, ["b", "c", "a"]) == [3, 0, 4]
+    assert all(
+        storage.read_bytes(a) == storage.read_bytes(f"{b}.arrow")
+        for a, b in zip("abc", ("one", "two", "none"), strict=True)
+    )
     assert count_keys(spark, storage, {"one.arrow": 4, "two.arrow": 3, "none.arrow": 0}) == 5
-    write_keys(spark.createDataFrame(first, schema).repartition(1), ["x", "y"], storage, "again.arrow")
+    again = spark.createDataFrame(first, schema).repartition(1).withColumn(PORTION, F.lit(0))
+    write_keys(again, ["x", "y"], storage, ["again.arrow"])
     assert storage.read_bytes("again.arrow") == storage.read_bytes("one.arrow")
     assert count_keys(spark, storage, {"one.arrow": 4, "again.arrow": 4}) == 4
     monkeypatch.setattr("sparkring.etl.windows.keys.KEYS_OF_A_TASK", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,11 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkring.conf.config import EtlConfig
+from sparkring.etl import shard
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.rows import is_cheap
+from sparkring.etl.session import BATCH_BYTES, build_session
 from sparkring.etl.sources.pin import pin_sources
+from sparkring.etl.sources.read import local_table
 
 pytestmark = pytest.mark.spark
 
@@ -25,10 +30,13 @@ def test_only_columns_of_files_that_no_join_or_python_stands_over_are_read_again
     doubled = rows.where("id > 3").selectExpr("id * 2 AS id")
     assert is_cheap(rows) and is_cheap(doubled) and is_cheap(doubled.union(rows))
     assert is_cheap(spark.read.orc(str(tmp_path / "orc")))
+    files = local_table(spark, StructType([StructField("file", LongType())]), [[1, 2]])
+    assert is_cheap(rows.join(F.broadcast(files), rows["id"] == files["file"], "left"))
     in_python = F.udf(lambda number: number, "long")
     costly = {
         "text": spark.read.schema("id long").csv(str(tmp_path / "csv")),
         "a join": rows.join(doubled, "id"),
+        "a join below that of files": rows.join(doubled, "id").join(files, F.col("id") == files["file"]),
         "an aggregate": rows.groupBy("id").count(),
         "Python": rows.select(in_python("id")),
         "a random number": rows.withColumn("random", F.rand()),
@@ -68,3 +76,83 @@ def test_a_dataset_is_the_same_whether_its_rows_were_kept_or_read_again(spark, t
     assert [(f.split, f.rows, f.sha256) for f in again.files] == [(f.split, f.rows, f.sha256) for f in once.files]
     assert (again.features, again.checks, again.accounting) == (once.features, once.checks, once.accounting)
     assert again.accounting.quarantined == {"small": 10}
+
+
+def days(folder: Path, **check: object) -> EtlConfig:
+    """A recipe over a table in folders by day and hour, with a rule."""
+    for day, hour in (("2024-03-01", 0), ("2024-03-01", 1), ("2024-03-02", 0)):
+        file = folder / f"day={day}/hour={hour}/x.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": [hour, 10 + hour, 10 + hour], "text": ["a" * 10, None, "b"]}), file)
+    return EtlConfig.model_validate(
+        {
+            "sources": {
+                "events": {
+                    "format": "parquet",
+                    "path": str(folder),
+                    "columns": {"id": "bigint", "text": "string"},
+                    "partitions": {"day": "date", "hour": "int"},
+                    "where": "day = '2024-03-01'",
+                }
+            },
+            "rows": "events",
+            "key": ["day", "hour", "id"],
+            "checks": [{"name": "once", "kind": "unique", "columns": ["day", "hour", "id"], **check}],
+            "split": {"kind": "hash", "shares": {"train": 1.0}},
+            "features": {"text": {"kind": "categorical"}},
+            "keep": ["id", "day", "hour"],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "where", "times", "values"),
+    [
+        ({"level": "dataset", "max_share": 0.5}, "day = '2024-03-01'", 0, {0: 3, 1: 3}),
+        ({"level": "dataset", "max_share": 0.5}, "day = '2024-03-01' AND hour = 1", 0, {1: 3}),
+        ({"level": "row"}, "day = '2024-03-01'", 1, {0: 2, 1: 2}),
+    ],
+    ids=["of the dataset", "of one folder", "of rows"],
+)
+def test_rows_in_folders_are_kept_only_for_rules_that_later_passes_need(
+    spark, tmp_path: Path, monkeypatch, check, where, times, values
+) -> None:
+    config = days(tmp_path / "lake", **check)
+    source = config.sources["events"].model_copy(update={"where": where})
+    config = config.model_copy(update={"sources": {"events": source}})
+    kept: list[DataFrame] = []
+    persist = type(spark.range(1)).persist
+    monkeypatch.setattr(type(spark.range(1)), "persist", lambda frame, *level: kept.append(frame) or persist(frame))
+    request = BuildRequest(config, pin_sources(config.sources), "events", str(tmp_path / "datasets"))
+    built = build_dataset(spark, request)
+    assert len(kept) == times
+    assert built.manifest.checks[0]["failing"] == len(values)
+    (file,) = built.manifest.files
+    stored = pq.read_table(Path(built.uri) / file.path)
+    assert Counter(stored["hour"].to_pylist()) == values and set(map(str, stored["day"].to_pylist())) == {"2024-03-01"}
+    assert set(stored["text"].to_pylist()) == {"a" * 10, None, "b"} - ({"b"} if times else set())
+
+
+@pytest.mark.parametrize(("length", "is_counted"), [(10, False), (4000, True)])
+def test_spark_adds_up_the_bytes_of_batches_only_where_texts_are_long(
+    spark, tmp_path: Path, monkeypatch, length: int, is_counted: bool
+) -> None:
+    """10,000 rows of a batch with texts of 4,000 bytes would be more than its 32 MiB."""
+    pq.write_table(pa.table({"id": range(5), "text": ["x" * length] + ["y"] * 4}), path := tmp_path / "events.parquet")
+    config = days(tmp_path / "lake", level="dataset", max_share=0.5).model_dump(mode="json")
+    config["sources"]["events"] |= {"path": str(path), "partitions": {}, "where": None}
+    config |= {"key": ["id"], "checks": [], "keep": ["id"]}
+    etl = EtlConfig.model_validate(config)
+    limits: list[str] = []
+    session = build_session(spark, {})
+    monkeypatch.setattr("sparkring.etl.build.build_session", lambda *arguments: session)
+    found = shard.write_shards
+
+    def noted(*arguments):
+        limits.append(session.conf.get(BATCH_BYTES))
+        return found(*arguments)
+
+    monkeypatch.setattr("sparkring.etl.rows.write_shards", noted)
+    build_dataset(spark, BuildRequest(etl, pin_sources(etl.sources), "events", str(tmp_path / "datasets")))
+    assert limits == [str(32 << 20) if is_counted else str((1 << 31) - 1)]
+    assert session.conf.get(BATCH_BYTES) == str(32 << 20)

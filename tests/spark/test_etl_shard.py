@@ -20,7 +20,7 @@ from sparkring.etl import layout, shard
 from sparkring.etl.columns import ColumnOptions, manifest_column, stored_expression
 from sparkring.etl.errors import EtlError
 from sparkring.etl.layout import Cut, cut_table
-from sparkring.etl.shard import ShardPlan, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.shard import Buckets, ShardPlan, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.split import SPLIT
 from sparkring.training.data.batch import Ragged
 from sparkring.training.data.reader import ParquetReader
@@ -29,8 +29,11 @@ from sparkring.training.data.request import ReadRequest
 pytestmark = pytest.mark.spark
 
 
-def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, **options):
-    """Write `rows` (SPLIT where they have one, else all `train`); `options` by column go to manifest_column."""
+def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, depth=None, **options):
+    """Write `rows` (SPLIT where they have one, else all `train`); `options` by column go to manifest_column.
+
+    `depth`: bits of the hash that rows are counted by before they are numbered.
+    """
     rows = rows if SPLIT in rows.columns else rows.withColumn(SPLIT, F.lit("train"))
     fields = [f for f in rows.schema.fields if f.name != SPLIT]
     columns = [manifest_column(f.name, f.dataType, "feature", ColumnOptions(**options.get(f.name, {}))) for f in fields]
@@ -41,9 +44,10 @@ def write(spark, rows, folder, key, shards=None, row_group=None, counts=None, **
     ]
     keyed = with_order(rows, key or [f.name for f in fields], 0)
     made = plan_files(rows.select(*stored), dict(sorted(counts.items(), reverse=True)), columns, config)
-    numbered = number_rows(keyed, made.shards)
+    numbered = number_rows(keyed, made.shards, depth and Buckets(depth, shard._counted(keyed, depth)))
     frame = numbered.select(*stored, *[c for c in numbered.columns if c.startswith("__")])
-    return write_shards(frame, columns, made, open_storage(str(folder)), "d"), columns
+    (files,) = write_shards(frame, columns, [Target("", "d", made)], open_storage(str(folder)))
+    return files, columns
 
 
 def table(folder, files):
@@ -86,12 +90,13 @@ def skewed(spark, partitions, aqe):
 def test_bytes_do_not_depend_on_partitions_skew_or_aqe(spark, tmp_path, monkeypatch, key):
     """Nor on how many passes over the key it takes to find where shards begin."""
     made = []
-    for index, (partitions, aqe, hashes) in enumerate([(1, True, layout.MOST_HASHES), (7, False, 0), (16, True, 40)]):
+    ways = [(1, True, layout.MOST_HASHES, None), (7, False, 0, None), (16, True, 40, None), (7, True, 40, 5)]
+    for index, (partitions, aqe, hashes, depth) in enumerate(ways):
         session, rows = skewed(spark, partitions, aqe)
         monkeypatch.setattr(layout, "MOST_HASHES", hashes)
-        files, _ = write(session, rows, tmp_path / str(index), key, {"train": 4, "test": 3}, row_group=100)
+        files, _ = write(session, rows, tmp_path / str(index), key, {"train": 4, "test": 3}, row_group=100, depth=depth)
         made.append(files)
-    assert [f.sha256 for f in made[0]] == [f.sha256 for f in made[1]] == [f.sha256 for f in made[2]]
+    assert all([f.sha256 for f in made[0]] == [f.sha256 for f in other] for other in made[1:])
     train = [f for f in made[0] if f.split == "train"]
     assert [f.rows for f in train] == [1125] * 4 and sum(f.rows for f in made[0]) == 5000
     assert {f.rows for f in made[0] if f.split == "test"} == {166, 167}
@@ -118,13 +123,15 @@ def test_spark_finds_a_row_among_tens_of_thousands_of_cuts(spark):
     tied = {value for value, below in cuts if below}
     asked = [*hashes[:500], *(h - 1 for h in hashes[:500]), *tied, *rng.integers(-(1 << 63), 1 << 63 - 1, 500).tolist()]
     rows = [(value, rank) for value in asked for rank in (range(1, 7) if value in tied else (0,))]
-    sql = cut_table([Cut(*cut) for cut in cuts], 9).sql("value", "rank")
-    frame = spark.createDataFrame(rows, "value long, rank int").withColumn("shard", F.expr(sql))
+    table = cut_table([[Cut(*cut) for cut in cuts], [Cut(5, 0)], []], [9, 70_000, 80_000])
+    values = spark.createDataFrame(rows, "value long, rank int")
     places = [(value, below or -1) for value, below in cuts]
-    wanted = [9 + bisect_left(places, row) for row in rows]
-    assert [row["shard"] for row in frame.collect()] == wanted and frame.schema[
-        "shard"
-    ].dataType.simpleString() == "int"
+    frame = values.withColumn("shard", F.expr(table.sql("0", "value", "rank")))
+    assert [row["shard"] for row in frame.collect()] == [9 + bisect_left(places, row) for row in rows]
+    assert frame.schema["shard"].dataType.simpleString() == "int"
+    numbers = [F.expr(table.sql(f"int({split})", "value", "rank")).alias(f"of_{split}") for split in (1, 2)]
+    other = values.select(*numbers).collect()
+    assert [tuple(row) for row in other] == [(70_000 + (value > 5), 80_000) for value, _ in rows]
 
 
 def test_another_seed_is_another_order(spark):

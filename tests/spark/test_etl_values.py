@@ -17,7 +17,7 @@ from sparkring.conf.config import DataConfig, EtlConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
-from sparkring.etl.shard import ORDER, SHARD, number_rows, plan_files, with_order, write_shards
+from sparkring.etl.shard import ORDER, SHARD, Target, number_rows, plan_files, with_order, write_shards
 from sparkring.etl.sources.pin import pin_sources
 from sparkring.etl.split import add_split
 from sparkring.pipelines.etl_step import Dataset
@@ -169,7 +169,9 @@ def old_way(built, spark, folder):
     carry = ["late", "id", "seen_at", ORDER, SHARD]
     rows = feature_frame(numbered, fitted, *carry).withColumnRenamed("seen_at", "moment")
     storage = open_storage(str(folder))
-    files = write_shards(rows.select(*[c.name for c in tensors], ORDER, SHARD), tensors, plan, storage, "old")
+    (files,) = write_shards(
+        rows.select(*[c.name for c in tensors], ORDER, SHARD), tensors, [Target("", "old", plan)], storage
+    )
     return DatasetManifest.model_validate(
         dict(manifest) | {"columns": tuple(tensors), "files": tuple(files), "features": {}}
     )

@@ -13,7 +13,6 @@ import pytest
 from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import Accounting, Column, DataFile, Lineage
 from sparkring.conf.storage import open_storage
-from sparkring.etl.rows import RowsJob
 from sparkring.etl.windows import parts
 from sparkring.etl.windows.interval import interval_from
 from sparkring.etl.windows.parts import PART_NAME, Part, PartSources, find_part, part_fingerprint
@@ -117,17 +116,13 @@ def write(storage, folder: str) -> Part:
     )  # fmt: skip
 
 
-def job(storage, folder: str) -> RowsJob:
-    return RowsJob(config(), None, storage, folder)  # type: ignore[arg-type]
-
-
 def test_of_two_writers_one_part_is_left_whole(tmp_path) -> None:
     storage, barrier, found = open_storage(str(tmp_path)), threading.Barrier(8), dict[int, Part]()
 
     def publish(number: int) -> None:
         part = write(storage, f"data-{number}")
         barrier.wait()
-        found[number] = parts._publish(job(storage, f"data-{number}"), part)
+        found[number] = parts._publish(storage, f"data-{number}", part)
 
     threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -144,7 +139,7 @@ def test_of_two_writers_one_part_is_left_whole(tmp_path) -> None:
 def test_a_damaged_part_is_written_anew(tmp_path, damage: str, caplog) -> None:
     storage = open_storage(str(tmp_path))
     assert find_part(storage, "1" * 64) is None and not caplog.messages
-    part = parts._publish(job(storage, "data-1"), write(storage, "data-1"))
+    part = parts._publish(storage, "data-1", write(storage, "data-1"))
     assert find_part(storage, "1" * 64) == part
     {
         "shard": lambda: storage.put_atomic("data-1/rows-00000.parquet", b"row"),
@@ -153,7 +148,7 @@ def test_a_damaged_part_is_written_anew(tmp_path, damage: str, caplog) -> None:
         "other": lambda: storage.put_atomic(PART_NAME, replace_print(part).encode()),
     }[damage]()
     assert find_part(storage, "1" * 64) is None and "anew" in caplog.text
-    again = parts._publish(job(storage, "data-2"), write(storage, "data-2"))
+    again = parts._publish(storage, "data-2", write(storage, "data-2"))
     assert again.files[0].path.startswith("data-2/") and find_part(storage, "1" * 64) == again
 
 

@@ -18,6 +18,7 @@ from sparkring.etl.windows import window
 from sparkring.etl.windows.interval import interval_from, window_of
 from sparkring.etl.windows.parts import Part
 from sparkring.etl.windows.window import (
+    batches,
     check_alike,
     check_boundaries,
     check_measured,
@@ -238,3 +239,11 @@ def test_the_lineage_of_a_window_is_of_all_its_intervals() -> None:
         },
         "b": {"files": 3},
     }
+
+
+def test_small_parts_are_written_at_once_and_large_ones_alone(monkeypatch) -> None:
+    monkeypatch.setattr(window, "PARTS_AT_ONCE", 3)
+    monkeypatch.setattr(window, "BYTES_AT_ONCE", 10)
+    assert batches([]) == []
+    assert batches([1] * 7) == [range(3), range(3, 6), range(6, 7)]
+    assert batches([4, 6, 1, 11, 5, 5, 1]) == [range(2), range(2, 3), range(3, 4), range(4, 6), range(6, 7)]

@@ -9,7 +9,6 @@ import pytest
 
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.events import (
-    TRY_LATER,
     JobEnd,
     decide_event,
     make_event,
@@ -45,8 +44,8 @@ def end(code: int, **changes: Any) -> JobEnd:
         (end(Exit.QUALITY, decision="rejected"), "failed", "rejected"),
         (end(Exit.QUALITY, decision="held"), "ok", "held"),
         (end(Exit.OK, decision="held"), "ok", "held"),
-        (end(TRY_LATER), "failed", None),
-        (end(TRY_LATER, late=True), "ok", "late"),
+        (end(Exit.TRY_LATER), "failed", None),
+        (end(Exit.TRY_LATER, late=True), "ok", "late"),
         (end(Exit.INTERRUPTED), "failed", None),
         (end(Exit.PIPE), "failed", None),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DataFile
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines.reproduce.environment import (
     content_digest,
@@ -80,4 +81,7 @@ def test_a_changed_line_changes_the_hash_of_its_file_alone(net: Path) -> None:
 def test_a_manifests_content_is_not_when_it_was_written() -> None:
     made = manifest()
     assert content_digest(made.model_copy(update={"created_at": "later"})) == content_digest(made)
-    assert content_digest(made.model_copy(update={"fingerprint": "9" * 64})) != content_digest(made)
+    assert content_digest(made.model_copy(update={"fingerprint": "9" * 64})) == content_digest(made)
+    file = DataFile(path="a", split="train", rows=7, bytes=1, sha256="a" * 64, row_groups=(7,))
+    one, other = (made.model_copy(update={"files": (file.model_copy(update=it),)}) for it in ({}, {"sha256": "9" * 64}))
+    assert content_digest(one) != content_digest(other)

@@ -49,9 +49,11 @@ class Workplace:
     def first_shard(self) -> Path:
         return self.folder / "dataset/data/train.parquet"
 
-    def reproduce(self, target: str | Path, check: str = "bits", dry_run: bool = False, **session: Any) -> Exit:
+    def reproduce(
+        self, target: str | Path, check: str = "bits", dry_run: bool = False, origin: str = "dataset", **session: Any
+    ) -> Exit:
         self.shown.clear()
-        request = Request(str(target), check, dry_run)  # type: ignore[arg-type]
+        request = Request(str(target), check, origin, dry_run)  # type: ignore[arg-type]
         return reproduce(request, self.config.tracking, self.shown.append, **session)
 
     def refusal(self, target: str | Path, check: str = "bits") -> str:

@@ -24,6 +24,8 @@ EVERY: list[tuple[ops.Op, str]] = [
     (ops.DatasetUse(**AT, **DATASET, context="training"), "dataset d"),
     (ops.Artifact(**AT, file="ab12/a.txt", folder=""), "artifact a.txt"),
     (ops.Checkpoint(**AT, step=1, uri="/c", bytes=2, world=1, metric="0.5"), "checkpoint"),
+    (ops.History(**AT, recipe="n", number=7, begins=2.0, values={"loss": 0.5}), "history"),
+    (ops.KeepCheckpoints(**AT, uris=["/c"]), "keep_checkpoints"),
     (ops.Model(**AT, **MODEL, file="ab12/data"), "model m"),
     (ops.Promote(**AT, **PROMOTE), "promote held"),
     (ops.Lost(**AT, what="artifact big.bin", why="no room"), "lost artifact big.bin"),
@@ -45,6 +47,6 @@ def test_every_kind_is_tried() -> None:
     "changes", [{"loader_module": "os; rm"}, {"file": "/etc/hostname"}, {"step": -1}, {"surprise": 1}, {"key": "a/b"}]
 )
 def test_a_model_with_an_odd_field_is_refused_by_name(changes: dict[str, Any]) -> None:
-    written = vars(EVERY[7][0]) | changes
+    written = vars(ops.Model(**AT, **MODEL, file="ab12/data")) | changes
     with pytest.raises(StoredError, match=f"ops.jsonl: model.{next(iter(changes))}"):
         parse(ops.StoredOp, json.dumps(written), "ops.jsonl")
