@@ -65,11 +65,11 @@ def _call(key: str, reference: str, tables: dict[str, DataFrame]) -> DataFrame:
     return made
 
 
-def own_modules(rows: str) -> dict[str, str]:
+def own_modules(rows: str, key: str = "etl.rows") -> dict[str, str]:
     """Hash the module behind `module:function` and the user's modules it imports, directly or not; sha256 by name.
 
     Imports are read from the source, those inside functions too. Not seen: what is imported by a computed name, files
-    that the code reads, and the insides of installed packages. {} for a view.
+    that the code reads, and the insides of installed packages. {} for a view. `key`: of the recipe, for messages.
     """
     found: dict[str, str] = {}
     first = module_of(rows)
@@ -85,10 +85,10 @@ def own_modules(rows: str) -> dict[str, str]:
         try:
             wanted += _imports(source or "", name if spec.submodule_search_locations else spec.parent or "")
         except SyntaxError as error:
-            raise EtlError(f"etl.rows = {rows!r}: {spec.origin}, line {error.lineno}: {error.msg}") from error
+            raise EtlError(f"{key} = {rows!r}: {spec.origin}, line {error.lineno}: {error.msg}") from error
         wanted.append(spec.parent or "")
     if ":" in rows and first not in found:
-        raise EtlError(f"etl.rows = {rows!r}: cannot be imported: no module named {first!r}")
+        raise EtlError(f"{key} = {rows!r}: cannot be imported: no module named {first!r}")
     return found
 
 

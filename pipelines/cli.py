@@ -155,6 +155,7 @@ def parser() -> argparse.ArgumentParser:
     )
     lineage.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
     lineage.add_argument("--json", action="store_true", help="one JSON object instead of a screen")
+    _add_reproduce(commands)
     _add_launch(commands)
     _add_recipe(commands, "netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
     package = _add(commands, "package", _package, "write the code archive and main file for spark-submit")
@@ -227,6 +228,19 @@ def _add_promotion(commands: Commands) -> None:
             sub.add_argument("version", help="number of the version")
         sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
         sub.add_argument("--reason", default="", metavar="TEXT", help="kept in the version's tags")
+
+
+def _add_reproduce(commands: Commands) -> None:
+    sub = _add(commands, "reproduce", _reproduce, "train a finished run again, and compare its weights or metrics")
+    sub.add_argument("target", help="a run's folder, models:/<name>@<alias> or models:/<name>/<version>")
+    sub.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
+    text = (
+        "bits: sha256 of the weights; metrics: scores within 1e-4, on other packages or processors too (default: bits)"
+    )
+    sub.add_argument("--check", choices=["bits", "metrics"], default="bits", help=text)
+    text = "sources: build the run's dataset again first, of what was read, and compare it (default: dataset)"
+    sub.add_argument("--from", dest="origin", choices=["dataset", "sources"], default="dataset", help=text)
+    sub.add_argument("--dry-run", action="store_true", help="only say what differs from the run as it was")
 
 
 def _add_launch(commands: Commands) -> None:
@@ -466,6 +480,13 @@ def _lineage(arguments: argparse.Namespace) -> int:
     made = trace(arguments.target, tracking)
     print(made.to_json() if arguments.json else text(made))
     return Exit.OK
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.reproduce.job import Request, reproduce
+
+    tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
+    return reproduce(Request(arguments.target, arguments.check, arguments.origin, arguments.dry_run), tracking, print)
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:

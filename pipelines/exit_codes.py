@@ -12,7 +12,8 @@ class Exit(IntEnum):
     DATA = 3  # source tables, checks, the dataset, or its drift; nothing was trained
     TRAINING = 4  # a training process failed, and no attempt was left
     RESOURCES = 5  # the cluster or storage cannot give what was asked, or `replay` or `gc` reaches no store
-    QUALITY = 6  # trained, tracked and registered; by report.must_beat, promote or drift the alias has not moved
+    QUALITY = 6  # trained, tracked and registered; by report.must_beat, promote or drift the alias has not moved;
+    # and of `reproduce`: trained again, and what was compared is not equal
     TRY_LATER = 75  # another job has the date, or what it waits for is not there; nothing is wrong with the command
     INTERRUPTED = 130  # Ctrl-C
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong

@@ -35,6 +35,7 @@ from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
+from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.openlineage import record as lineage
@@ -118,6 +119,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     """
     must_beat, tracker = job.config.report.must_beat, job.tracker
     job, prepared = prepare(job)
+    keep_environment(job)
     result = prepared.noted(train_step.train(job))
     evaluating = time.monotonic()
     with tracker.part(EVALUATE):
@@ -143,7 +145,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
     if (interval := job.resolved.interval) is not None:
         tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
-    job.runs.update(job.record.folder, status="finished")
+    run_id = tracker.run_id(timeout_s=1.0) or job.record.mlflow_run_id  # at first the store may not have answered yet
+    job.runs.update(job.record.folder, status="finished", mlflow_run_id=run_id)
     log_result(result, job.config)
     if lost:
         tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
@@ -169,6 +172,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
     weights = job.folder.at(result.train.weights)
     describe_model(weights, config, manifest)
     sha256 = weights.sha256(FILE)
+    keep_weights(job, sha256)
     info = ModelInfo(
         name=f"{config.name}-model",
         step=result.train.exported_step,

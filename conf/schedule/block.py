@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
+from sparkring.conf.calendar import Unit, begin_of, number_of
 from sparkring.conf.schema import Strict, TimeZone
 from sparkring.conf.sources import as_text
 from sparkring.conf.storage import check_uri
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SHORTEST_LEASE_S = 2
+DAY_FORM, HOUR_FORM = "%Y-%m-%d", "%Y-%m-%dT%H"
+EXAMPLES = {"hour": "2026-01-01T00", "day": "2026-01-01", "week": "2026-01-05, a Monday", "month": "2026-01-01"}
 
 
 def seconds(duration: str) -> int:
@@ -29,10 +32,10 @@ def _duration(text: str) -> str:
     return text
 
 
-def _is_written_as(text: str, form: str) -> bool:
-    """Dates are compared as texts, so `2026-1-1` is none."""
+def _begins(text: str, unit: Unit, form: str) -> bool:
+    """Whether a unit begins then. Dates are compared as texts, so `2026-1-1` is none."""
     try:
-        return datetime.strptime(text, form).strftime(form) == text
+        return begin_of(unit, number_of(unit, datetime.strptime(text, form))).strftime(form) == text
     except ValueError:
         return False
 
@@ -43,7 +46,10 @@ Duration = Annotated[str, AfterValidator(_duration)]
 class ScheduleConfig(Strict):
     """The dates that a recipe is run for, each by `--date`. Who starts them is a scheduler's business, such as cron."""
 
-    interval: Literal["hour", "day"] = Field("day", description="what a date stands for; hours are of UTC only")
+    interval: Unit = Field(
+        "day",
+        description="what a date stands for; hours are of UTC only, a week begins on Monday, a month on its first",
+    )
     timezone: TimeZone = Field(
         "UTC", description="whose days they are; where clocks are changed, a day has 23 or 25 hours"
     )
@@ -72,13 +78,6 @@ class ScheduleConfig(Strict):
     )
     lease: Duration = Field("60s", description="a job that does not renew its lease for this long can lose its date")
 
-    @field_validator("interval", mode="before")
-    @classmethod
-    def _no_weeks(cls, value: Any) -> Any:
-        if value in ("week", "month"):
-            raise ValueError("dates are hours or days; for a weekly job, let the scheduler start one day of each week")
-        return value
-
     @field_validator("wait_for")
     @classmethod
     def _openable(cls, uris: list[str]) -> list[str]:
@@ -92,9 +91,17 @@ class ScheduleConfig(Strict):
             raise ValueError(
                 f"timezone = {self.timezone!r}: hours are of UTC; where clocks are changed, one hour is there twice"
             )
-        form, example = ("%Y-%m-%d", "2026-01-01") if self.interval == "day" else ("%Y-%m-%dT%H", "2026-01-01T00")
-        if not _is_written_as(self.begin, form):
-            raise ValueError(f"begin = {self.begin!r}: the first {self.interval}, such as {example}")
+        if not _begins(self.begin, self.interval, self.form):
+            raise ValueError(f"begin = {self.begin!r}: the first {self.interval}, such as {self.example}")
         if seconds(self.lease) < SHORTEST_LEASE_S:
             raise ValueError(f"lease = {self.lease!r}: at least {SHORTEST_LEASE_S}s")
         return self
+
+    @property
+    def form(self) -> str:
+        """How dates are written."""
+        return HOUR_FORM if self.interval == "hour" else DAY_FORM
+
+    @property
+    def example(self) -> str:
+        return EXAMPLES[self.interval]

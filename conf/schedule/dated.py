@@ -173,10 +173,12 @@ def _with_window(
             problems.append(f"schedule.window = {schedule.window}: needs etl.interval, whose window it is")
         return values, ()
     if schedule.interval == "hour":
-        problems.append("schedule.interval = hour: etl.interval has parts of a day, week or month; set it to day")
+        problems.append(
+            "schedule.interval = hour: etl.interval has parts of a day, week or month; set it to one of them"
+        )
         return values, ()
     decided: dict[str, Any] = {
-        "every": "day",
+        "every": schedule.interval,
         "time_zone": schedule.timezone,
         "last": interval.ds,
         "missing": schedule.missing,

@@ -1,7 +1,8 @@
 """Arithmetic of dates: which interval a date stands for, its neighbors, and templates such as `{ds - 27d}`.
 
-A date is named by the start of its data interval (Airflow's `ds`): `2013-03-01`, of hours `2013-03-01T05`. Its interval
-is one of wall-clock time in `schedule.timezone`; its ends are instants in UTC.
+A date is named by the start of its data interval (Airflow's `ds`): `2013-03-01`, of hours `2013-03-01T05`; a week by
+its Monday, a month by its first day. The interval is one of wall-clock time in `schedule.timezone`; its ends are
+instants in UTC.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
-from sparkring.conf.schedule.block import ScheduleConfig
+from sparkring.conf.calendar import begin_of, number_of
+from sparkring.conf.schedule.block import DAY_FORM, HOUR_FORM, ScheduleConfig
 
-FORMS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
-NODASH = {"day": "%Y%m%d", "hour": "%Y%m%dT%H"}
+NODASH = {DAY_FORM: "%Y%m%d", HOUR_FORM: "%Y%m%dT%H"}
 TEMPLATE = re.compile(r"\{\{|\}\}|\{\s*([A-Za-z_]\w*)\s*([^{}]*)\}")
 OFFSET = re.compile(r"([+-])\s*(\d{1,6})\s*([a-z]+)\s*")
 DAY, HOUR = dt.timedelta(days=1), dt.timedelta(hours=1)
@@ -28,51 +29,51 @@ class DataInterval:
     ds: str
     start: dt.datetime
     end: dt.datetime
+    number: int  # of hours, days, weeks or months since 1970: each date's is one more than the last one's
 
-    @property
-    def number(self) -> int:
-        """Days, or hours, from 1970 to the date as it is written: each date's is one more than the last one's."""
-        hours = (dt.datetime.fromisoformat(self.ds) - dt.datetime(1970, 1, 1)) // dt.timedelta(hours=1)
-        return hours if "T" in self.ds else hours // 24
+
+def number_of_date(schedule: ScheduleConfig, ds: str) -> int:
+    """Count the intervals from 1970 to the date `ds`, written as we write it."""
+    return number_of(schedule.interval, dt.datetime.strptime(ds, schedule.form))
+
+
+def date_of_number(schedule: ScheduleConfig, number: int) -> str:
+    """The date of which `number_of_date` is `number`."""
+    return begin_of(schedule.interval, number).strftime(schedule.form)
 
 
 def interval_of(schedule: ScheduleConfig, ds: str) -> DataInterval:
     """The interval of the date `ds`, written as we write it."""
-    first = dt.datetime.strptime(ds, FORMS[schedule.interval])
-    return DataInterval(ds, instant_of(schedule, first), instant_of(schedule, first + _step(schedule)))
+    number = number_of_date(schedule, ds)
+    first, following = (begin_of(schedule.interval, each) for each in (number, number + 1))
+    return DataInterval(ds, instant_of(schedule, first), instant_of(schedule, following), number)
 
 
 def moved(schedule: ScheduleConfig, ds: str, count: int) -> str:
     """The date `count` intervals after `ds`."""
-    form = FORMS[schedule.interval]
-    return (dt.datetime.strptime(ds, form) + count * _step(schedule)).strftime(form)
+    return date_of_number(schedule, number_of_date(schedule, ds) + count)
 
 
 def between(schedule: ScheduleConfig, first: str, last: str) -> list[str]:
     """All dates from `first` to `last`, with both; [] where `last` is earlier."""
-    found = []
-    while first <= last:
-        found.append(first)
-        first = moved(schedule, first, 1)
-    return found
+    numbers = range(number_of_date(schedule, first), number_of_date(schedule, last) + 1)
+    return [date_of_number(schedule, number) for number in numbers]
 
 
 def dates_since_begin(schedule: ScheduleConfig, ds: str) -> int:
     """How many dates there are from `begin` to `ds`, without `ds`."""
-    form = FORMS[schedule.interval]
-    return (dt.datetime.strptime(ds, form) - dt.datetime.strptime(schedule.begin, form)) // _step(schedule)
+    return number_of_date(schedule, ds) - number_of_date(schedule, schedule.begin)
 
 
 def last_ended(schedule: ScheduleConfig, now: dt.datetime) -> str:
     """The newest date whose interval has ended at `now`."""
     local = now.astimezone(ZoneInfo(schedule.timezone)).replace(tzinfo=None)
-    return moved(schedule, local.strftime(FORMS[schedule.interval]), -1)
+    return date_of_number(schedule, number_of(schedule.interval, local) - 1)
 
 
 def parse_date(schedule: ScheduleConfig, text: str) -> str:
     """The date that begins with this ISO 8601 date or instant. ValueError where none does."""
-    every = schedule.interval
-    example = "2013-03-01" if every == "day" else "2013-03-01T05"
+    every, example = schedule.interval, schedule.example
     try:
         found = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -80,7 +81,7 @@ def parse_date(schedule: ScheduleConfig, text: str) -> str:
     if every == "hour" and re.fullmatch(r"\d{4}-?\d\d-?\d\d", text):
         raise ValueError(f"a whole day; this schedule's dates are each a whole hour, such as {example}")
     local = found.astimezone(ZoneInfo(schedule.timezone)).replace(tzinfo=None) if found.tzinfo else found
-    ds = local.strftime(FORMS[every])
+    ds = date_of_number(schedule, number_of(every, local))
     given = found if found.tzinfo else instant_of(schedule, found)
     if given != interval_of(schedule, ds).start:
         raise ValueError(f"no {every} of {schedule.timezone} begins then; the one that it is in is {ds}")
@@ -98,10 +99,6 @@ def check_known(schedule: ScheduleConfig, ds: str, now: dt.datetime) -> str:
             f"{now.isoformat(timespec='seconds')}"
         )
     return ds
-
-
-def _step(schedule: ScheduleConfig) -> dt.timedelta:
-    return DAY if schedule.interval == "day" else HOUR
 
 
 def instant_of(schedule: ScheduleConfig, wall: dt.datetime) -> dt.datetime:
@@ -134,10 +131,8 @@ def names_templates(text: str) -> list[str]:
     return [found[0] for found in TEMPLATE.finditer(text) if found[1] in VALUES]
 
 
-def _shifted(
-    schedule: ScheduleConfig, interval: DataInterval, name: str, offset: str, shown: str
-) -> DataInterval | dt.datetime:
-    """The interval, or for a template of an instant the instant, moved by the offset.
+def _shifted(schedule: ScheduleConfig, interval: DataInterval, name: str, offset: str, shown: str) -> dt.datetime:
+    """What the template names, moved by the offset: wall-clock time without a zone for `ds`, else an instant.
 
     Args:
         schedule: whose days are moved by.
@@ -152,10 +147,9 @@ def _shifted(
     count = int(found[1] + found[2]) if found else 0
     in_hours = found is not None and found[3] == "h"
     if name.startswith("ds"):
-        if in_hours and schedule.interval == "day":
+        if in_hours and schedule.interval != "hour":
             raise ValueError(f"{shown}: dates of this schedule are days, which move by d")
-        per_day = 1 if schedule.interval == "day" or in_hours else 24
-        return interval_of(schedule, moved(schedule, interval.ds, count * per_day))
+        return dt.datetime.strptime(interval.ds, schedule.form) + count * (HOUR if in_hours else DAY)
     instant = interval.start if name == "data_interval_start" else interval.end
     if in_hours:
         return instant + count * HOUR
@@ -163,22 +157,19 @@ def _shifted(
     return instant_of(schedule, local + count * DAY) if count else instant
 
 
-def _nodash(schedule: ScheduleConfig, shifted: DataInterval | dt.datetime) -> str:
-    assert isinstance(shifted, DataInterval)
-    return dt.datetime.strptime(shifted.ds, FORMS[schedule.interval]).strftime(NODASH[schedule.interval])
+def _ds(schedule: ScheduleConfig, shifted: dt.datetime) -> str:
+    return shifted.strftime(schedule.form)
 
 
-def _ds(_: ScheduleConfig, shifted: DataInterval | dt.datetime) -> str:
-    assert isinstance(shifted, DataInterval)
-    return shifted.ds
+def _nodash(schedule: ScheduleConfig, shifted: dt.datetime) -> str:
+    return shifted.strftime(NODASH[schedule.form])
 
 
-def _iso(_: ScheduleConfig, shifted: DataInterval | dt.datetime) -> str:
-    assert isinstance(shifted, dt.datetime)
+def _iso(_: ScheduleConfig, shifted: dt.datetime) -> str:
     return shifted.isoformat()
 
 
-VALUES: dict[str, Callable[[ScheduleConfig, DataInterval | dt.datetime], str]] = {
+VALUES: dict[str, Callable[[ScheduleConfig, dt.datetime], str]] = {
     "ds": _ds,
     "ds_nodash": _nodash,
     "data_interval_start": _iso,

@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
+from sparkring.conf.calendar import Unit, begin_of, number_of
 from sparkring.conf.config import IntervalConfig
 from sparkring.etl.errors import EtlError
 
@@ -71,15 +72,10 @@ def beginning(key: str, text: str, config: IntervalConfig) -> dt.date:
     return day
 
 
-def _first_day(day: dt.date, every: str) -> dt.date:
-    if every == "week":
-        return day - dt.timedelta(days=day.weekday())
-    return day.replace(day=1) if every == "month" else day
+def _first_day(day: dt.date, every: Unit) -> dt.date:
+    return begin_of(every, number_of(every, dt.datetime.combine(day, dt.time()))).date()
 
 
-def _moved(first: dt.date, every: str, count: int) -> dt.date:
+def _moved(first: dt.date, every: Unit, count: int) -> dt.date:
     """The first day of the interval `count` intervals after the one that begins with `first`."""
-    if every == "month":
-        months = first.year * 12 + first.month - 1 + count
-        return dt.date(months // 12, months % 12 + 1, 1)
-    return first + dt.timedelta(days=count * (7 if every == "week" else 1))
+    return begin_of(every, number_of(every, dt.datetime.combine(first, dt.time())) + count).date()

@@ -36,6 +36,9 @@ RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
 PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
 LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
+REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
+T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
+T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
@@ -656,4 +659,27 @@ MUTANTS = (
         f"{T_OL_SEND} -k sends_what_was_left",
     ),
     Mutant("pipelines/tracking/tracker.py", "delete=sent and not left", "delete=not left", f"{T_OL_SEND} -k away_gets"),
+    Mutant(
+        f"{REPRODUCE}/compare.py",
+        'effects = {"training", "bits"} if check',
+        'effects = {"training"} if check',
+        T_COMPARE,
+    ),
+    Mutant(f"{REPRODUCE}/compare.py", "weights[0] == weights[1] if check", "True if check", T_COMPARE),
+    Mutant(f"{REPRODUCE}/compare.py", "if len(worlds) > 1:", "if False:", T_COMPARE),
+    Mutant(f"{REPRODUCE}/compare.py", "name in SUMS", "False", T_COMPARE),
+    Mutant(f"{REPRODUCE}/environment.py", "file.row_groups, file.sha256)", "file.row_groups)", T_ENVIRONMENT),
+    Mutant(f"{REPRODUCE}/job.py", "if bool(said) != (file.path in left_out):", "if said:", T_REPRODUCE),
+    Mutant(f"{REPRODUCE}/job.py", "if here.get(name) != sha256:", "if False:", T_REPRODUCE),
+    Mutant(
+        f"{REPRODUCE}/job.py", "if model.tags.get(WEIGHTS, run.weights_sha256) != run", "if False and run", T_REPRODUCE
+    ),
+    Mutant(f"{REPRODUCE}/job.py", "if was != now:", "if False:", T_SOURCES),
+    Mutant(f"{REPRODUCE}/job.py", 'if source.state in ("changed", "gone"):', "if False:", T_SOURCES),
+    Mutant(
+        f"{REPRODUCE}/job.py",
+        "if etl.interval is None and storage.exists",
+        "if storage is None and storage.exists",
+        T_SOURCES,
+    ),
 )

@@ -22,11 +22,9 @@ def test_a_duration_without_one_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"interval": "week"},
-            "dates are hours or days; for a weekly job, let the scheduler",
-        ),
-        ({"interval": "month"}, "dates are hours or days"),
+        ({"interval": "week", "begin": "2024-01-02"}, "the first week, such as 2026-01-05, a Monday"),
+        ({"interval": "month", "begin": "2024-01-08"}, "the first month, such as 2026-01-01"),
+        ({"interval": "year"}, "interval"),
         ({"interval": "hour", "begin": "2024-01-01T00", "timezone": "Europe/Berlin"}, "hours are of UTC"),
         ({"interval": "hour"}, "begin = '2024-01-01': the first hour, such as 2026-01-01T00"),
         ({"begin": "2024-1-1"}, "begin = '2024-1-1': the first day"),

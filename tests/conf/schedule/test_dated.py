@@ -61,6 +61,16 @@ def test_a_date_fills_in_templates_and_sets_the_window(recipe: str) -> None:
     assert load(recipe, date="2024-04-11").digest != resolved.digest
 
 
+@pytest.mark.parametrize(
+    ("unit", "begin", "ds"), [("week", "2024-03-04", "2024-04-08"), ("month", "2024-03-01", "2024-04-01")]
+)
+def test_dates_of_weeks_and_months_set_parts_of_weeks_and_months(recipe: str, unit: str, begin: str, ds: str) -> None:
+    words = [f"schedule.interval={unit}", f"schedule.begin={begin}", "etl.split.boundaries.valid='{ds - 3d}'"]
+    etl = load(recipe, *words, date=ds).config.etl
+    assert etl is not None and etl.interval is not None
+    assert (etl.interval.every, etl.interval.last, etl.interval.window) == (unit, ds, 28)
+
+
 def test_without_a_date_the_recipe_is_checked_as_of_its_first_one(recipe: str) -> None:
     resolved = load(recipe)
     assert resolved.interval is None
@@ -118,7 +128,7 @@ def test_the_schedulers_interval_may_name_the_date(recipe: str) -> None:
         ("etl.interval.last=2024-01-01", "etl.interval.last = .*the schedule says '2024-04-10'"),
         ("etl.interval.every=week", "etl.interval.every = 'week': the schedule says 'day'"),
         ("etl.interval=null", "schedule.window = 28: needs etl.interval"),
-        ("schedule.interval=week", "dates are hours or days"),
+        ("schedule.interval=week", "begin = '2024-03-01': the first week, such as 2026-01-05, a Monday"),
         ("schedule.begn=1", "schedule.begn: unknown key .*did you mean 'begin'"),
     ],
 )

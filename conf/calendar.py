@@ -1,0 +1,25 @@
+"""Hours, days, weeks and months of a calendar, counted, so that moving by some of them is a sum."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Literal
+
+Unit = Literal["hour", "day", "week", "month"]
+EPOCH = dt.datetime(1970, 1, 1)
+MONDAY = dt.datetime(1969, 12, 29)  # of the week that 1970 begins in
+LENGTHS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1), "week": dt.timedelta(weeks=1)}
+
+
+def number_of(unit: Unit, wall: dt.datetime) -> int:
+    """Count the units from the one that 1970 begins in to the one that `wall`, a time without a zone, is in."""
+    if unit == "month":
+        return (wall.year - 1970) * 12 + wall.month - 1
+    return (wall - (MONDAY if unit == "week" else EPOCH)) // LENGTHS[unit]
+
+
+def begin_of(unit: Unit, number: int) -> dt.datetime:
+    """The time at which the unit of this number begins."""
+    if unit == "month":
+        return dt.datetime(1970 + number // 12, number % 12 + 1, 1)
+    return (MONDAY if unit == "week" else EPOCH) + number * LENGTHS[unit]
