@@ -65,6 +65,7 @@ EVENTS, T_EVENTS = "pipelines/housekeeping/events.py", "tests/pipelines/housekee
 NOTIFY, T_NOTIFY = "pipelines/housekeeping/notify.py", "tests/pipelines/housekeeping/test_notify.py"
 GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc.py"
 CLEANUP = "pipelines/tracking/cleanup.py"
+T_TRACKER = "tests/pipelines/tracking/test_tracker.py"
 OL = ("datasets", "events", "send", "driver", "record")
 OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER, OL_RECORD = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
@@ -642,6 +643,13 @@ MUTANTS = (
     Mutant(OL_SEND, "location.disabled or location.repo_url is None", "location.disabled", f"{T_OL_SEND} -k no_remote"),
     Mutant(OL_SEND, "self._thread.join(timeout_s)", "self._thread.join()", f"{T_OL_SEND} -k hangs"),
     Mutant(OL_SEND, "            self._give_up.set()", "            pass", f"{T_OL_SEND} -k hangs"),
+    Mutant(
+        "conf/config.py",
+        "self.openlineage is not None and not self.enabled",
+        "False",
+        f"{T_OL_SEND} -k without_tracking",
+    ),
+    Mutant("pipelines/tracking/checkout.py", "redact(without_password(_git(", "((_git(", f"{T_TRACKER} -k remote"),
     Mutant(OL_DRIVER, 'if end_status(error) == "FAILED" else ""', "", f"{T_OL_SEND} -k stopped_job"),
     Mutant(
         OL_DRIVER, "tracking.openlineage is not None and not is_installed()", "False", f"{T_OL_SEND} -k before_any_work"

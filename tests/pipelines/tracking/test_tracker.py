@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparkring.conf.config import TrackingConfig
+from sparkring.pipelines.tracking.checkout import git_remote
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker, git_commit
 
@@ -78,6 +79,15 @@ def test_git_commit(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     subprocess.run([*git, "add", "f"], check=True)
     assert git_commit(tmp_path) == f"{commit}+changes"
+
+
+def test_git_remote_has_no_credentials(tmp_path: Path) -> None:
+    assert git_remote(tmp_path) is None
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert git_remote(tmp_path) == tmp_path.as_uri()
+    url = "https://ann:s3cret@example.com/nights.git"
+    subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", url], check=True)
+    assert git_remote(tmp_path) == "https://example.com/nights.git"
 
 
 def test_settings_travel_with_the_journal(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from pydantic import ValidationError
 
 from sparkring.conf.config import TrackingConfig
 from sparkring.conf.load import ConfigError
@@ -343,6 +344,11 @@ def test_no_remote_of_the_checkout_around_the_job_is_sent_by_the_client(
 def test_without_the_setting_nothing_is_sent_or_kept(store: Path, collector: Collector) -> None:
     tracked(settings_of(store, openlineage=None))
     assert collector.asked == 0 and buffered(store) == []
+
+
+def test_events_without_tracking_are_refused() -> None:
+    with pytest.raises(ValidationError, match="openlineage = 'nights' and enabled = false: events are made of what is"):
+        TrackingConfig(enabled=False, openlineage="nights")
 
 
 def test_a_recipe_that_asks_where_the_package_is_missing_is_refused_before_any_work(
