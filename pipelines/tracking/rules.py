@@ -146,6 +146,8 @@ class Version:
 
 NO_CHAMPION = "none"  # what a model was judged against where no version had the alias
 DATE = "sparkring.date"  # tag of a version and of a job's run
+RECIPE = "sparkring.recipe"  # tag of a job's run
+HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
 WEIGHTS = "sparkring.weights_sha256"  # tag of a version
 
 
