@@ -33,6 +33,12 @@ def find_chromium() -> str:
     return found
 
 
+def browser_version() -> str:
+    """Such as `Chromium 156.0.8078.79`."""
+    found = subprocess.run([find_chromium(), "--version"], capture_output=True, text=True, check=True).stdout
+    return " ".join(found.split()[:2])
+
+
 class Browser:
     """One tab of a browser with a profile of its own. A context manager."""
 
@@ -133,10 +139,8 @@ class Browser:
 
     def click(self, script: str) -> None:
         """Click at the middle of the element that the expression gives, with the mouse."""
-        x, y = self.evaluate(
-            f"(() => {{ const e = {script}; e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect(); "
-            "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+        box = f"(() => {{ const box = {script}.getBoundingClientRect(); "
+        x, y = self.evaluate(box + "return [box.x + box.width / 2, box.y + box.height / 2]; })()")
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

@@ -14,12 +14,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparkring.pipelines.tracking.rules import DATE, HISTORY, RECIPE
+from sparkring.pipelines.tracking.rules import DATE, DECISION, HISTORY, REASON, RECIPE
 
-VIEW, NOTE = "mlflow.sharedViewState.", "mlflow.note.content"  # tags of an experiment
+VIEW = "mlflow.sharedViewState."  # tag of an experiment
+NOTE = "mlflow.note.content"  # tag of an experiment or run: its description, in Markdown
 TRAINING = "workflowType=machine_learning"  # of a link: the pages of training, not those of agents
 FIRST = ("auc", "abs_error", "perplexity", "accuracy")  # the score that a list begins with: the first a task has
 NAME_PX, REASON_PX = 260, 420
+LONGEST_TEXT = 1000  # characters; MLflow takes 5,000
 
 
 def view_tags(recipe: str, values: Iterable[str], begun_ms: int) -> dict[str, str]:
@@ -62,7 +64,7 @@ def scores_of(values: Iterable[str]) -> list[str]:
 def nights_state(recipe: str, scores: list[str]) -> dict[str, Any]:
     """The list: newest date first, with columns that answer how a night went."""
     compared = [name for score in scores[:2] for name in (f"test/{score}", f"test/champion/{score}")]
-    run_name, reason = "attributes.`Run Name`", "tags.`sparkring.reason`"
+    run_name, reason = "attributes.`Run Name`", f"tags.`{REASON}`"
     columns = [
         "tags.`sparkring.decision`",
         *(f"metrics.`{name}`" for name in compared),
@@ -152,3 +154,17 @@ def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
     if any(each.startswith(start) for each in lines):
         return "\n".join(line if each.startswith(start) else each for each in lines)
     return "\n\n".join(filter(None, [note, line]))
+
+
+def decision_text(tags: Mapping[str, str]) -> str:
+    """A version's decision in a line, its date first; empty where nothing was decided."""
+    if DECISION not in tags:
+        return ""
+    text = " ".join(filter(None, [tags.get(DATE), tags[DECISION]]))
+    return (f"{text}: {tags[REASON]}" if tags.get(REASON) else text)[:LONGEST_TEXT]
+
+
+def decision_note(tags: Mapping[str, str], model: str, version: str) -> str:
+    """The description of a run: what was decided of the version that it has registered, with a link."""
+    reason = f": {tags[REASON]}" if tags.get(REASON) else ""
+    return f"[{model} version {version}](#/models/{model}/versions/{version}?{TRAINING}) {tags[DECISION]}{reason}"
