@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by the DevTools protocol: pages, their text, screenshots.
+"""A headless Chromium, driven over a pipe by the DevTools protocol, and `sparkring ui`, which it looks at.
 
 Needs `chromium` (or `chromium-browser`, `google-chrome`) on PATH, and nothing else.
 """
@@ -10,11 +10,15 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
 from types import TracebackType
@@ -23,6 +27,7 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LONGEST_S = 60.0  # that a page is waited for
 LOOK_EVERY_S = 0.02
+TEXT = r"(document.body ? document.body.innerText.replace(/\u00a0/g, ' ') : '')"
 
 
 def find_chromium() -> str:
@@ -121,7 +126,7 @@ class Browser:
 
     def wait(self, *texts: str, ready: str = "true") -> None:
         """Wait until the page shows all texts and `ready`, JavaScript, holds. TimeoutError names what is missing."""
-        shown = f"document.body && {json.dumps(texts)}.every(text => document.body.innerText.includes(text)) && {ready}"
+        shown = f"{json.dumps(texts)}.every(text => {TEXT}.includes(text)) && {ready}"
         until = time.monotonic() + LONGEST_S
         while time.monotonic() < until:
             try:
@@ -135,7 +140,7 @@ class Browser:
 
     def text(self) -> str:
         """All text that is rendered."""
-        return str(self.evaluate("document.body ? document.body.innerText : ''"))
+        return str(self.evaluate(TEXT))
 
     def click(self, script: str) -> None:
         """Click at the middle of the element that the expression gives, with the mouse."""
@@ -147,3 +152,43 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         """Write the visible part of the page as PNG."""
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+
+
+@contextmanager
+def served(recipe: Path, root: Path) -> Iterator[tuple[str, float]]:
+    """`sparkring ui` on the embedded store in `root`: its address, and the seconds until it answered."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "sparkring.pipelines.cli", "ui", str(recipe), "--port", str(port)]
+    words.append(f"tracking.root={root}")
+    began = time.monotonic()
+    with (root / "ui.log").open("w") as log:
+        ui = subprocess.Popen(words, stdout=log, stderr=log)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        while not answers(f"{address}/health"):
+            if ui.poll() is not None or time.monotonic() - began > 180:
+                raise TimeoutError(f"sparkring ui does not answer; see {root}/ui.log")
+            time.sleep(0.1)
+        yield address, time.monotonic() - began
+    finally:
+        ui.send_signal(signal.SIGTERM)
+        ui.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def dates_shown(count: int) -> str:
+    """JavaScript: the first chart has two lines, of so many points each, over an axis of dates."""
+    return (
+        "(() => { const plots = [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.data);"
+        f" return plots.length > 0 && plots[0].data.filter(line => line.x.length === {count}).length >= 2"
+        " && /Jan|Mar|May|Jul|Sep|Nov|20\\d\\d/.test(plots[0].querySelector('.xaxislayer-above').textContent); })()"
+    )

@@ -19,16 +19,12 @@ import hashlib
 import json
 import random
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -41,10 +37,10 @@ from mlflow import MlflowClient
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from browser import Browser, browser_version, find_chromium  # noqa: E402
+from browser import Browser, browser_version, dates_shown, find_chromium, served  # noqa: E402
 from machine import measured_with, publish  # noqa: E402
 
-from benchmarks.nights import FIRST, SHOWN, Nights  # noqa: E402
+from benchmarks.nights import FIRST, Nights  # noqa: E402
 from sparkring.conf.config import TrackingConfig  # noqa: E402
 from sparkring.conf.promotion import PromoteConfig  # noqa: E402
 from sparkring.conf.stored import parse  # noqa: E402
@@ -60,8 +56,9 @@ from sparkring.pipelines.tracking.views import links  # noqa: E402
 from sparkring.training.result import DriftFinding  # noqa: E402
 
 NAME = "flights"
+WINDOW = 7  # days
 GATES = {
-    "promote": {"rules": [{"metric": "auc", "threshold": 0.6}, {"metric": "loss", "min_relative_change": 0.0}]},
+    "promote": {"rules": [{"metric": "auc", "threshold": 0.5}, {"metric": "loss", "min_relative_change": 0.0}]},
     "drift": {"rules": [{"columns": ["distance", "carrier", "origin", "prediction"], "measure": "psi", "max": 0.2}]},
 }
 DRIFT_MAX = 0.2
@@ -94,13 +91,13 @@ for day in days:
 
 def record_night(folder: Path) -> Path:
     """Run two nights of flights, and keep the second's journal, which has a champion: its folder."""
-    nights = Nights(folder, window=SHOWN, every=20)
+    nights = Nights(folder, WINDOW, every=1)
     folder.mkdir(parents=True)
     nights.prepare()
     block = yaml.safe_load(nights.recipe.read_text())
     nights.recipe.write_text(yaml.safe_dump(block | GATES | {"name": NAME}, sort_keys=False))
     days = [FIRST, FIRST + timedelta(days=1)]
-    nights.show(FIRST - timedelta(days=SHOWN - 1), days[-1])
+    nights.show(FIRST - timedelta(days=WINDOW - 1), days[-1])
     words = [sys.executable, "-c", RECORD, str(nights.recipe), str(folder / "journals"), *map(str, days)]
     with (folder / "log").open("a") as log:
         code = subprocess.run(words, stdout=log, stderr=log, cwd=folder).returncode
@@ -150,10 +147,15 @@ class Template:
 
 
 def drawn(ds: str, name: str, value: float) -> float:
-    """A value for the date: the recorded one, moved by a few percent; the same wherever the name occurs."""
+    """A value for the date: the recorded one, moved by some percent; the same wherever the name occurs.
+
+    The champion's moves with the model's own, since both are scored on the same rows.
+    """
     if value == int(value):
         return value
-    return value * (1 + 0.02 * random.Random(f"{ds}/{name}").gauss(0, 1))
+    rows = 0.02 * random.Random(f"{ds}/{name.replace('champion/', '')}").gauss(0, 1)
+    model = 0.005 * random.Random(f"{ds}/{name}/model").gauss(0, 1)
+    return value * (1 + rows) * (1 + model)
 
 
 def identity_of(ds: str, text: str) -> str:
@@ -162,10 +164,12 @@ def identity_of(ds: str, text: str) -> str:
     return f"{ds.replace('-', '')}-{found}"[: len(text)] if not text.isalnum() else found[: len(text)]
 
 
-def decide(ds: str, scores: dict[str, float]) -> tuple[str, str, str]:
+def decide(ds: str, scores: dict[str, float], is_compared: bool) -> tuple[str, str, str]:
     """Decision, reason and drift of a date, by the rules of the recipe on the values drawn for it."""
     own = {name.removeprefix("test/"): v for name, v in scores.items() if name.count("/") == 1}
-    champion = {name.removeprefix("test/champion/"): v for name, v in scores.items() if "champion" in name}
+    champion = {
+        name.removeprefix("test/champion/"): v for name, v in scores.items() if "champion" in name and is_compared
+    }
     promote = PromoteConfig.model_validate(GATES["promote"])
     psi = random.Random(f"{ds}/drift").expovariate(25)
     drift = DriftFinding(
@@ -198,8 +202,8 @@ class Year:
 
     def _append(self, journal: Journal, ds: str) -> tuple[str, str]:
         scores = {name: drawn(ds, name, v) for name, v in self.template.scores().items() if name.startswith("test/")}
-        decision, reason, drift = decide(ds, scores)
         champion = self.registry.with_alias(self.config.alias)
+        decision, reason, drift = decide(ds, scores, champion is not None)
         against = NO_CHAMPION if champion is None else champion.version
         for op in self._ops(ds):
             if isinstance(op, ops.Promote):
@@ -265,37 +269,6 @@ def filled(template: Template, config: TrackingConfig, count: int, last: date) -
 # --- the pages
 
 
-@contextmanager
-def served(config: TrackingConfig, recipe: Path) -> Iterator[tuple[str, float]]:
-    """`sparkring ui`: its address, and the seconds until it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [sys.executable, "-m", "sparkring.pipelines.cli", "ui", str(recipe), "--port", str(port)]
-    words.append(f"tracking.root={config.root}")
-    began = time.monotonic()
-    with (Path(config.root) / "ui.log").open("w") as log:
-        ui = subprocess.Popen(words, stdout=log, stderr=log)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        while not answers(f"{address}/health"):
-            if ui.poll() is not None or time.monotonic() - began > 180:
-                sys.exit(f"sparkring ui does not answer; see {config.root}/ui.log")
-            time.sleep(0.1)
-        yield address, time.monotonic() - began
-    finally:
-        ui.send_signal(signal.SIGTERM)
-        ui.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
-
-
 @dataclass(frozen=True)
 class Page:
     """A page, and what must be seen on it."""
@@ -306,15 +279,6 @@ class Page:
     ready: str = "true"  # JavaScript that must hold too
     absent: tuple[str, ...] = ()
     picture: str = ""  # file name of its screenshot
-
-
-def points_shown(count: int) -> str:
-    """JavaScript: the first chart has two lines, of so many dates each, and its axis shows months."""
-    return (
-        "(() => { const plots = [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.data);"
-        f" return plots.length > 0 && plots[0].data.filter(line => line.x.length === {count}).length >= 2"
-        " && /Jan|Mar|May|Jul|Sep|Nov|20\\d\\d/.test(plots[0].querySelector('.xaxislayer-above').textContent); })()"
-    )
 
 
 def pages_of(year: Year, client: MlflowClient) -> list[Page]:
@@ -348,9 +312,9 @@ def pages_of(year: Year, client: MlflowClient) -> list[Page]:
             (f"{NAME} {summer.ds}", "1 matching run"),
         ),
         Page("history (saved view), a chart per score", found["history"], (f"{NAME} history",),
-             ready=points_shown(len(done)), picture="nights_history.png"),
+             ready=dates_shown(len(done)), picture="nights_history.png"),
         Page("history run, its own charts", f"#/experiments/{experiment}/runs/{history}/model-metrics",
-             (f"{NAME} history", "test/auc"), ready="document.querySelectorAll('.js-plotly-plot').length > 1"),
+             (f"{NAME} history", "test/champion"), ready="document.querySelectorAll('.js-plotly-plot').length > 1"),
         Page("model versions", found["model versions"], tuple(f"Version {number}" for number in numbers[:1]),
              picture="nights_models.png"),
         Page("one night", f"#/experiments/{experiment}/runs/{shown.job}",
@@ -458,7 +422,7 @@ def main() -> None:
     year = filled(Template.read(recorded), config, arguments.nights, arguments.last)
     client = MlflowClient(config.store_uri)
     pages = pages_of(year, client)
-    with served(config, folder / "real/nightly.yaml") as (address, start_s):
+    with served(folder / "real/nightly.yaml", Path(config.root)) as (address, start_s):
         measured = measure(address, pages, arguments.rounds)
         if arguments.pictures:
             take_pictures(address, pages, arguments.pictures)

@@ -56,7 +56,7 @@ from sparkring.pipelines.tracking.rules import (
     open_runs,
     without_password,
 )
-from sparkring.pipelines.tracking.views import NOTE, VIEW, links, nights_key, noted, runs_page, view_tags
+from sparkring.pipelines.tracking.views import NOTE, VIEW, history_note, links, nights_key, noted, runs_page, view_tags
 from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
@@ -322,7 +322,8 @@ class MlflowSink:
         if found:
             run = found[0].info.run_id
         else:
-            run = client.create_run(self._experiment, None, {HISTORY: op.recipe}, f"{op.recipe} history").info.run_id
+            tags = {HISTORY: op.recipe, NOTE: history_note(op.recipe, self._experiment)}
+            run = client.create_run(self._experiment, None, tags, f"{op.recipe} history").info.run_id
             client.set_terminated(run)  # no process works on it
         points = []
         for name, value in op.values.items():

@@ -20,7 +20,7 @@ VIEW = "mlflow.sharedViewState."  # tag of an experiment
 NOTE = "mlflow.note.content"  # tag of an experiment or run: its description, in Markdown
 TRAINING = "workflowType=machine_learning"  # of a link: the pages of training, not those of agents
 FIRST = ("auc", "abs_error", "perplexity", "accuracy")  # the score that a list begins with: the first a task has
-NAME_PX, REASON_PX = 260, 420
+PX, REASON_PX = 8, 300  # of a letter, and of the column of reasons
 LONGEST_TEXT = 1000  # characters; MLflow takes 5,000
 
 
@@ -62,22 +62,19 @@ def scores_of(values: Iterable[str]) -> list[str]:
 
 
 def nights_state(recipe: str, scores: list[str]) -> dict[str, Any]:
-    """The list: newest date first, with columns that answer how a night went."""
+    """The list: newest date first, with columns that say how a night went."""
     compared = [name for score in scores[:2] for name in (f"test/{score}", f"test/champion/{score}")]
     run_name, reason = "attributes.`Run Name`", f"tags.`{REASON}`"
-    columns = [
-        "tags.`sparkring.decision`",
-        *(f"metrics.`{name}`" for name in compared),
-        reason,
-        "tags.`sparkring.drift`",
-    ]
+    metrics = [f"metrics.`{name}`" for name in compared]
+    columns = [f"tags.`{DECISION}`", reason, *metrics, "tags.`sparkring.drift`"]
+    widths = {column: PX * len(column.partition(".")[2]) for column in columns}  # as wide as the heading
     return {
         "searchFilter": f"tags.`{RECIPE}` = '{recipe}'",
         "orderByKey": f"tags.`{DATE}`",
         "orderByAsc": False,
         "selectedColumns": columns,
         "columnOrder": [run_name, *columns],
-        "columnWidths": {run_name: NAME_PX, reason: REASON_PX},
+        "columnWidths": widths | {run_name: 80 + PX * len(f"{recipe} 2013-03-01"), reason: REASON_PX},
     }
 
 
@@ -138,6 +135,11 @@ def links(recipe: str, experiment: str, model: str) -> dict[str, str]:
         "history": f"{runs}&compareRunsMode=CHART&viewStateShareKey={history_key(recipe)}",
         "model versions": f"#/models/{model}?{TRAINING}",
     }
+
+
+def history_note(recipe: str, experiment: str) -> str:
+    """The description of the history run: its own page draws steps, the view dates."""
+    return f"A point per date of {recipe}. [Over dates]({links(recipe, experiment, recipe)['history']})"
 
 
 def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:

@@ -123,6 +123,7 @@ def test_runs_are_named_by_their_label_and_a_history_has_one_point_per_date(stor
     days = [(point.step, point.timestamp // 86_400_000, point.value) for point in points]
     assert sorted(days) == [(1, 1, 0.75), (2, 2, 0.25), (2, 2, 0.5)]
     assert found.data.metrics == {"test/loss": 0.25}
+    assert "viewStateShareKey=shop-history" in found.data.tags[NOTE]
 
 
 def test_views_of_the_dates_are_saved_with_links_and_what_a_user_changed_stays(tmp_path: Path) -> None:

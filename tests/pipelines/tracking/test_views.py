@@ -44,9 +44,11 @@ def test_the_list_of_nights_has_the_newest_date_first_and_scores_beside_the_cham
     assert state["searchFilter"] == "tags.`sparkring.recipe` = 'flights'"
     assert (state["orderByKey"], state["orderByAsc"]) == ("tags.`sparkring.date`", False)
     assert state["selectedColumns"] == [
-        "tags.`sparkring.decision`", "metrics.`test/auc`", "metrics.`test/champion/auc`", "metrics.`test/loss`",
-        "metrics.`test/champion/loss`", "tags.`sparkring.reason`", "tags.`sparkring.drift`",
+        "tags.`sparkring.decision`", "tags.`sparkring.reason`", "metrics.`test/auc`", "metrics.`test/champion/auc`",
+        "metrics.`test/loss`", "metrics.`test/champion/loss`", "tags.`sparkring.drift`",
     ]  # fmt: skip
+    wide = states("a-recipe-with-a-long-name")["a-recipe-with-a-long-name nights"]["columnWidths"]
+    assert wide["attributes.`Run Name`"] > state["columnWidths"]["attributes.`Run Name`"], "the date is not cut off"
     assert state["columnOrder"] == ["attributes.`Run Name`", *state["selectedColumns"]]
 
 
