@@ -188,8 +188,9 @@ def answers(url: str) -> bool:
 
 def dates_shown(count: int) -> str:
     """JavaScript: the first chart has two lines, of so many points each as far as drawn, over an axis of dates."""
+    lines = f"plots[0].data.filter(line => line.x.length === {min(count, MOST_POINTS)})"
     return (
         "(() => { const plots = [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.data);"
-        f" return plots.length > 0 && plots[0].data.filter(line => line.x.length === {min(count, MOST_POINTS)}).length >= 2"
+        f" return plots.length > 0 && {lines}.length >= 2"
         " && /Jan|Mar|May|Jul|Sep|Nov|20\\d\\d/.test(plots[0].querySelector('.xaxislayer-above').textContent); })()"
     )

@@ -348,13 +348,13 @@ def take_pictures(address: str, pages: list[Page], into: Path) -> None:
     """Screenshots, once the page is at rest, without the panel that MLflow opens on a first visit."""
     into.mkdir(parents=True, exist_ok=True)
     with Browser(1440, 810) as browser:
-        for page in pages:
+        for page in [each for each in pages if each.picture]:
             shows(browser, address, page)
             closing = "document.querySelector('[aria-label=\"Close\"]')"
             if browser.evaluate(f"document.body.innerText.includes('MLflow Assistant') && !!{closing}"):
                 browser.click(closing)
             time.sleep(2)
-            browser.screenshot(into / (page.picture or f"{pages.index(page)}.png"))
+            browser.screenshot(into / page.picture)
 
 
 def table(measured: dict[str, tuple[list[float], list[float]]]) -> str:
@@ -376,14 +376,15 @@ def result(
     runs = sum(1 for _ in all_runs(client, experiment))
     versions = client.get_registered_model(NAME).latest_versions
     megabytes = (Path(year.config.root) / "mlflow.db").stat().st_size / 2**20
+    decisions = ", ".join(f"{count} {decision}" for decision, count in counts.most_common())
     slowest = max(statistics.median(seconds) for both in measured.values() for seconds in both)
     return f"""# MLflow's pages of {len(year.nights)} nights, on the embedded store
 
 {measured_with("mlflow")}; {browser_version()}.
 
 {runs:,} runs, {max(int(version.version) for version in versions)} model versions, {megabytes:.0f} MiB of sqlite;
-{", ".join(f"{count} nights {decision}" for decision, count in counts.most_common())}. What a night records is that of a
-real one; the values of its metrics are drawn. `sparkring ui` answers {start_s:.1f} s after the command.
+nights: {decisions}. What a night records is that of a real one; the values of its metrics are drawn. `sparkring ui`
+answers {start_s:.1f} s after the command.
 
 Seconds from the navigation until the page shows what it is opened for, median and in brackets the most of
 {len(next(iter(measured.values()))[0])}: in a browser that has never been there, and in one that has.
