@@ -515,7 +515,8 @@ def _package(arguments: argparse.Namespace) -> int:
 def _ui(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.tracking.mlflow_store import serve_ui
 
-    return serve_ui(_load(arguments).config.tracking.store_uri, arguments.port)
+    config = _load(arguments).config
+    return serve_ui(config.tracking.named(config.name), config.name, arguments.port)
 
 
 def _gc(arguments: argparse.Namespace) -> int:

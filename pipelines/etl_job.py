@@ -21,6 +21,7 @@ from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
+from sparkring.pipelines.tracking.rules import DATE, RECIPE
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 
 log = logging.getLogger("sparkring")
@@ -45,7 +46,7 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
             send_events_left_behind(tracking)
             return Exit.OK
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
-        tags = {"sparkring.commit": commit}
+        tags = job_tags(config.name, commit, hooks.ds)
         with Tracker(tracking, job_id, config.name, tags, label=run_label(hooks.ds)) as tracker:
             lineage.begin(tracker, f"{config.name}.etl", resolved, etl_step.snapshots_of(sources))
             spark = session()
@@ -55,6 +56,11 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
             tracker.metrics(JOB, 0, etl_cost(spark, built.seconds.get("total_s", 0.0)))
             hooks.on_dataset(built)
     return Exit.OK
+
+
+def job_tags(recipe: str, commit: str, ds: str | None) -> dict[str, str]:
+    """Tags of a job's run, by which its recipe's runs are listed. `ds`: the date it is for."""
+    return {"sparkring.commit": commit, RECIPE: recipe} | ({DATE: ds} if ds else {})
 
 
 def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fingerprint: str) -> None:

@@ -23,7 +23,7 @@ from sparkring.conf.rules.recipe import dataset_problems, metric_problems
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
-from sparkring.pipelines.etl_job import describe_job
+from sparkring.pipelines.etl_job import describe_job, job_tags
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
@@ -31,6 +31,7 @@ from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_core
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.plan import layout_problems_of
+from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
 from sparkring.pipelines.report.inputs import ReportInputs
@@ -83,8 +84,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
     runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
     with runs.begin(config, fingerprint, skip_taken=hooks.leased) as (record, continued):
         job_id = f"{config.name}/{record.folder}"
-        tags = {"sparkring.commit": commit, "sparkring.recipe": config.name}
-        tags |= {DATE: hooks.ds} if hooks.ds else {}
+        tags = job_tags(config.name, commit, hooks.ds)
         try:
             tracking = config.tracking.named(config.name)
             with Tracker(tracking, job_id, config.name, tags, continued, run_label(hooks.ds)) as tracker:
@@ -160,9 +160,10 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
 
 
 def nightly_values(result: TrainResult) -> dict[str, float]:
-    """What a date adds to the recipe's history: scores on the test rows, steps, seconds and cost."""
-    cost = {f"cost/{name}": value for name, value in result.cost.items()}
-    return result.test_metrics() | cost | {"time/total_s": result.timings["total_s"], "steps": result.train.steps}
+    """What a date adds to the recipe's history: scores on the test rows, drift, steps, seconds and cost."""
+    values = result.test_metrics() | drift_metrics(result.promotion.drift if result.promotion else [])
+    values |= {f"cost/{name}": value for name, value in result.cost.items()}
+    return values | {"time/total_s": result.timings["total_s"], "steps": result.train.steps}
 
 
 def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> None:

@@ -10,14 +10,8 @@ from pathlib import Path
 
 from sparkring.conf.config import RunConfig, TrackingConfig
 from sparkring.conf.load import ConfigError
-from sparkring.pipelines.tracking.registry import (
-    CHAMPION_BEFORE,
-    DECISION,
-    PREVIOUS,
-    REASON,
-    Registry,
-)
-from sparkring.pipelines.tracking.rules import NO_CHAMPION, client_limits
+from sparkring.pipelines.tracking.registry import CHAMPION_BEFORE, PREVIOUS, Registry
+from sparkring.pipelines.tracking.rules import DECISION, NO_CHAMPION, REASON, client_limits
 
 ROLLED_BACK = "rolled_back"  # the decision in the tags of a version that lost the alias to the one before it
 

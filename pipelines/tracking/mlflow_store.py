@@ -47,6 +47,7 @@ from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.rules import (
+    HISTORY,
     JOB,
     StoreUnreachable,
     TryAgain,
@@ -55,6 +56,7 @@ from sparkring.pipelines.tracking.rules import (
     open_runs,
     without_password,
 )
+from sparkring.pipelines.tracking.views import NOTE, VIEW, history_note, links, nights_key, noted, runs_page, view_tags
 from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
@@ -74,7 +76,6 @@ PIP_REQUIREMENTS = ["sparkring"]  # of a model
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
 IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
-HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
 
 
@@ -321,7 +322,8 @@ class MlflowSink:
         if found:
             run = found[0].info.run_id
         else:
-            run = client.create_run(self._experiment, None, {HISTORY: op.recipe}, f"{op.recipe} history").info.run_id
+            tags = {HISTORY: op.recipe, NOTE: history_note(op.recipe, self._experiment)}
+            run = client.create_run(self._experiment, None, tags, f"{op.recipe} history").info.run_id
             client.set_terminated(run)  # no process works on it
         points = []
         for name, value in op.values.items():
@@ -329,6 +331,20 @@ class MlflowSink:
             if not logged or max(logged, key=lambda p: p.timestamp).value != value:
                 points.append(Metric(name, value, int(op.begins * 1000) + len(logged), op.number))
         client.log_batch(run, metrics=points)
+        self._show_dates(op)
+
+    def _show_dates(self, op: ops.History) -> None:
+        """Save the views of the recipe's dates in the experiment, and links to them; what a user changed stays."""
+        client = self._connect()
+        experiment = client.get_experiment(self._experiment)
+        model = self.config.registered_model or op.recipe
+        wanted = view_tags(op.recipe, op.values, int(experiment.creation_time or 0))
+        note = experiment.tags.get(NOTE, "")
+        missing = {name: value for name, value in wanted.items() if name not in experiment.tags}
+        if (with_links := noted(note, op.recipe, links(op.recipe, self._experiment, model))) != note:
+            missing[NOTE] = with_links
+        for name, value in missing.items():
+            client.set_experiment_tag(self._experiment, name, value)
 
     def _dataset(self, op: ops.DatasetUse) -> None:
         entry = DatasetInput(SparkringDataset(op)._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])
@@ -544,16 +560,35 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
     return finished, count
 
 
-def serve_ui(store_uri: str, port: int) -> int:
+def pages(config: TrackingConfig, recipe: str) -> dict[str, str]:
+    """Pages of a recipe in the embedded store, by name, as paths behind the server's address; {} before its first run.
+
+    `config`: with its names filled in.
+    """
+    if not (Path(config.root) / "mlflow.db").exists():
+        return {}
+    experiment = MlflowClient(config.store_uri).get_experiment_by_name(str(config.experiment))
+    if experiment is None:
+        return {}
+    if VIEW + nights_key(recipe) in experiment.tags:
+        return links(recipe, experiment.experiment_id, config.registered_model or recipe)
+    return {"runs": runs_page(experiment.experiment_id)}
+
+
+def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
     """Serve MLflow's UI on the embedded store until interrupted; for a server, log where its own UI is.
 
     To be called from the main thread of a process that serves nothing else: all its descendants end with the UI.
+    `config`: with its names filled in; `recipe`: whose pages are logged.
     """
+    store_uri = config.store_uri
     if store_uri.startswith("http"):
         log.info("the tracking server has its own UI: %s", redact(store_uri))
         return 0
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store_uri, "--port", str(port)]
     log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", store_uri, port)
+    for name, path in pages(config, recipe).items():
+        log.info("%s of %s: http://127.0.0.1:%d/%s", name, recipe, port, path)
     # MLflow starts servers and consumers of its own, which would outlive it and hold the port.
     adopt_orphans()
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

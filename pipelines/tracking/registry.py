@@ -28,18 +28,21 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.rules import (
     DATE,
+    DECISION,
     NO_CHAMPION,
+    REASON,
     WEIGHTS,
     Refusal,
     StoreUnreachable,
     Version,
     refuse_move,
 )
+from sparkring.pipelines.tracking.views import NOTE, decision_note, decision_text
 from sparkring.training.result import Decision
 
 log = logging.getLogger(__name__)
 AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent
-DECISION, REASON, CHAMPION_BEFORE = "sparkring.decision", "sparkring.reason", "sparkring.champion_before"
+CHAMPION_BEFORE = "sparkring.champion_before"  # tag of a version
 MODEL_VERSION = "sparkring.model_version"  # tag of a run
 PREVIOUS, CHALLENGER = "previous", "challenger"
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's codes for an alias or a version that is not
@@ -140,7 +143,11 @@ class Registry:
             self._client.set_registered_model_alias(self.name, CHALLENGER, ours.version)
 
     def tag(self, version: str, tags: dict[str, str]) -> None:
-        """Set tags of a version."""
+        """Set tags of a version, and its description to the decision in them, unless a user has described it."""
+        found = self._client.get_model_version(self.name, version)
+        # First: after a kill in between the text is still that of the tags.
+        if (found.description or "") in ("", decision_text(found.tags)):
+            self._client.update_model_version(self.name, version, decision_text(dict(found.tags) | tags))
         for name, value in tags.items():
             self._client.set_model_version_tag(self.name, version, name, value[:4000])
 
@@ -163,7 +170,7 @@ class Registry:
         self.tag(ours.version, tags)
         if decision not in ("promoted", "older_date"):
             self.challenge(ours)
-        return tags
+        return tags | {NOTE: decision_note(tags, self.name, ours.version)}
 
 
 def decided(version: Version) -> tuple[Decision | None, str]:

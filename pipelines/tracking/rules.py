@@ -144,8 +144,11 @@ class Version:
     tags: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
+DECISION, REASON = "sparkring.decision", "sparkring.reason"  # tags of a version and of a job's run
 NO_CHAMPION = "none"  # what a model was judged against where no version had the alias
 DATE = "sparkring.date"  # tag of a version and of a job's run
+RECIPE = "sparkring.recipe"  # tag of a job's run
+HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
 WEIGHTS = "sparkring.weights_sha256"  # tag of a version
 
 

@@ -129,6 +129,9 @@ def test_a_backfill_trains_on_the_last_date_alone_and_leaves_the_alias(nights: A
     assert len(client.search_model_versions("name = 'sales'")) == 2
     assert client.get_model_version_by_alias("sales", "champion").version == 1
     assert len(list(folder.glob("data/runs/sales/2*"))) == 2
+    experiment = client.get_experiment_by_name("sales").experiment_id
+    dated = client.search_runs([experiment], "tags.`sparkring.recipe` = 'sales'", order_by=["tags.`sparkring.date`"])
+    assert [run.data.tags["sparkring.date"] for run in dated] == [FIRST, *BACKFILLED], "also those that are built only"
 
 
 def test_a_date_whose_upstream_is_not_there_is_not_begun(nights: Any) -> None:

@@ -69,6 +69,7 @@ T_TRACKER = "tests/pipelines/tracking/test_tracker.py"
 OL = ("datasets", "events", "send", "driver", "record")
 OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER, OL_RECORD = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
+VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/housekeeping.py", "tests/conf/test_housekeeping.py"
 DATES, DATED = "conf/schedule/dates.py", "conf/schedule/dated.py"
@@ -446,6 +447,31 @@ MUTANTS = (
         " and source_run_id = '{run}'",
         "",
         "tests/pipelines/tracking/test_mlflow_store.py -k deleted_checkpoints",
+    ),
+    # What a browser is shown of a recipe's dates.
+    Mutant(VIEWS, '"orderByAsc": False', '"orderByAsc": True', T_VIEWS),
+    Mutant(VIEWS, "if len(each) == 2)", "if len(each) >= 2)", T_VIEWS),
+    Mutant(VIEWS, '(name != first, name != "loss", name)', "(name != first, name)", T_VIEWS),
+    Mutant(VIEWS, '{"xAxisKey": "time", "lineSmoothness"', '{"xAxisKey": "step", "lineSmoothness"', T_VIEWS),
+    Mutant(VIEWS, "line if each.startswith(start) else each for", "line for", T_VIEWS),
+    Mutant(VIEWS, 'return f"{recipe}-nights"', 'return "nights"', T_VIEWS),
+    Mutant(
+        "pipelines/tracking/mlflow_store.py",
+        "for name, value in wanted.items() if name not in experiment.tags",
+        "for name, value in wanted.items()",
+        "tests/pipelines/tracking/test_mlflow_store.py -k views",
+    ),
+    Mutant(
+        "pipelines/tracking/registry.py",
+        'if (found.description or "") in ("", decision_text(found.tags)):',
+        "if True:",
+        "tests/pipelines/tracking/test_registry.py -k nights",
+    ),
+    Mutant(
+        "pipelines/job.py",
+        "drift_metrics(result.promotion.drift if result.promotion else [])",
+        "{}",
+        "tests/pipelines/test_job.py -k night",
     ),
     # Who is told what.
     Mutant(EVENTS, 'previous == "failed" else None', 'previous != "ok" else None', T_EVENTS),

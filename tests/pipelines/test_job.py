@@ -15,9 +15,11 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.etl_job import run_etl
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import check_against, metric_problems_of, note_end
+from sparkring.pipelines.job import check_against, metric_problems_of, nightly_values, note_end
 from sparkring.pipelines.runs import Runs
+from sparkring.training.result import DriftFinding, Promotion
 from sparkring.training.tasks import Task
+from tests.pipelines.results import train_result
 
 SPLITS = ("train", "valid", "test")
 COLUMNS = (
@@ -112,6 +114,20 @@ def test_metrics_of_a_built_in_task_are_checked_before_a_dataset_is_built() -> N
     assert said.startswith("train.best_metric = 'auc': no validation metric")
     assert metric_problems_of(config(model={"task": f"{__name__}:OwnTask"}, train={"best_metric": "auc"})) == []
     assert metric_problems_of(config(model={"task": "language_model"}, train={"best_metric": "loss"})) == []
+
+
+def test_a_night_adds_scores_the_champions_drift_seconds_and_cost_to_the_history() -> None:
+    found = DriftFinding(column="dep delay", measure="psi", value=0.25, max=0.2, action="warn", exceeded=True)
+    unknown = DriftFinding(column="b", measure="psi", value=None, max=0.2, action="warn", exceeded=False)
+    promotion = Promotion(
+        decision="held", reasons=[], alias="champion", champion_scores={"loss": 0.75}, drift=[found, unknown]
+    )
+    result = train_result(promotion=promotion, cost={"core_hours_etl": 0.5}, timings={"launch_s": 1.0, "total_s": 9.0})
+    assert nightly_values(result) == {
+        "test/loss": 0.5, "test/champion/loss": 0.75, "drift/dep_delay/psi": 0.25, "cost/core_hours_etl": 0.5,
+        "time/total_s": 9.0, "steps": 10,
+    }  # fmt: skip
+    assert "drift/dep_delay/psi" not in nightly_values(train_result(timings={"launch_s": 1.0, "total_s": 9.0}))
 
 
 def test_a_status_that_cannot_be_written_does_not_hide_why_the_job_ended(

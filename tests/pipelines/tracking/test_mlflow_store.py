@@ -26,11 +26,12 @@ from sparkring.conf.config import TrackingConfig
 from sparkring.pipelines import cli
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.tracking.journal import Journal
-from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, replay
+from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, pages, replay
 from sparkring.pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import process_tags
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.pipelines.tracking.views import NOTE, VIEW
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("tracking_program.py")
@@ -122,6 +123,35 @@ def test_runs_are_named_by_their_label_and_a_history_has_one_point_per_date(stor
     days = [(point.step, point.timestamp // 86_400_000, point.value) for point in points]
     assert sorted(days) == [(1, 1, 0.75), (2, 2, 0.25), (2, 2, 0.5)]
     assert found.data.metrics == {"test/loss": 0.25}
+    assert "viewStateShareKey=shop-history" in found.data.tags[NOTE]
+
+
+def test_views_of_the_dates_are_saved_with_links_and_what_a_user_changed_stays(tmp_path: Path) -> None:
+    settings = quick(tmp_path)
+    assert pages(settings.named("shop"), "shop") == {}
+    client = client_of(settings)
+
+    def night(number: int) -> dict[str, str]:
+        with Tracker(settings, job=f"h{number}", name="shop") as tracker:
+            tracker.history("shop", number, number * 86400.0, {"test/loss": 0.5, "test/champion/loss": 0.5})
+        return dict(client.get_experiment_by_name("tests").tags)
+
+    with Tracker(settings, job="h0", name="shop"):
+        pass
+    assert list(pages(settings.named("shop"), "shop")) == ["runs"], "there is no date yet"
+    client.set_experiment_tag(client.get_experiment_by_name("tests").experiment_id, NOTE, "Ours.")
+    first = night(1)
+    nights, history = f"{VIEW}shop-nights", f"{VIEW}shop-history"
+    assert {nights, history} <= first.keys()
+    linked = pages(settings.named("shop"), "shop")
+    assert list(linked) == ["nights", "history", "model versions"]
+    assert first[NOTE].startswith("Ours.\n\n**shop**: ") and all(
+        f"]({link})" in first[NOTE] for link in linked.values()
+    )
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    client.set_experiment_tag(experiment, nights, "changed")
+    client.delete_experiment_tag(experiment, history)
+    assert night(2) == first | {nights: "changed"}
 
 
 def test_pointers_to_deleted_checkpoints_go_and_those_of_other_runs_stay(store: Path) -> None:
@@ -345,6 +375,7 @@ def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mou
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "{tmp_path}"], check=True)
         from sparkring.conf.config import TrackingConfig
         from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.pipelines.tracking.views import NOTE, VIEW
         settings = TrackingConfig(experiment="t", uri="http://127.0.0.1:9", root="{tmp_path}", system_metrics=False)
         tracker = Tracker(settings, "j", "full")
         tracker.metrics("job", 0, {{"loss": 1.0}})

@@ -22,8 +22,18 @@ from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_store import replay
 from sparkring.pipelines.tracking.ops import Model, Promote, StartRun
 from sparkring.pipelines.tracking.registry import CHALLENGER, PREVIOUS, Registry, decided
-from sparkring.pipelines.tracking.rules import DATE, NO_CHAMPION, WEIGHTS, StoreUnreachable, Version, refuse_move
+from sparkring.pipelines.tracking.rules import (
+    DATE,
+    DECISION,
+    NO_CHAMPION,
+    REASON,
+    WEIGHTS,
+    StoreUnreachable,
+    Version,
+    refuse_move,
+)
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.pipelines.tracking.views import NOTE
 from sparkring.training.result import Decision, Promotion
 from tests.pipelines.tracking.test_mlflow_store import begun, client_of, quick, tiny_model
 
@@ -116,6 +126,12 @@ def test_nights_move_the_alias_forward_and_keep_the_one_before(store: Path, tmp_
     job(tracking, model, "2024-03-04", "1", "rejected", weights="2" * 64)
     assert aliases(tracking) == {"champion": "1", CHALLENGER: "2"}
     assert tags(tracking, "2") == ("rejected", "so it is")
+    client = client_of(tracking)
+    assert client.get_model_version("nights", "2").description == "2024-03-04 rejected: so it is"
+    client.update_model_version("nights", "2", "Ann has looked at it")
+    Registry(tracking).tag("2", {DECISION: "promoted", REASON: "by hand"})
+    Registry(tracking).tag("2", {DECISION: "rejected", REASON: "so it is"})
+    assert client.get_model_version("nights", "2").description == "Ann has looked at it"
     job(tracking, model, "2024-03-05", "1", weights="3" * 64)
     assert aliases(tracking) == {"champion": "3", PREVIOUS: "1", CHALLENGER: "2"}
     job(tracking, model, "2024-03-04", "3", weights="4" * 64)  # a backfill
@@ -129,12 +145,13 @@ def test_nights_move_the_alias_forward_and_keep_the_one_before(store: Path, tmp_
     assert decision == "held" and why.startswith("champion is on version 3 now, and the model was judged against 1")
     job(tracking, model, "2024-03-05", "3", weights="3" * 64)  # the end of night 3 again, after a kill
     assert aliases(tracking)["champion"] == "6" and aliases(tracking)[PREVIOUS] == "1"
-    client = client_of(tracking)
     experiment = client.get_experiment_by_name("tests")
     assert experiment is not None
     found = client.search_runs([experiment.experiment_id], "tags.`sparkring.decision` = 'rejected'")
     assert {run.data.tags["sparkring.key"] for run in found} == {"job", "evaluate"}
     assert {run.data.tags["sparkring.champion_before"] for run in found} == {"1"}
+    link = "#/models/nights/versions/2?workflowType=machine_learning"
+    assert {run.data.tags[NOTE] for run in found} == {f"[nights version 2]({link}) rejected: so it is"}
     found = client.search_model_versions("name = 'nights' and tags.`sparkring.decision` = 'promoted'")  # type: ignore[assignment]
     assert {str(version.version) for version in found} == {"1", "3", "6"}  # type: ignore[attr-defined]
 

@@ -1,0 +1,172 @@
+"""What a browser is shown of a dated recipe: two saved views of MLflow's page of runs, and links to them.
+
+    nights    a line per date: decision, scores beside the champion's on the same rows, reason, drift
+    history   the charts of the history run over dates, a score and the champion's in one chart
+
+Without a view MLflow's page shows neither scores nor decisions, and its charts count days from 1970. A saved view is a
+tag of the experiment, in the form that MLflow's own menu writes (checked against MLflow 3.17); another version shows
+its usual page. The links stand in the experiment's description. Pure functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sparkring.pipelines.tracking.rules import DATE, DECISION, HISTORY, REASON, RECIPE
+
+VIEW = "mlflow.sharedViewState."  # tag of an experiment
+NOTE = "mlflow.note.content"  # tag of an experiment or run: its description, in Markdown
+TRAINING = "workflowType=machine_learning"  # of a link: the pages of training, not those of agents
+FIRST = ("auc", "abs_error", "perplexity", "accuracy")  # the score that a list begins with: the first a task has
+PX, REASON_PX = 8, 300  # of a letter, and of the column of reasons
+LONGEST_TEXT = 1000  # characters; MLflow takes 5,000
+
+
+def view_tags(recipe: str, values: Iterable[str], begun_ms: int) -> dict[str, str]:
+    """Tags of the experiment that are the recipe's two views.
+
+    Args:
+        recipe: its name.
+        values: names of what a date adds to the history: `test/auc`, `cost/core_hours_etl`.
+        begun_ms: time the views bear, in ms since 1970.
+    """
+    scores = scores_of(values)
+    states = {
+        f"{recipe} nights": (nights_key(recipe), nights_state(recipe, scores)),
+        f"{recipe} history": (history_key(recipe), history_state(recipe, scores)),
+    }
+    return {
+        VIEW + key: json.dumps({"name": name, "createdAt": begun_ms, "updatedAt": begun_ms, "state": json.dumps(state)})
+        for name, (key, state) in states.items()
+    }
+
+
+def nights_key(recipe: str) -> str:
+    """Name of the view in a link."""
+    return f"{recipe}-nights"
+
+
+def history_key(recipe: str) -> str:
+    """Name of the view in a link."""
+    return f"{recipe}-history"
+
+
+def scores_of(values: Iterable[str]) -> list[str]:
+    """The model's own scores, without `test/`: the one to look at first, the loss, then the others."""
+    words = [value.split("/") for value in values]
+    names = {name for first, name in (each for each in words if len(each) == 2) if first == "test"}
+    first = next((name for name in FIRST if name in names), "")
+    return sorted(names, key=lambda name: (name != first, name != "loss", name))
+
+
+def nights_state(recipe: str, scores: list[str]) -> dict[str, Any]:
+    """The list: newest date first, with columns that say how a night went."""
+    compared = [name for score in scores[:2] for name in (f"test/{score}", f"test/champion/{score}")]
+    run_name, reason = "attributes.`Run Name`", f"tags.`{REASON}`"
+    metrics = [f"metrics.`{name}`" for name in compared]
+    columns = [f"tags.`{DECISION}`", reason, *metrics, "tags.`sparkring.drift`"]
+    widths = {column: PX * len(column.partition(".")[2]) for column in columns}  # as wide as the heading
+    return {
+        "searchFilter": f"tags.`{RECIPE}` = '{recipe}'",
+        "orderByKey": f"tags.`{DATE}`",
+        "orderByAsc": False,
+        "selectedColumns": columns,
+        "columnOrder": [run_name, *columns],
+        "columnWidths": widths | {run_name: 80 + PX * len(f"{recipe} 2013-03-01"), reason: REASON_PX},
+    }
+
+
+def history_state(recipe: str, scores: list[str]) -> dict[str, Any]:
+    """The charts: over time, which of a point is its date; a score and the champion's together."""
+    return {
+        "searchFilter": f"tags.`{HISTORY}` = '{recipe}'",
+        "globalLineChartConfig": {"xAxisKey": "time", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+        "runListHidden": True,  # a list of one
+        "isAccordionReordered": True,  # sections in our order; those that MLflow adds come behind
+        "compareRunSections": [{"uuid": "test", "name": "test", "display": True, "isReordered": True}],
+        "compareRunCharts": [chart(score) for score in scores],
+    }
+
+
+def chart(score: str) -> dict[str, Any]:
+    """One chart of MLflow's page: the score, and the champion's on the same rows."""
+    return {
+        "type": "LINE",
+        "uuid": score,
+        "metricSectionId": "test",
+        "displayName": score,
+        "metricKey": f"test/{score}",
+        "selectedMetricKeys": [f"test/{score}", f"test/champion/{score}"],
+        "xAxisKey": "time",
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+        "lineSmoothness": 0,
+        "selectedXAxisMetricKey": "",
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "runsCountToCompare": 10,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def runs_page(experiment: str) -> str:
+    """Page with all runs of an experiment."""
+    return f"#/experiments/{experiment}/runs?{TRAINING}"
+
+
+def links(recipe: str, experiment: str, model: str) -> dict[str, str]:
+    """Pages of a recipe with dates, by name: paths behind the server's address.
+
+    Args:
+        recipe: its name.
+        experiment: id.
+        model: registered name.
+    """
+    runs = runs_page(experiment)
+    return {
+        "nights": f"{runs}&viewStateShareKey={nights_key(recipe)}",
+        "history": f"{runs}&compareRunsMode=CHART&viewStateShareKey={history_key(recipe)}",
+        "model versions": f"#/models/{model}?{TRAINING}",
+    }
+
+
+def history_note(recipe: str, experiment: str) -> str:
+    """The description of the history run: its own page draws steps, the view dates."""
+    return f"A point per date of {recipe}. [Over dates]({links(recipe, experiment, recipe)['history']})"
+
+
+def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
+    """The experiment's description with the line of a recipe's links; other lines stay as they are.
+
+    Args:
+        note: the description so far.
+        recipe: its name.
+        found: of `links`.
+    """
+    start = f"**{recipe}**: "
+    line = start + " · ".join(f"[{name}]({path})" for name, path in found.items())
+    lines = note.splitlines()
+    if any(each.startswith(start) for each in lines):
+        return "\n".join(line if each.startswith(start) else each for each in lines)
+    return "\n\n".join(filter(None, [note, line]))
+
+
+def decision_text(tags: Mapping[str, str]) -> str:
+    """A version's decision in a line, its date first; empty where nothing was decided."""
+    if DECISION not in tags:
+        return ""
+    text = " ".join(filter(None, [tags.get(DATE), tags[DECISION]]))
+    return (f"{text}: {tags[REASON]}" if tags.get(REASON) else text)[:LONGEST_TEXT]
+
+
+def decision_note(tags: Mapping[str, str], model: str, version: str) -> str:
+    """The description of a run: what was decided of the version that it has registered, with a link."""
+    reason = f": {tags[REASON]}" if tags.get(REASON) else ""
+    return f"[{model} version {version}](#/models/{model}/versions/{version}?{TRAINING}) {tags[DECISION]}{reason}"
