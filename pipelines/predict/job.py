@@ -27,7 +27,7 @@ from sparkring.etl.session import build_session
 from sparkring.etl.write import worker_uri
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pack
-from sparkring.pipelines.predict.publish import PredictionFile, Predictions, check_own, publish, staged
+from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions, check_own, publish, staged
 from sparkring.pipelines.predict.rows import PinnedRows, make_rows, pick_columns, pin_rows
 from sparkring.pipelines.predict.score import RESULT_DDL, About, ScoreTask, score_partition
 from sparkring.pipelines.spark import session_on_demand
@@ -156,10 +156,10 @@ def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
     return scored
 
 
-def describe_predictions(job: PredictJob, scored: Scored, mlflow_run_id: str | None) -> Predictions:
+def describe_predictions(job: PredictJob, scored: Scored, mlflow_run_id: str | None) -> PublishedPredictions:
     """What `_predictions.json` says."""
     model = job.model
-    return Predictions(
+    return PublishedPredictions(
         interval=job.ds,
         scored_at=job.about.scored_at.isoformat(),
         model=model.uri,

@@ -48,7 +48,7 @@ class PredictionFile:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class PublishedPredictions:
     """The fields of `_predictions.json`. rows_in = rows_out + the sum of `refused` (column -> rows with a null)."""
 
     __pydantic_config__ = CLOSED
@@ -79,9 +79,9 @@ class PredictionsTaken(LaunchError):
     """Another live process is writing predictions of the same interval."""
 
 
-def read_predictions(folder: Storage) -> Predictions:
+def read_predictions(folder: Storage) -> PublishedPredictions:
     """Read `_predictions.json`. StoredError where it is missing or damaged."""
-    return read(Predictions, folder, MANIFEST)
+    return read(PublishedPredictions, folder, MANIFEST)
 
 
 def check_own(target: Storage) -> None:
@@ -128,7 +128,7 @@ def _sweep(root: Path) -> None:
             shutil.rmtree(left)
 
 
-def publish(target: Storage, staging: Storage, predictions: Predictions) -> None:
+def publish(target: Storage, staging: Storage, predictions: PublishedPredictions) -> None:
     """Make the staged files, and no others, what `target` holds."""
     staging.put_atomic(MANIFEST, predictions.to_json())
     if target.is_local:
@@ -174,7 +174,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def delete_unlisted(target: Storage, predictions: Predictions) -> None:
+def delete_unlisted(target: Storage, predictions: PublishedPredictions) -> None:
     """Delete the files of earlier runs, and of killed ones. Only our own: a name that no run gives stays."""
     listed = {file.path for file in predictions.files}
     for path in target.list_files():

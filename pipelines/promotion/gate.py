@@ -86,7 +86,15 @@ class Gate:
         lost: list[str],
         drift: list[DriftFinding],
     ) -> None:
-        """Arguments as of `open_gate`; drift: of the inputs."""
+        """Judge at once.
+
+        Args:
+            job: whose model it is.
+            result: what it scored.
+            held_out: predictions of the test rows; None where the task has none.
+            lost: metrics in which a baseline is better.
+            drift: findings on the inputs.
+        """
         self.job, self.result, self.held_out, self.lost, self.drift = job, result, held_out, lost, drift
         self.judged = self.judge()
 

@@ -27,7 +27,7 @@ from sparkring.pipelines.promotion.drift import (
     lines_of,
     trained_reference,
 )
-from sparkring.pipelines.promotion.start import Start, resolve_start
+from sparkring.pipelines.promotion.start import StartDecision, resolve_start
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.result import DriftFinding, TrainResult, read_result
@@ -40,7 +40,7 @@ ReadChampion = Callable[[], Champion | None]
 class Prepared:
     """What was found before training."""
 
-    start: Start | None = None  # None: the recipe has no `warm_start.from`
+    start: StartDecision | None = None  # None: the recipe has no `warm_start.from`
     drift: list[DriftFinding] = field(default_factory=list)
 
     def noted(self, result: TrainResult) -> TrainResult:

@@ -63,7 +63,15 @@ def judge(
 def judge_rule(
     rule: MetricRule, task: str, ours: Mapping[str, float], champion: Mapping[str, float], rows: ScoredRows | None
 ) -> RuleFinding:
-    """Judge the model by one rule; arguments as of `judge`. A metric that the model lacks passes nothing."""
+    """Judge the model by one rule. A metric that the model lacks passes nothing.
+
+    Args:
+        rule: of `promote.rules`.
+        task: of the recipe.
+        ours: as of `judge`.
+        champion: likewise.
+        rows: likewise.
+    """
     better, value = is_greater_better(rule, task), ours.get(rule.metric, math.nan)
     passed = reaches_threshold(rule, better, value)
     theirs = champion.get(rule.metric, math.nan) if champion and rule.compares else None

@@ -51,6 +51,13 @@ def resampled(task: str, metric: str, labels: Array, models: tuple[Array, ...], 
 
     Every resample draws N of the N rows with replacement (Efron 1979), the same for all models; always the same ones
     for N rows. NaN where a resample has no such metric.
+
+    Args:
+        task: of the recipe.
+        metric: name.
+        labels: (rows,).
+        models: scores of each model, (rows,).
+        resamples: how many.
     """
     of_weights = [_weighted(task, metric, labels, scores) for scores in models]
     random, rows = np.random.default_rng(SEED), len(labels)

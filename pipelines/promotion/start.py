@@ -30,7 +30,7 @@ EPOCH_MONDAY = date(1969, 12, 29).toordinal()
 
 
 @dataclass(frozen=True)
-class Start:
+class StartDecision:
     """start.json: where a run begins."""
 
     __pydantic_config__ = CLOSED
@@ -51,7 +51,7 @@ def resolve_start(
     run: Storage,
     day: str,
     champion: Callable[[], Champion | None],
-) -> tuple[Resolved, Start | None]:
+) -> tuple[Resolved, StartDecision | None]:
     """Replace `warm_start.from` by the folder that this run starts from, or by nothing; and say which.
 
     Args:
@@ -65,7 +65,7 @@ def resolve_start(
     if block is None or block.model is not None:
         return resolved, None
     if run.exists(START):
-        start = read(Start, run, START)
+        start = read(StartDecision, run, START)
         log.info("training starts %s (as it had begun)", start.text)
     else:
         start = decide_start(resolved.config, block, manifest, run, day, champion)
@@ -81,26 +81,35 @@ def decide_start(
     run: Storage,
     day: str,
     champion: Callable[[], Champion | None],
-) -> Start:
-    """Decide where a new run begins, and copy the model it begins from. Arguments as of `resolve_start`."""
+) -> StartDecision:
+    """Decide where a new run begins, and copy the model it begins from.
+
+    Args:
+        config: of the run.
+        block: its `warm_start`.
+        manifest: of the run's dataset.
+        run: its folder, which gets the copy.
+        day: the date it is for, or today.
+        champion: finds the version that has the alias.
+    """
     if is_due(block.retrain_every, number_of(day, config)):
-        return Start(None, f"{day} is a date of warm_start.retrain_every = {block.retrain_every}")
+        return StartDecision(None, f"{day} is a date of warm_start.retrain_every = {block.retrain_every}")
     try:
         found = champion()
         if found is None:
-            return Start(None, f"no version has the alias {config.tracking.alias!r} yet")
+            return StartDecision(None, f"no version has the alias {config.tracking.alias!r} yet")
         corrected = corrected_intervals(found.model.manifest, manifest)
         if corrected and block.after_correction == "scratch":
             shown = ", ".join(corrected[:5]) + (f" and {len(corrected) - 5} more" if len(corrected) > 5 else "")
-            return Start(None, f"version {found.version.version} was trained on {shown} as before a correction")
+            return StartDecision(None, f"version {found.version.version} was trained on {shown} as before a correction")
         folder = run.at(START_FOLDER)
         copy_folder(found.folder, folder)
         own = replace_block(config, folder.uri)
         assert own.warm_start is not None
         change = change_since(starting_model(own, own.warm_start), own, manifest)
     except (NotComparable, ValueError) as error:  # WarmStartError, StoredError
-        return Start(None, str(error))
-    return Start(found.version.version, "; ".join(change.changed) or "the same features")
+        return StartDecision(None, str(error))
+    return StartDecision(found.version.version, "; ".join(change.changed) or "the same features")
 
 
 def is_due(retrain_every: int | None, number: int) -> bool:

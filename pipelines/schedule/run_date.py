@@ -166,7 +166,15 @@ def start_job(job: DateJob, shared: Shared) -> int:
 
 
 def store_end(job: DateJob, interval: DataInterval, status: DateStatus, code: int, error: str = "") -> None:
-    """Store how the job of a date ended, and what its run scored."""
+    """Store how the job of a date ended, and what its run scored.
+
+    Args:
+        job: of the date.
+        interval: whose end the deadline is counted from.
+        status: of the entry.
+        code: exit code.
+        error: why it failed; empty where it did not.
+    """
     now = datetime.now(UTC)
     late = job.options.in_time and is_late(job.schedule, interval, now)
     if late:

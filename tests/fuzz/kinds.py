@@ -29,7 +29,7 @@ from sparkring.etl.windows.window import list_files
 from sparkring.pipelines import serving
 from sparkring.pipelines.evaluate import read_predictions
 from sparkring.pipelines.predict.publish import MANIFEST as PREDICTIONS
-from sparkring.pipelines.predict.publish import PredictionFile, Predictions
+from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions
 from sparkring.pipelines.runs import RunRecord, Runs
 from sparkring.pipelines.schedule.conditional import Found
 from sparkring.pipelines.schedule.lease import LeaseState, read_state
@@ -152,13 +152,13 @@ def _part(folder: Path) -> Kind:
 
 
 def _scored() -> Kind:
-    made = Predictions(
+    made = PublishedPredictions(
         interval="2013-03-01", scored_at="2013-03-02T00:00:00+00:00", model="models:/a/1", model_name="a",
         model_version="1", model_run_id="r", weights_sha256=SHA, mlflow_run_id=None, config_digest=SHA, commit="",
         rows="made", sources={"a": SHA}, rows_in=3, rows_out=2, refused={"x": 1},
         files=(PredictionFile("part-00000.parquet", 2, 9, SHA),),
     )  # fmt: skip
-    return Kind([made.to_json()], lambda data: parse(Predictions, data, PREDICTIONS), (StoredError,))
+    return Kind([made.to_json()], lambda data: parse(PublishedPredictions, data, PREDICTIONS), (StoredError,))
 
 
 def _run(folder: Path) -> Kind:

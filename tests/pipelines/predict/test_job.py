@@ -30,7 +30,7 @@ from sparkring.etl.session import build_session
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.predict.job import run_predict
 from sparkring.pipelines.predict.model import get_model
-from sparkring.pipelines.predict.publish import Predictions, read_predictions
+from sparkring.pipelines.predict.publish import PublishedPredictions, read_predictions
 from sparkring.pipelines.predict.rows import make_rows, pin_rows
 from sparkring.pipelines.predict.score import without_refused
 from sparkring.pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs
@@ -81,7 +81,7 @@ def recipe(folder: Path, **predict: Any) -> str:
     return str(path)
 
 
-def predict(folder: Path, ds: str | None = None, overrides: Sequence[str] = (), **block: Any) -> Predictions:
+def predict(folder: Path, ds: str | None = None, overrides: Sequence[str] = (), **block: Any) -> PublishedPredictions:
     assert run_predict(load_config(recipe(folder, **block), overrides), ds) == 0
     found = predictions_folder(folder, ds)
     return read_predictions(open_storage(str(found)))

@@ -21,8 +21,8 @@ from sparkring.pipelines.predict import publish
 from sparkring.pipelines.predict.publish import (
     MANIFEST,
     PredictionFile,
-    Predictions,
     PredictionsTaken,
+    PublishedPredictions,
     check_own,
     read_predictions,
     staged,
@@ -44,9 +44,9 @@ def write(target: Storage, version: int, files: int = 3) -> None:
         publish.publish(target, staging, described(version, names))
 
 
-def described(version: int, names: list[str]) -> Predictions:
+def described(version: int, names: list[str]) -> PublishedPredictions:
     sha = "ab" * 32
-    return Predictions(
+    return PublishedPredictions(
         interval="2013-03-01", scored_at="now", model="m", model_name="m", model_version=str(version), model_run_id="",
         weights_sha256=sha, mlflow_run_id=None, config_digest=sha, commit="", rows="r", sources={}, rows_in=3,
         rows_out=3, refused={}, files=tuple(PredictionFile(name, 1, 1, sha) for name in names),

@@ -15,7 +15,7 @@ from sparkring.conf.manifest import WindowPart
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, read_champion
-from sparkring.pipelines.promotion.start import Start, corrected_intervals, is_due, number_of, resolve_start
+from sparkring.pipelines.promotion.start import StartDecision, corrected_intervals, is_due, number_of, resolve_start
 from sparkring.pipelines.runs import training_digest
 from sparkring.pipelines.tracking.rules import Version
 from sparkring.training.model_folder import FILES
@@ -39,7 +39,7 @@ def night(tmp_path: Path) -> tuple[Champion, Any]:
     return read_champion(version, open_storage(str(model)), nights.config()), now.manifest
 
 
-def started(run: Path, manifest: Any, champion: Any, day: str = DAY, **blocks: Any) -> tuple[Any, Start]:
+def started(run: Path, manifest: Any, champion: Any, day: str = DAY, **blocks: Any) -> tuple[Any, StartDecision]:
     resolved = Resolved(nights.config(**(WARM | blocks)), {})
     own, start = resolve_start(resolved, manifest, open_storage(str(run)), day, champion)
     assert start is not None
