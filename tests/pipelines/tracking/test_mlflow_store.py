@@ -375,7 +375,6 @@ def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mou
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "{tmp_path}"], check=True)
         from sparkring.conf.config import TrackingConfig
         from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.pipelines.tracking.views import NOTE, VIEW
         settings = TrackingConfig(experiment="t", uri="http://127.0.0.1:9", root="{tmp_path}", system_metrics=False)
         tracker = Tracker(settings, "j", "full")
         tracker.metrics("job", 0, {{"loss": 1.0}})
