@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,11 @@ class Airflow:
 
     def rows(self, *words: str) -> list[dict[str, Any]]:
         found = self.call(*words, "-o", "json")
-        rows: list[dict[str, Any]] = json.loads(found[found.index("[") :])
-        return rows
+        for line in found.splitlines():  # Airflow logs to stdout too, with lines that begin with `[2026-`
+            with suppress(json.JSONDecodeError):
+                if isinstance(rows := json.loads(line), list):
+                    return rows
+        raise SystemExit(f"airflow {' '.join(words)}: no rows in {found!r}")
 
     @contextmanager
     def standalone(self) -> Iterator[None]:

@@ -131,7 +131,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         gate = open_gate(job, result, held_out, lost, prepared)
         job.hooks.before_publish("the model")
         moves = not lost and gate is None and job.hooks.may_promote
-        publish_model(job, result, alias=job.config.tracking.alias if moves else None)
+        keep_weights(job, publish_model(job, result, alias=job.config.tracking.alias if moves else None))
         if gate is not None:
             job.hooks.before_publish("the alias")
             result = gate.settle()
@@ -166,14 +166,16 @@ def nightly_values(result: TrainResult) -> dict[str, float]:
     return values | {"time/total_s": result.timings["total_s"], "steps": result.train.steps}
 
 
-def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> None:
-    """Register the model with its signature, features and scores; `alias` is moved to it unless None."""
+def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> str:
+    """Register the model with its signature, features and scores; the sha256 of its weights.
+
+    `alias` is moved to it unless None.
+    """
     config, manifest = job.config, job.dataset.manifest
     assert result.train.weights is not None and result.train.exported_step is not None, "training is finished"
     weights = job.folder.at(result.train.weights)
     describe_model(weights, config, manifest)
     sha256 = weights.sha256(FILE)
-    keep_weights(job, sha256)
     info = ModelInfo(
         name=f"{config.name}-model",
         step=result.train.exported_step,
@@ -195,6 +197,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> No
         target = Path(scratch) / "model"
         serving.copy_model_folder(weights, target)
         job.tracker.model(EVALUATE, target, info)
+    return sha256
 
 
 def log_result(result: TrainResult, config: RunConfig) -> None:
