@@ -98,6 +98,18 @@ class Airflow:
     def _dags(self) -> str:
         return subprocess.run([AIRFLOW, "dags", "list"], env=self.env, capture_output=True, text=True).stdout
 
+    def backfill(self, first: date, last: date) -> None:
+        """Ask for a backfill, once the one before it has been closed."""
+        words = ["backfill", "create", "--dag-id", DAG, "--from-date", str(first), "--to-date", str(last)]
+        until = time.monotonic() + RUN_S
+        while True:
+            done = subprocess.run([AIRFLOW, *words], env=self.env, capture_output=True, text=True, timeout=180)
+            if not done.returncode:
+                return
+            if "AlreadyRunningBackfill" not in done.stderr or time.monotonic() > until:
+                raise SystemExit(f"airflow {' '.join(words)}: {done.stderr}")
+            time.sleep(5)
+
     def ended(self, count: int) -> list[dict[str, Any]]:
         """The runs of backfills, once so many have ended. Airflow starts one for yesterday by itself, without data."""
         until = time.monotonic() + RUN_S
@@ -125,9 +137,7 @@ def main() -> None:
             airflow.call("dags", "unpause", DAG, "-y")
             # Not `dags trigger`: whatever its logical date, Airflow's command takes the last day that has ended.
             for first, last in [(day, day) for day in BY_HAND] + [(BACKFILLED[0], BACKFILLED[-1])]:
-                airflow.call(
-                    "backfill", "create", "--dag-id", DAG, "--from-date", str(first), "--to-date", str(last)
-                )  # fmt: skip
+                airflow.backfill(first, last)
                 runs = airflow.ended(DAYS.index(last) + 1)
         succeeded = all(run["state"] == "success" for run in runs)
         nights.check(succeeded, f"{len(runs)} runs of the DAG have succeeded")

@@ -132,10 +132,10 @@ class DriftConfig(Strict):
         description="the dataset and model of the version with tracking.alias, or of the last finished run; or "
         "{dataset: URI}",
     )
-    parts: Literal["new", "all"] = Field(
-        "new",
-        description="which parts of this run's dataset are compared: those that the reference does not have, so that "
-        "one bad day does not hide in a window of good ones; or all",
+    parts: Literal["last", "new", "all"] = Field(
+        "last",
+        description="which parts of this run's dataset are compared: of those that the reference does not have the "
+        "one of the last interval, so that a bad day does not hide among good ones; or all of these; or all parts",
     )
     rules: Annotated[list[DriftRule], Field(min_length=1)]
 

@@ -314,7 +314,6 @@ def _run_date(arguments: argparse.Namespace, request: DateRequest) -> int:
 
 def _backfill(arguments: argparse.Namespace) -> int:
     from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill
-    from sparkring.pipelines.tracking.openlineage.driver import check_installed
 
     request = BackfillRequest(
         arguments.from_date,
@@ -329,9 +328,11 @@ def _backfill(arguments: argparse.Namespace) -> int:
     def load(ds: str) -> Resolved:
         return load_config(arguments.recipe, arguments.overrides, DateRequest(ds))
 
+    def work(resolved: Resolved) -> int:
+        return backfill(resolved, load, request, exit_code, print)
+
     resolved = _load_scheduled(arguments)
-    check_installed(resolved.config.tracking)
-    return backfill(resolved, load, request, exit_code, print)
+    return work(resolved) if request.dry_run else _announced(resolved, work, arguments.to_date)
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -380,7 +381,7 @@ def _etl(arguments: argparse.Namespace) -> int:
 
 
 def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | None = None) -> int:
-    """Do a job's work, and tell the targets of `notify` how it ended. `ds`: start of its data interval."""
+    """Do a job's work, and tell the targets of `notify` how it ended. `ds`: its date; None: that of the recipe."""
     from sparkring.pipelines.tracking.openlineage.driver import check_installed
 
     check_installed(resolved.config.tracking)
@@ -390,7 +391,7 @@ def _announced(resolved: Resolved, work: Callable[[Resolved], int], ds: str | No
         return work(resolved)
     from sparkring.pipelines.housekeeping.notify import announce
 
-    command, ds = ["sparkring", *sys.argv[1:]], resolved.interval.ds if resolved.interval else None
+    command, ds = ["sparkring", *sys.argv[1:]], ds or (resolved.interval.ds if resolved.interval else None)
     try:
         code = work(resolved)
     except BaseException as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparkring.conf.config import RunConfig
@@ -17,6 +18,7 @@ from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
+from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.baseline import fit_baselines
 from sparkring.pipelines.context import JobContext
@@ -61,6 +63,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     unseen = count_unseen(rows)
     if unseen:
         log.info("test rows whose value was in no training row: %s", unseen)
+    check_finite(held_out.scores, rows)
     if config.model.task == "binary":
         scores[MODEL] |= binary_scores(held_out.labels, held_out.scores)
         if config.report.baselines:
@@ -113,6 +116,16 @@ def scored_rows(config: RunConfig, dataset: Dataset, result: TrainResult) -> Spl
     """The rows of the test split that the ranks have scored."""
     assert config.train.test_split is not None
     return split_rows(dataset, config.train.test_split, config.data, result.train.test_left_out)
+
+
+def check_finite(scores: np.ndarray, rows: SplitRows) -> None:
+    """Raise EtlError that names the columns with infinite or NaN values where a prediction is not finite."""
+    bad = int(np.count_nonzero(~np.isfinite(scores).reshape(len(scores), -1).all(axis=1)))
+    if bad:
+        numbers = [c.name for c in rows.manifest.columns if c.layout == "scalar" and c.dtype.startswith("float")]
+        odd = [name for name in numbers if pc.all(pc.is_finite(rows.column(name))).as_py() is False]
+        why = f"{odd} hold infinite or NaN values; null or clip them in SQL, or add a check" if odd else "it diverged"
+        raise EtlError(f"{bad} of {len(scores)} predictions of the test rows are not finite: {why}")
 
 
 def count_unseen(rows: SplitRows) -> dict[str, int]:

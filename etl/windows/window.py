@@ -374,7 +374,8 @@ def _check_missing(config: IntervalConfig, missing: Mapping[str, str], count: in
         return
     shown = [f"{label} (etl.sources.{source})" for label, source in list(missing.items())[:10]]
     more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-    remedy = "add the files" if config.missing == "skip" else "add the files, or set etl.interval.missing to skip"
+    key = "etl.interval.missing (schedule.missing where there is a schedule)"
+    remedy = "add the files" if config.missing == "skip" else f"add the files, or set {key} to skip"
     raise EtlError(
         f"etl.interval: {len(missing)} of {count} intervals have no file: {', '.join(shown)}{more}; {remedy}"
     )

@@ -76,6 +76,11 @@ def decide_event(end: JobEnd, previous: str | None) -> EventName | None:
     return "recovered" if outcome == "ok" and previous == "failed" else None
 
 
+def is_before(end: JobEnd, last: str | None) -> bool:
+    """Whether the job was for an earlier date than the last one: its success mends nothing of that one's."""
+    return end.ds is not None and last is not None and end.ds < last
+
+
 def next_command(event: EventName, end: JobEnd, command: Sequence[str]) -> str:
     """The command line to run next.
 
@@ -85,7 +90,7 @@ def next_command(event: EventName, end: JobEnd, command: Sequence[str]) -> str:
         command: the job's own command line.
     """
     if event in ("rejected", "held"):
-        return shlex.join(["sparkring", "ui", end.recipe])
+        return shlex.join(["sparkring", "ui", *_recipe_and_overrides(command)[:1]])
     if event == "failed" and end.code == Exit.USAGE:
         return shlex.join(["sparkring", "config", "validate", *_recipe_and_overrides(command)])
     return shlex.join(_without_secret(word) for word in command) if event in ("failed", "late") else ""

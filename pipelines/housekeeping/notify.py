@@ -39,6 +39,7 @@ from sparkring.pipelines.housekeeping.events import (
     JobEnd,
     Outcome,
     decide_event,
+    is_before,
     make_event,
     outcome_of,
     ping_suffix,
@@ -47,18 +48,22 @@ from sparkring.pipelines.runs import Runs
 from sparkring.pipelines.tracking.process_id import this_process
 
 log = logging.getLogger(__name__)
-OUTCOME = "last_outcome.json"  # beside the run folders of a recipe
+OUTCOME = (
+    "last_outcome.json"  # beside the run folders of a recipe; of `predict` another, as one says nothing of the other
+)
+PREDICT_OUTCOME = "last_predict_outcome.json"
 SUMMARY, MODEL = "summary.json", "this model"
 ERROR_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
 class LastOutcome:
-    """last_outcome.json: how the recipe's last job ended."""
+    """last_outcome.json: how the recipe's last job ended. `ds`: the date it was for, if any."""
 
     __pydantic_config__ = CLOSED
 
     outcome: Outcome
+    ds: str | None = None
 
 
 @OPEN
@@ -94,9 +99,12 @@ def announce(
     try:
         end = describe_end(config, code, error, ds)
         folder = open_storage(config.storage.runs).at(config.name)
-        event = decide_event(end, last_outcome(folder))
-        if (outcome := outcome_of(end.code, end.decision)) is not None:
-            put_outcome(folder, outcome)
+        name = PREDICT_OUTCOME if command[1:2] == ["predict"] else OUTCOME
+        last = last_outcome(folder, name)
+        event = decide_event(end, None if last is None or is_before(end, last.ds) else last.outcome)
+        outcome = outcome_of(end.code, end.decision)
+        if outcome is not None and not (outcome == "ok" and last is not None and is_before(end, last.ds)):
+            put_outcome(folder, name, LastOutcome(outcome, ds))
         send(config.notify, None if event is None else _event(event, end, command), end.code)
     except Exception as failure:
         log.error("the end of the job could not be announced: %s", redact(str(failure)))
@@ -147,23 +155,23 @@ def _summary(folder: Storage) -> _Summary | None:
         return None
 
 
-def last_outcome(folder: Storage) -> str | None:
-    """How the recipe's job before this one ended; None where that is not known."""
-    if not folder.exists(OUTCOME):
+def last_outcome(folder: Storage, name: str) -> LastOutcome | None:
+    """How the recipe's job before this one ended; None where that is not known. `name`: of the file."""
+    if not folder.exists(name):
         return None
     try:
-        return read(LastOutcome, folder, OUTCOME).outcome
+        return read(LastOutcome, folder, name)
     except StoredError as error:
         log.warning("%s", error)
         return None
 
 
-def put_outcome(folder: Storage, outcome: Outcome) -> None:
-    """Store how this job ended, for the next one."""
+def put_outcome(folder: Storage, name: str, outcome: LastOutcome) -> None:
+    """Store how this job ended, for the next one. `name`: of the file."""
     try:
-        folder.put_atomic(OUTCOME, json.dumps(asdict(LastOutcome(outcome))).encode())
+        folder.put_atomic(name, json.dumps(asdict(outcome)).encode())
     except OSError as error:
-        log.warning("%s/%s: %s", folder.uri, OUTCOME, error)
+        log.warning("%s/%s: %s", folder.uri, name, error)
 
 
 # -- sending

@@ -20,6 +20,7 @@ from sparkring.pipelines.predict.model import load
 from sparkring.pipelines.serving import Predictor
 
 ROW_GROUP = 1 << 17  # rows
+NOT_FINITE = "no finite prediction"  # in `refused`, in the place of a column: of an infinite input, say
 RESULT = pa.schema(
     {
         "path": pa.string(),
@@ -133,6 +134,10 @@ def score_batch(predictor: Predictor, task: ScoreTask, batch: pa.RecordBatch, co
     raw: dict[str, Any] = {n: kept.column(n) for n in predictor.raw_columns if n in kept.schema.names}
     raw |= {name: pa.nulls(kept.num_rows) for name in task.absent}
     scores = predictor.scores(raw, kept.num_rows)
+    finite = np.isfinite(scores).reshape(len(scores), -1).all(axis=1)
+    if not finite.all():
+        counts.refused[NOT_FINITE] = counts.refused.get(NOT_FINITE, 0) + int(np.count_nonzero(~finite))
+        kept, scores = kept.filter(pa.array(finite)), scores[finite]
     counts.rows += kept.num_rows
     columns: Mapping[str, Any] = {name: kept.column(name) for name in task.keep}
     return pa.table({**columns, **predictor.predictions(scores), **task.about.columns(kept.num_rows)})

@@ -107,9 +107,9 @@ def _statistics_of(
 
 
 def compared_parts(own: Sequence[WindowPart], reference: Sequence[WindowPart], which: str) -> list[WindowPart]:
-    """The parts of a dataset that are compared: those that the reference does not have, or all."""
-    there = {part.fingerprint for part in reference} if which == "new" else set()
-    return [part for part in own if part.fingerprint not in there]
+    """The parts of a dataset that are compared, as `drift.parts` says. Both in the order of intervals."""
+    there = {part.fingerprint for part in reference} if which != "all" else set()
+    return [part for part in (own[-1:] if which == "last" else own) if part.fingerprint not in there]
 
 
 def part_statistics(root: Storage, parts: Sequence[WindowPart]) -> Iterator[Statistics]:

@@ -62,6 +62,7 @@ ICE_TABLE, ICE_WHERE, ICE_SCHEMA = (f"etl/sources/iceberg/{name}.py" for name in
 T_ICE_TABLE, T_ICE_WHERE = (f"tests/etl/sources/iceberg/test_{name}.py" for name in ("table", "where"))
 KEEPING, T_KEEPING = "pipelines/housekeeping/retention.py", "tests/pipelines/housekeeping/test_retention.py"
 EVENTS, T_EVENTS = "pipelines/housekeeping/events.py", "tests/pipelines/housekeeping/test_events.py"
+EVALUATE, T_EVALUATE = "pipelines/evaluate.py", "tests/pipelines/test_evaluate.py"
 NOTIFY, T_NOTIFY = "pipelines/housekeeping/notify.py", "tests/pipelines/housekeeping/test_notify.py"
 GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc.py"
 CLEANUP = "pipelines/tracking/cleanup.py"
@@ -483,7 +484,11 @@ MUTANTS = (
     Mutant(NOTIFY, "event.event in config.events", "event.event", T_NOTIFY),
     Mutant(NOTIFY, "build_opener(_NoRedirect)", "build_opener()", T_NOTIFY),
     Mutant(NOTIFY, "max(0.0, deadline + 0.5 - time.monotonic())", "30", T_NOTIFY),
-    Mutant(NOTIFY, "if (outcome := outcome_of(end.code, end.decision)) is not None:", "if False:", T_NOTIFY),
+    Mutant(NOTIFY, "if outcome is not None and not (", "if outcome is None and not (", T_NOTIFY),
+    Mutant(NOTIFY, "None if last is None or is_before(end, last.ds) else", "None if last is None else", T_NOTIFY),
+    Mutant(NOTIFY, 'if command[1:2] == ["predict"] else OUTCOME', "if False else OUTCOME", T_NOTIFY),
+    Mutant(EVALUATE, "    if bad:\n", "    if False:\n", T_EVALUATE),
+    Mutant(f"{PREDICT}/score.py", "if not finite.all():", "if False:", f"{T_PREDICT} -k finite"),
     Mutant(NOTIFY, '{at_s:.0f}.".encode() + body', '{at_s:.0f}.".encode()', T_NOTIFY),
     Mutant(NOTIFY, "(here.host, here.pid, here.start_ticks)]", "(r.host, r.pid, r.start_ticks)]", T_NOTIFY),
     Mutant(KEEP_RULES, 'parts.scheme == "http" and host not in http_hosts', "False", T_KEEP_RULES),
@@ -620,7 +625,7 @@ MUTANTS = (
     Mutant(DISTRIBUTIONS, "np.log2(p[there] / q[there])", "np.log(p[there] / q[there])", T_DISTRIBUTIONS),
     Mutant(STATISTICS, "np.where(x < 0, -magnitude - 1, magnitude + 1)", "magnitude + 1", T_DISTRIBUTIONS),
     Mutant(DRIFT, "exceeded=value > rule.max", "exceeded=False", T_DRIFT),
-    Mutant(DRIFT, 'for part in reference} if which == "new" else set()', "for part in reference}", T_DRIFT),
+    Mutant(DRIFT, 'for part in reference} if which != "all" else set()', "for part in reference}", T_DRIFT),
     Mutant(DRIFT, "exceeded=not why.absent", "exceeded=False", T_DRIFT),
     Mutant(CHAMPION, "with_features(dataset.manifest, trained.manifest.features)", "dataset.manifest", T_CHAMPION),
     Mutant(CHAMPION, "return scores[order]", "return scores", T_CHAMPION, "one reader serves rows in their order"),

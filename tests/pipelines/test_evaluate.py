@@ -7,10 +7,12 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkring.pipelines.evaluate import count_unseen, group_values, lost_to
+from sparkring.etl.errors import EtlError
+from sparkring.pipelines.evaluate import check_finite, count_unseen, group_values, lost_to
 from sparkring.training.result import MODEL
 
 BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}
@@ -57,6 +59,18 @@ def test_test_rows_of_a_value_that_was_not_trained_on_are_counted_by_feature() -
     )
     rows: Any = SimpleNamespace(manifest=manifest, column=lambda name, text: stored[name])
     assert count_unseen(rows) == {"shop": 3}
+
+
+def test_a_prediction_that_is_not_finite_names_the_columns_that_are_not() -> None:
+    stored = {"x": pa.chunked_array([[1.0, math.inf, None]]), "y": pa.chunked_array([[1.0, 2.0, 3.0]])}
+    columns = [SimpleNamespace(name=name, layout="scalar", dtype="float64") for name in stored]
+    rows: Any = SimpleNamespace(manifest=SimpleNamespace(columns=columns), column=stored.__getitem__)
+    check_finite(np.array([0.1, 0.2, 0.3]), rows)
+    with pytest.raises(EtlError, match=r"1 of 3 predictions of the test rows are not finite: \['x'\] hold infinite"):
+        check_finite(np.array([0.1, math.nan, 0.3]), rows)
+    stored["x"] = stored["y"]
+    with pytest.raises(EtlError, match=r"2 of 3 predictions .*: it diverged"):
+        check_finite(np.array([[0.1, 0.9], [math.nan, 1.0], [1.0, math.inf]]), rows)
 
 
 def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:

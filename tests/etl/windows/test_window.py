@@ -82,7 +82,7 @@ def test_a_source_that_is_read_whole_is_in_every_part(lake) -> None:
 def test_a_missing_day_is_named_or_left_out(lake) -> None:
     (lake / "a/day=2013-03-03/x.parquet").unlink()
     with pytest.raises(
-        EtlError, match=r"1 of 3 intervals have no file: 2013-03-03 \(etl.sources.a\); .*missing to skip"
+        EtlError, match=r"1 of 3 intervals have no file: 2013-03-03 \(etl.sources.a\); .*schedule.missing .* to skip"
     ):
         pin(lake)
     whole, skipped = pin(lake, last="2013-03-02", window=2), pin(lake, missing="skip")

@@ -11,6 +11,7 @@ from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.events import (
     JobEnd,
     decide_event,
+    is_before,
     make_event,
     next_command,
     outcome_of,
@@ -18,6 +19,12 @@ from sparkring.pipelines.housekeeping.events import (
 )
 
 COMMAND = ["sparkring", "run", "flights", "train.steps=9", "--date", "2026-02-01"]
+
+
+def test_a_success_of_an_earlier_date_mends_nothing() -> None:
+    assert is_before(end(0, ds="2026-01-31"), "2026-02-01")
+    assert not is_before(end(0, ds="2026-02-01"), "2026-02-01") and not is_before(end(0), "2026-02-01")
+    assert not is_before(end(0, ds="2026-01-31"), None)
 
 
 def end(code: int, **changes: Any) -> JobEnd:

@@ -293,6 +293,19 @@ def test_a_job_whose_alerts_cannot_work_does_not_begin(
     assert "notify.targets.0.url_env = 'NO_SUCH_HOOK': is not set" in capsys.readouterr().err
 
 
+def test_a_recovery_is_of_the_same_command_and_of_no_earlier_date(tmp_path: Path) -> None:
+    run, predict = ["sparkring", "run", "nights"], ["sparkring", "predict", "nights"]
+    with serving() as server:
+        config = config_of(tmp_path, {"kind": "webhook", "url": server.url})
+        announce(config, 3, run, ds="2026-02-02")
+        announce(config, 0, predict, ds="2026-02-02")
+        announce(config, 0, run, ds="2026-02-01")
+        assert [event["event"] for event in server.events()] == ["failed"]
+        announce(config, 0, run, ds="2026-02-03")
+        announce(config, 0, run, ds="2026-02-04")
+    assert [(event["event"], event["ds"]) for event in server.events()][1:] == [("recovered", "2026-02-03")]
+
+
 def test_an_outcome_that_cannot_be_read_or_stored_ends_nothing(tmp_path: Path) -> None:
     with serving() as server:
         config = config_of(tmp_path, {"kind": "webhook", "url": server.url})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from sparkring.pipelines.predict.job import run_predict
 from sparkring.pipelines.predict.model import get_model
 from sparkring.pipelines.predict.publish import PublishedPredictions, read_predictions
 from sparkring.pipelines.predict.rows import make_rows, pin_rows
-from sparkring.pipelines.predict.score import without_refused
+from sparkring.pipelines.predict.score import NOT_FINITE, About, Counts, ScoreTask, score_batch, without_refused
 from sparkring.pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
@@ -202,6 +204,27 @@ def test_a_row_without_refused_columns_is_counted_once() -> None:
     kept, refused = without_refused(batch, ["a", "b"])
     assert kept.to_pylist() == [{"a": 4, "b": 4}] and refused == {"a": 2, "b": 1}
     assert without_refused(batch.slice(3), ["a", "b"]) == (batch.slice(3), {})
+
+
+def test_a_row_without_a_finite_prediction_is_refused_and_counted() -> None:
+    class Halves:
+        """Stands for a model whose prediction is not finite where its input is not."""
+
+        refuses_null: tuple[str, ...] = ()
+        raw_columns = ("x",)
+
+        def scores(self, raw: Any, count: int) -> np.ndarray:
+            return np.asarray(raw["x"].to_numpy(), np.float64) / 2
+
+        def predictions(self, scores: np.ndarray) -> dict[str, np.ndarray]:
+            return {"prediction": scores}
+
+    about = About("m", "1", datetime(2026, 1, 1, tzinfo=UTC), None)
+    task, counts = ScoreTask("", "", "v", ("id",), about), Counts()
+    batch = pa.record_batch({"id": [1, 2, 3], "x": [1.0, math.inf, math.nan]})
+    found = score_batch(Halves(), task, batch, counts)  # type: ignore[arg-type]
+    assert found.select(["id", "prediction"]).to_pylist() == [{"id": 1, "prediction": 0.5}]
+    assert (counts.rows, counts.refused) == (1, {NOT_FINITE: 2})
 
 
 def test_of_a_recipe_with_an_interval_the_rows_of_its_last_are_scored(tmp_path: Path, spark: SparkSession) -> None:

@@ -73,6 +73,7 @@ def test_which_parts_are_compared(days: Any) -> None:
     _, parts = days
     assert compared_parts(parts[1:4], parts[:3], "new") == parts[3:4]
     assert compared_parts(parts[1:4], parts[:3], "all") == parts[1:4]
+    assert compared_parts(parts[1:4], parts[:1], "last") == parts[3:4] and compared_parts(parts, parts, "last") == []
     corrected = parts[1].model_copy(update={"fingerprint": "9" * 64})
     assert compared_parts([corrected, parts[2]], parts[:3], "new") == [corrected]
 
