@@ -318,7 +318,8 @@ def sent_to_driver(spark, group):
     tracker, scheduler = context.statusTracker(), context._jsc.sc()
     scheduler.listenerBus().waitUntilEmpty()
     stages = {stage for job in tracker.getJobIdsForGroup(group) for stage in tracker.getJobInfo(job).stageIds}
-    return sum(scheduler.statusStore().lastStageAttempt(stage).resultSize() for stage in stages)
+    ran = [stage for stage in stages if tracker.getStageInfo(stage) is not None]  # others were skipped
+    return sum(scheduler.statusStore().lastStageAttempt(stage).resultSize() for stage in ran)
 
 
 def test_the_driver_is_sent_no_more_for_more_rows(spark, tmp_path, monkeypatch):
@@ -341,5 +342,5 @@ def test_the_driver_is_sent_no_more_for_more_rows(spark, tmp_path, monkeypatch):
         sent[rows] = sent_to_driver(spark, f"{rows} rows")
     few, many = sent[150_000], sent[2_400_000]
     assert few > 8 * 8_000, sent  # hashes were among it
-    assert many < 1.2 * few, sent
+    assert 0.8 * few < many < 1.2 * few, sent
     assert peaks[2_400_000] < 1.3 * peaks[150_000], peaks

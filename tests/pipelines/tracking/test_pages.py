@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.browser import NAMES, Browser, dates_shown, served
 from sparkring.pipelines.tracking.mlflow_store import pages
 from sparkring.pipelines.tracking.rules import DATE, NO_CHAMPION, RECIPE
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.result import Decision, Promotion
 from tests.pipelines.tracking.test_mlflow_store import quick, tiny_model
 
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def load_browser() -> Any:
+    """The module of the benchmark, which is in no package."""
+    spec = importlib.util.spec_from_file_location("browser", ROOT / "benchmarks" / "browser.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["browser"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+browser_module = load_browser()
+Browser, dates_shown, served = browser_module.Browser, browser_module.dates_shown, browser_module.served
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="no chromium on PATH"),
+    pytest.mark.skipif(not any(map(shutil.which, browser_module.NAMES)), reason="no chromium on PATH"),
 ]
 NAME = "delays-of-all-carriers"
 BEGIN = datetime(2024, 3, 1, tzinfo=UTC)
