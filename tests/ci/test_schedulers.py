@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sparkring.conf.load import load_config
+from sparkring.conf.schedule.dated import DateRequest
 from sparkring.pipelines.cli import parse
 from sparkring.pipelines.exit_codes import Exit
 
@@ -50,6 +52,13 @@ def manifest(name: str) -> Any:
 def container() -> Any:
     (found,) = manifest("kubernetes_cronjob.yaml")["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     return found
+
+
+def test_the_recipe_for_every_night_is_valid_and_its_commands_are_taken() -> None:
+    recipe = EXAMPLES.parent / "nights/clicks.yaml"
+    assert load_config(str(recipe), (), DateRequest("2026-06-05")).interval is not None
+    commands = re.findall(r"^# +sparkring (.+)$", recipe.read_text(), re.MULTILINE)
+    assert len(commands) == 5 and all(parse(shlex.split(command)) for command in commands)
 
 
 def yesterday() -> str:
