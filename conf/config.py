@@ -37,6 +37,11 @@ def _plain(value: str | SecretStr) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
+def _as_spark_writes(value: Any) -> Any:
+    """Make a text of a number or a bool of YAML's."""
+    return str(value).lower() if isinstance(value, int | float) else value
+
+
 class StorageConfig(Strict):
     """Where datasets and run folders live: a local path or any URI pyarrow or fsspec knows."""
 
@@ -49,7 +54,7 @@ class SparkConfig(Strict):
 
     master: str | None = Field(None, description="None: what spark-submit says, else local[<launch.world>]")
     app_name: str | None = None
-    conf: dict[str, str | SecretStr] = Field(
+    conf: dict[str, Annotated[str | SecretStr, BeforeValidator(_as_spark_writes)]] = Field(
         {},
         description="settings of Spark; those it redacts itself (spark.redaction.regex), and others that hold secrets, "
         "reach the session and nothing else",

@@ -58,6 +58,7 @@ def train(job: JobContext) -> TrainResult:
             tracker.dataset(key, dataset_info(job.dataset), "training")
         tracker.params(TRAIN, {k: v for k, v in job.resolved.as_dict().items() if k not in ("etl", "spark")})
         events = Events(tracker, ProgressDisplay())
+        point_at_checkpoints(job.folder, tracker)
         began = time.monotonic()
         launched = run_ranks(job, events)
         train_s = time.monotonic() - began - launched.start_s
@@ -89,6 +90,12 @@ def train(job: JobContext) -> TrainResult:
             timings={"launch_s": launched.start_s, "train_s": train_s},
             etl=job.dataset.seconds,
         )
+
+
+def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:
+    """Record the checkpoints that a run has: ranks may have finished one after a kill of the driver, unheard."""
+    for info in committed(run.at("checkpoints"))[0]:
+        tracker.checkpoint(TRAIN, info.step, info.uri, info.bytes, info.world, info.metric)
 
 
 def run_ranks(job: JobContext, events: Events) -> JobResult:

@@ -72,7 +72,8 @@ def plan_date(ds: str, record: DateRecord | None, request: BackfillRequest, is_n
     if record.status in ("running", "failed", "interrupted"):
         # One that runs is told from one that was killed by its lease, when it is begun.
         redo = request.reprocess != "none" or record.status != "failed"
-        return Step(ds, does if redo else "skip", f"{record.status}, exit code {record.exit_code}")
+        ended = "" if record.exit_code is None else f", exit code {record.exit_code}"
+        return Step(ds, does if redo else "skip", record.status + ended)
     if record.status == "built" and trains:
         return Step(ds, "train", "built, not trained on")
     again = request.reprocess == "completed"

@@ -11,6 +11,7 @@ embedded store a lock keeps other processes of this machine out meanwhile.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from sparkring.training.result import Decision
 log = logging.getLogger(__name__)
 AT_MS = "sparkring.at_ms"  # tag of a version: when its job registered it, however late that was sent
 CHAMPION_BEFORE = "sparkring.champion_before"  # tag of a version
+EARLIER = "sparkring.earlier_decisions"  # tag of a version: a line per decision before the last, newest first
 MODEL_VERSION = "sparkring.model_version"  # tag of a run
 PREVIOUS, CHALLENGER = "previous", "challenger"
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's codes for an alias or a version that is not
@@ -143,8 +145,12 @@ class Registry:
             self._client.set_registered_model_alias(self.name, CHALLENGER, ours.version)
 
     def tag(self, version: str, tags: dict[str, str]) -> None:
-        """Set tags of a version, and its description to the decision in them, unless a user has described it."""
+        """Set tags of a version, and its description to the decision in them, unless a user has described it.
+
+        A decision that another one takes the place of is kept in EARLIER.
+        """
         found = self._client.get_model_version(self.name, version)
+        tags = earlier_decisions(found.tags, tags) | tags
         # First: after a kill in between the text is still that of the tags.
         if (found.description or "") in ("", decision_text(found.tags)):
             self._client.update_model_version(self.name, version, decision_text(dict(found.tags) | tags))
@@ -171,6 +177,14 @@ class Registry:
         if decision not in ("promoted", "older_date"):
             self.challenge(ours)
         return tags | {NOTE: decision_note(tags, self.name, ours.version)}
+
+
+def earlier_decisions(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """The tag of a version's earlier decisions, as tags `now` come after those `before`; {} where nothing changes."""
+    last = [before.get(DECISION), before.get(REASON, "")]
+    if last[0] is None or DECISION not in now or last == [now[DECISION], now.get(REASON, "")]:
+        return {}
+    return {EARLIER: "\n".join([": ".join(filter(None, last)), *before.get(EARLIER, "").splitlines()])}
 
 
 def decided(version: Version) -> tuple[Decision | None, str]:

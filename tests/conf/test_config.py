@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from sparkring.conf.config import DataConfig, EtlConfig, LaunchConfig
+from sparkring.conf.config import DataConfig, EtlConfig, LaunchConfig, SparkConfig
 
 RECIPES = Path(__file__).resolve().parents[2] / "conf/recipes"
 BLOCK = {
@@ -210,3 +210,13 @@ def with_interval(**changes):
 )
 def test_what_cannot_be_in_parts_is_refused(changes, words):
     assert words in refused(**IN_PARTS | changes)
+
+
+def test_numbers_and_bools_of_yaml_are_texts_for_spark() -> None:
+    conf = {"spark.sql.shuffle.partitions": 8, "spark.speculation": True, "spark.memory.fraction": 0.5, "my.token": 12}
+    found = SparkConfig.model_validate({"conf": conf})
+    assert found.settings() == {
+        "spark.sql.shuffle.partitions": "8", "spark.speculation": "true", "spark.memory.fraction": "0.5",
+        "my.token": "12",
+    }  # fmt: skip
+    assert "12" not in str(found)

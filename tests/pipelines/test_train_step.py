@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from sparkring.conf.load import load_config
+from sparkring.conf.storage import open_storage
 from sparkring.pipelines.launch.progress import ProgressDisplay
-from sparkring.pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, policy
+from sparkring.pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, point_at_checkpoints, policy
+from sparkring.training.checkpoint.catalog import MARKER, encode_marker
 from sparkring.training.launch.messages import AttemptEnded, AttemptStarted, LateLogLines, Recovered, Stacks, Straggler
 from sparkring.training.launch.restart import best_world
 from sparkring.training.result import FailedAttempt
@@ -102,3 +104,16 @@ def test_what_a_reader_needed_once_is_no_mean_of_steps() -> None:
     result: Any = SimpleNamespace(metrics=[SimpleNamespace(values=values) for values in windows])
     assert per_step_s(result) == pytest.approx({"step_s": 0.3, "decode_s": 0.2})
     assert once_s(result) == {"first_batch_s": 2.0}
+
+
+def test_a_checkpoint_that_the_driver_did_not_hear_of_gets_its_pointer(tmp_path: Path) -> None:
+    run = open_storage(str(tmp_path))
+    files = {f"g/{name}": {"bytes": 2, "sha256": "0" * 64} for name in ("index.json", "trainer.json")}
+    files |= {f"g/rank-0000{rank}.json": {"bytes": 3, "sha256": "0" * 64} for rank in (0, 1)}
+    for step, metric in ((10, None), (20, 0.5)):
+        run.put_atomic(f"checkpoints/step-{step}/{MARKER}", encode_marker(step, "g", 2, metric, files))
+    run.put_atomic("checkpoints/step-30/g/index.json", b"no marker: a kill came before")
+    heard: list[tuple[Any, ...]] = []
+    point_at_checkpoints(run, SimpleNamespace(checkpoint=lambda *pointer: heard.append(pointer)))  # type: ignore[arg-type]
+    at = run.at("checkpoints")
+    assert heard == [("train", 10, at.at("step-10").uri, 10, 2, None), ("train", 20, at.at("step-20").uri, 10, 2, 0.5)]

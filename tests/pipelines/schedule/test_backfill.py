@@ -16,7 +16,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines.cli import exit_code
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as run_date_module
-from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill, dates_of, plan_backfill
+from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill, dates_of, plan_backfill, plan_date
 from sparkring.pipelines.schedule.errors import DateTaken
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.run_date import LEASE, DateJob, Shared, hold_lease
@@ -45,6 +45,13 @@ def test_failed_and_completed_dates_are_done_again_where_that_is_asked_for() -> 
     train, again = ("train", False), ("train", True)
     assert does(replace(REQUEST, reprocess="failed")) == [train, ("skip", False), train, train, train]
     assert does(replace(REQUEST, reprocess="completed")) == [train, again, train, train, train]
+
+
+def test_a_plan_says_how_a_date_ended_where_it_has() -> None:
+    begun = DateRecord(ds="2024-03-01", status="running")
+    records = begun, replace(begun, status="failed", exit_code=3)
+    said = [plan_date("2024-03-01", record, REQUEST, is_newest=False).why for record in records]
+    assert said == ["running", "failed, exit code 3"]
 
 
 def test_datasets_are_built_where_no_training_is_asked_for() -> None:

@@ -21,7 +21,7 @@ from sparkring.pipelines.promotion.by_hand import promote_by_hand, rollback
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_store import replay
 from sparkring.pipelines.tracking.ops import Model, Promote, StartRun
-from sparkring.pipelines.tracking.registry import CHALLENGER, PREVIOUS, Registry, decided
+from sparkring.pipelines.tracking.registry import CHALLENGER, EARLIER, PREVIOUS, Registry, decided, earlier_decisions
 from sparkring.pipelines.tracking.rules import (
     DATE,
     DECISION,
@@ -247,6 +247,9 @@ def test_by_hand_and_back(store: Path, tmp_path: Path, capsys: Any) -> None:
     assert tags(tracking, "2") == ("rolled_back", "rolled back to version 1: late planes")
     rollback(config, "")
     assert aliases(tracking) == {"champion": "2", PREVIOUS: "1"}
+    assert client_of(tracking).get_model_version("hands", "2").tags[EARLIER].splitlines() == [
+        "rolled_back: rolled back to version 1: late planes", "promoted: by hand: looked at it", "held: so it is"
+    ]  # fmt: skip
     for version, why in (
         ("9", "has no version '9'"),
         ("x", "has no version 'x'"),
@@ -285,3 +288,10 @@ def test_files_deleted_by_hand_are_named(store: Path, tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     with pytest.raises(StoredError, match=r"version 1 of 'files' .*: its files cannot be read: "):
         registry.fetch(found, tmp_path / "again")
+
+
+def test_a_decision_sent_twice_is_no_earlier_one() -> None:
+    held = {DECISION: "held", REASON: "away"}
+    assert earlier_decisions({}, held) == earlier_decisions(held, held) == {}
+    assert earlier_decisions(held, {NOTE: "a tag of another kind"}) == {}
+    assert earlier_decisions(held | {EARLIER: "rejected"}, {DECISION: "held"}) == {EARLIER: "held: away\nrejected"}
