@@ -54,6 +54,10 @@ class SparkConfig(Strict):
 
     master: str | None = Field(None, description="None: what spark-submit says, else local[<launch.world>]")
     app_name: str | None = None
+    log: Literal["file", "console"] = Field(
+        "file",
+        description="where Spark's log goes, where the job starts Spark itself: to a file, or to stderr",
+    )
     conf: dict[str, Annotated[str | SecretStr, BeforeValidator(_as_spark_writes)]] = Field(
         {},
         description="settings of Spark; those it redacts itself (spark.redaction.regex), and others that hold secrets, "

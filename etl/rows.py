@@ -31,7 +31,7 @@ from sparkring.etl.columns import fixed_row_bytes
 from sparkring.etl.errors import EtlError
 from sparkring.etl.layout import COUNTED_BITS, Shard
 from sparkring.etl.quarantine import PORTION, write_quarantine
-from sparkring.etl.session import batches_to_python
+from sparkring.etl.session import batches_to_python, described
 from sparkring.etl.shard import (
     BUCKET,
     ORDER,
@@ -52,6 +52,7 @@ from sparkring.etl.write import SHARD
 
 log = logging.getLogger(__name__)
 
+STAGES = {"read": "read sources", "check": "check rows", "write": "write shards", "fit": "fit features"}
 DEAD_BUILD_AGE = timedelta(days=1)
 PLAN_CHARACTERS = 20_000
 TEXT_BYTES = "text_bytes"
@@ -70,8 +71,10 @@ class RowsJob:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
+        """Count the block's seconds as those of `stage`, which Spark's UI and the job's progress show too."""
         started = time.monotonic()
-        yield
+        with described(self.spark, STAGES[stage]):
+            yield
         self.seconds[f"{stage}_s"] = self.seconds.get(f"{stage}_s", 0.0) + time.monotonic() - started
 
 

@@ -90,3 +90,15 @@ def batches_to_python(session: SparkSession, row_bytes: int | None) -> Iterator[
         yield
     finally:
         session.conf.set(BATCH_BYTES, limit or str(MOST_BATCH_BYTES))
+
+
+@contextmanager
+def described(spark: SparkSession, does: str) -> Iterator[None]:
+    """Say what the block's jobs do, in Spark's UI and wherever else they are shown."""
+    context, name = spark.sparkContext, "spark.job.description"
+    before = context.getLocalProperty(name)
+    context.setLocalProperty(name, does)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(name, before)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.windows.window import NONE_KNOWN, KnownParts, PinnedWindow, build_window, pin_window
+from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 
@@ -133,7 +134,8 @@ def build(
             config_digest=resolved.digest,
             before_publish=before_publish,
         )
-        built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
+        with spark_progress(spark):
+            built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
         dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds, built.written_parts)
         record_build(tracker, dataset)

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import RunConfig
+from sparkring.conf.config import RunConfig, TrackingConfig
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.recipe import dataset_problems, metric_problems
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
+from sparkring.pipelines.display.outcome import outcome
 from sparkring.pipelines.etl_job import describe_job, job_tags
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
@@ -41,7 +42,7 @@ from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
-from sparkring.pipelines.tracking.rules import DATE, WEIGHTS
+from sparkring.pipelines.tracking.rules import DATE, WEIGHTS, StoreUnreachable, client_limits
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
@@ -105,17 +106,19 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                 record = runs.update(record.folder, mlflow_run_id=tracker.run_id(timeout_s=1.0))
                 hooks.on_run(record)
                 job = JobContext(resolved, commit, spark, tracker, runs, record, found, hooks.ds, hooks)
-                return train_and_report(job, timings, began)
+                code, result = train_and_report(job, timings, began)
+            log.info("%s", outcome(result, config, registered_as(tracking, tracker, result)))
+            return code
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
 
 
-def train_and_report(job: JobContext, timings: dict[str, float], began: float) -> int:
+def train_and_report(job: JobContext, timings: dict[str, float], began: float) -> tuple[Exit, TrainResult]:
     """Everything after the dataset: train, evaluate, register the model, write summary.json and report.html.
 
-    `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
+    Returns the exit code too. `timings`: seconds of the stages so far; `began`: monotonic time of the job's begin.
     """
     must_beat, tracker = job.config.report.must_beat, job.tracker
     job, prepared = prepare(job)
@@ -147,16 +150,15 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
     run_id = tracker.run_id(timeout_s=1.0) or job.record.mlflow_run_id  # at first the store may not have answered yet
     job.runs.update(job.record.folder, status="finished", mlflow_run_id=run_id)
-    log_result(result, job.config)
     if lost:
         tracker.tags(JOB, {"sparkring.lost": "; ".join(lost)})
     if result.promotion is not None:
-        return report_decision(result.promotion)
+        return report_decision(result.promotion), result
     if not lost:
-        return Exit.OK
+        return Exit.OK, result
     alias = job.config.tracking.alias
     log.error("report.must_beat: %s; the model is registered, and %r stays where it was", "; ".join(lost), alias)
-    return Exit.QUALITY
+    return Exit.QUALITY, result
 
 
 def nightly_values(result: TrainResult) -> dict[str, float]:
@@ -200,15 +202,27 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
     return sha256
 
 
-def log_result(result: TrainResult, config: RunConfig) -> None:
-    """The last lines of a job: scores, seconds, and where to look."""
-    for name, scores in result.scores.items():
-        log.info("%-36s %s", name, "  ".join(f"{k} {v:.4f}" for k, v in scores.items()))
-    spent = "  ".join(f"{name.removesuffix('_s')} {value:.0f} s" for name, value in result.timings.items())
-    log.info("%s steps by %s; %s", result.train.steps, result.train.engine, spent)
-    log.info("report: %s/report.html", result.run)
-    experiment = config.tracking.named(config.name).experiment
-    log.info("browse: sparkring ui   (%s)", result.tracking_url or f"MLflow experiment {experiment!r}")
+def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult) -> str:
+    """The version of the model and its alias, or where it is until it has one. `tracker`: closed."""
+    folder = f"{result.run}/{result.train.weights}"
+    if not config.enabled:
+        return folder
+    later = f"{folder}, not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
+    run = tracker.run_id(EVALUATE, timeout_s=0.0)
+    if run is None or tracker.waiting:
+        return later
+    from sparkring.pipelines.tracking.registry import Registry  # seconds of imports, and done by now
+
+    registry = Registry(config)
+    try:
+        with client_limits(config):
+            version, holder = registry.version_of_run(run), registry.with_alias(config.alias)
+    except StoreUnreachable:
+        return later
+    if version is None:
+        return later
+    has = holder is not None and holder.version == version.version
+    return f"models:/{version.name}/{version.version}" + (f", {config.alias!r} now" if has else "")
 
 
 def note_end(runs: Runs, record: RunRecord, status: Status) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from sparkring.conf.config import LaunchConfig, SparkConfig
+
+log = logging.getLogger(__name__)
 
 # What every job needs. A user may override it in spark.conf or by spark-submit --conf.
 DEFAULTS = {
@@ -22,6 +27,7 @@ DEFAULTS = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
     "spark.driver.memory": "1g",
 }
 
@@ -40,7 +46,7 @@ def session_settings(name: str, spark: SparkConfig, world: int, is_submitted: bo
     """Spark settings of the session; under spark-submit none that decide where it runs or how large it is."""
     settings = {"spark.app.name": spark.app_name or f"sparkring-{name}"}
     if is_submitted:
-        return settings | {"spark.sql.session.timeZone": "UTC"} | spark.settings()
+        return settings | {"spark.sql.session.timeZone": "UTC", "spark.log.level": "ERROR"} | spark.settings()
     master = spark.master or f"local[{max(world, 1)}]"
     settings |= DEFAULTS | {"spark.master": master}
     if master.startswith("local"):
@@ -61,11 +67,13 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
     if not submitted():
         # Spark would start the first `python3` of the PATH on its workers, which need not be this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = session_settings(name, config, launch.world, submitted())
+    if not submitted() and config.log == "file":
+        start_jvm(settings)
     builder = SparkSession.builder
-    for key, value in session_settings(name, config, launch.world, submitted()).items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
     if borrowed:
         yield spark
         return
@@ -75,6 +83,32 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
         finally:
             with contextlib.suppress(Exception):  # the JVM may have ended first; another error reports that
                 spark.stop()
+
+
+def start_jvm(settings: Mapping[str, str]) -> Path:
+    """Start the JVM that the session will run in, with its output and Spark's log in a file; the file's path.
+
+    A JVM says a dozen lines before any setting of Spark's is heard, and native libraries say more.
+    """
+    file = Path(tempfile.gettempdir()) / f"sparkring-spark-{os.getpid()}.log"
+    log.info("Spark starts, %s; its own log: %s", settings["spark.master"], file)
+    with file.open("a") as out, output_to(out.fileno()):
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=True).setAll([*settings.items()]))
+    return file
+
+
+@contextmanager
+def output_to(target: int) -> Iterator[None]:
+    """Let file descriptors 1 and 2 be `target` inside the block, for the processes that are started there."""
+    before = {fd: os.dup(fd) for fd in (1, 2)}
+    try:
+        for fd in before:
+            os.dup2(target, fd)
+        yield
+    finally:
+        for fd, kept in before.items():
+            os.dup2(kept, fd)
+            os.close(kept)
 
 
 @contextmanager

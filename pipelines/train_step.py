@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -18,9 +20,10 @@ from sparkring.conf.references import module_of
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.display.outcome import ended_line
+from sparkring.pipelines.display.training import ProgressDisplay
 from sparkring.pipelines.etl_step import Dataset, dataset_info
 from sparkring.pipelines.launch.barrier import launch_options
-from sparkring.pipelines.launch.progress import ProgressDisplay
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
 from sparkring.pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
 from sparkring.pipelines.report.figures import curves, to_png
@@ -64,6 +67,7 @@ def train(job: JobContext) -> TrainResult:
         train_s = time.monotonic() - began - launched.start_s
         tracker.keep_checkpoints(TRAIN, [info.uri for info in committed(job.folder.at("checkpoints"))[0]])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
+        log.info("%s", ended_line(rank_0, config))
         planned = plan_and_measured(config, job.dataset.manifest, rank_0.measured)
         plan = format_rows(planned)
         tracker.artifact(TRAIN, plan + "\n", "plan.txt")
@@ -110,7 +114,7 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
         job.count_attempt(attempt)
         return job_spec(job.resolved, job.dataset, job.folder)
 
-    with obeying_signals(control, launch.grace_s):
+    with going_on_said(job.folder), obeying_signals(control, launch.grace_s):
         try:
             launched = run_with_recovery(
                 job.spark,
@@ -130,6 +134,18 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
     if by_rank := busy_by_rank(launched.timings):
         job.tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
     return launched
+
+
+@contextmanager
+def going_on_said(run: Storage) -> Iterator[None]:
+    """Where the block is left by a signal, say where the same command goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        step = latest_step(run)
+        where = f"at the checkpoint of step {step}" if step is not None else "at step 0: there is no checkpoint yet"
+        log.warning("stopped; the same command goes on %s", where)
+        raise
 
 
 def per_step_s(result: JobResult) -> dict[str, float]:

@@ -172,7 +172,11 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     begun = resume(parts, checkpoints, record)
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
-    ctx.event("training", {"from_step": begun.step, "steps": steps, "startup_s": time.monotonic() - began})
+    per_epoch = reader.steps_per_epoch
+    ctx.event(
+        "training",
+        {"from_step": begun.step, "steps": steps, "per_epoch": per_epoch, "startup_s": time.monotonic() - began},
+    )
     training = time.monotonic()
     state = fit(strategy, reader, callbacks, ctx, config.train, config.checkpoint, begun)
     checkpoints.wait()

@@ -77,6 +77,7 @@ class Tracker:
         self._nonfinite: dict[tuple[str, str], int] = {}
         self._stop, self._wake = threading.Event(), threading.Event()
         self._down_since: float | None = None
+        self.waiting = 0  # operations that the store had not taken when this was closed
         self._limits = ExitStack()
         self._sink: MlflowSink | None = None
         self._journal: Journal | None = None
@@ -378,7 +379,7 @@ class Tracker:
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout_s)
-        left = len(self._journal.pending(10_000))
+        self.waiting = left = len(self._journal.pending(10_000))
         if left:
             log.warning("%d tracking operations wait in %s for the next job or replay", left, self._journal.folder)
         wait_s = min(EVENTS_WAIT_S, max(deadline - time.monotonic(), 0.0))

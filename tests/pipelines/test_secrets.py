@@ -20,8 +20,8 @@ from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, r
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines import cli, spark, train_step
 from sparkring.pipelines import job as job_module
+from sparkring.pipelines.display.training import ProgressDisplay
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.launch.progress import ProgressDisplay
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.launch.failure import Failure, WorkerFailed

@@ -77,3 +77,27 @@ def test_a_session_is_opened_once_when_it_is_needed_and_closed_at_the_end(
     with session_on_demand("used", SparkConfig(), LaunchConfig()) as session:
         assert session() is session() and events == ["open used"]
     assert events == ["open used", "close"]
+
+
+LOUD = """
+import logging, sys
+from sparkring.conf.config import LaunchConfig, SparkConfig
+from sparkring.pipelines.spark import spark_session
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+logging.getLogger("py4j").setLevel(logging.WARNING)
+with spark_session("loud", SparkConfig(log=sys.argv[1]), LaunchConfig(world=1)) as spark:
+    spark._jvm.java.lang.System.err.println("SAID BY THE JVM")
+    print("ours")
+"""
+
+
+@pytest.mark.parametrize("log", ["file", "console"])
+def test_sparks_own_log_is_in_the_file_that_is_named_or_on_the_console(tmp_path: Path, log: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LOUD, log], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "ours\n"), done.stderr
+    kept = "".join(file.read_text() for file in tmp_path.glob("sparkring-spark-*.log"))
+    in_file, on_console = kept.splitlines(), done.stderr.splitlines()
+    assert ("SAID BY THE JVM" in in_file, "SAID BY THE JVM" in on_console) == (log == "file", log == "console")
+    if log == "file":
+        assert len(on_console) == 1 and str(tmp_path) in on_console[0]

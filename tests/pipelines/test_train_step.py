@@ -10,8 +10,16 @@ import pytest
 
 from sparkring.conf.load import load_config
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.launch.progress import ProgressDisplay
-from sparkring.pipelines.train_step import Events, busy_by_rank, once_s, per_step_s, point_at_checkpoints, policy
+from sparkring.pipelines.display.training import ProgressDisplay
+from sparkring.pipelines.train_step import (
+    Events,
+    busy_by_rank,
+    going_on_said,
+    once_s,
+    per_step_s,
+    point_at_checkpoints,
+    policy,
+)
 from sparkring.training.checkpoint.catalog import MARKER, encode_marker
 from sparkring.training.launch.messages import AttemptEnded, AttemptStarted, LateLogLines, Recovered, Stacks, Straggler
 from sparkring.training.launch.restart import best_world
@@ -117,3 +125,19 @@ def test_a_checkpoint_that_the_driver_did_not_hear_of_gets_its_pointer(tmp_path:
     point_at_checkpoints(run, SimpleNamespace(checkpoint=lambda *pointer: heard.append(pointer)))  # type: ignore[arg-type]
     at = run.at("checkpoints")
     assert heard == [("train", 10, at.at("step-10").uri, 10, 2, None), ("train", 20, at.at("step-20").uri, 10, 2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"), [(None, "at step 0: there is no checkpoint yet"), (20, "at the checkpoint of step 20")]
+)
+def test_a_stop_says_where_the_command_goes_on(
+    tmp_path: Path, step: int | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = open_storage(str(tmp_path))
+    if step is not None:
+        files = {f"g/{name}": {"bytes": 1, "sha256": "0" * 64} for name in ("index.json", "trainer.json")}
+        files["g/rank-00000.json"] = files["g/index.json"]
+        run.put_atomic(f"checkpoints/step-{step}/{MARKER}", encode_marker(step, "g", 1, None, files))
+    with pytest.raises(KeyboardInterrupt), going_on_said(run):
+        raise KeyboardInterrupt
+    assert caplog.messages == [f"stopped; the same command goes on {said}"]

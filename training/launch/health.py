@@ -178,17 +178,33 @@ def stragglers(timings: Mapping[int, Timing], factor: float = 1.5, least_s: floa
     return sorted(slow, key=lambda rank: -timings[rank].busy_s)
 
 
-class StragglerDetector:
-    """Finds stragglers: ranks that are slow in `windows` successive logging windows."""
+@dataclass(frozen=True)
+class Slow:
+    """Successive logging windows in which a rank was a straggler, and its busy seconds in them."""
 
-    def __init__(self, world: int, windows: int = 3):
-        self._world, self._windows = world, windows
+    windows: int = 0
+    seconds: float = 0.0
+
+    def longer(self, seconds: float) -> Slow:
+        return Slow(self.windows + 1, self.seconds + seconds)
+
+
+class StragglerDetector:
+    """Finds stragglers: ranks that are slow in `windows` successive logging windows, and for `lasting_s` in them.
+
+    Where steps are short, three windows are a moment in which another process ran on the host.
+    """
+
+    def __init__(self, world: int, windows: int = 3, lasting_s: float = 10.0):
+        self._world, self._windows, self._lasting_s = world, windows, lasting_s
         self._open: dict[int, dict[int, Timing]] = {}  # step -> rank -> timing
-        self._slow_windows: dict[int, int] = {}  # rank -> successive ones until now
+        self._slow: dict[int, Slow] = {}  # rank -> how long it has been slow until now
+        self._named: set[int] = set()
+        self._last_step: int | None = None  # of the windows that are whole
         self.history: deque[tuple[int, dict[int, Timing]]] = deque(maxlen=max(10, MAX_TIMINGS // world))
 
     def add(self, rank: int, step: int, values: Mapping[str, float]) -> list[tuple[int, float, float]]:
-        """Add a rank's metrics and return the new stragglers.
+        """Add a rank's metrics and return the stragglers that are new; each is named once.
 
         Of each: (rank, its busy s a step, the others' mean wait s a step).
         """
@@ -203,8 +219,14 @@ class StragglerDetector:
             return []
         self._open = {s: w for s, w in self._open.items() if s > step}
         self.history.append((step, window))
-        self._slow_windows = {r: self._slow_windows.get(r, 0) + 1 for r in stragglers(window)}
-        new = [r for r, count in self._slow_windows.items() if count == self._windows]
+        steps, self._last_step = step - (step if self._last_step is None else self._last_step), step
+        self._slow = {r: self._slow.get(r, Slow()).longer(steps * window[r].busy_s) for r in stragglers(window)}
+        new = [
+            rank
+            for rank, slow in self._slow.items()
+            if slow.windows >= self._windows and slow.seconds >= self._lasting_s and rank not in self._named
+        ]
+        self._named.update(new)
         wait_s = sum(t.wait_s for t in window.values()) if new else 0.0
         return [(r, window[r].busy_s, (wait_s - window[r].wait_s) / (self._world - 1)) for r in new]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -139,17 +139,29 @@ def test_microseconds_make_no_straggler() -> None:
     assert stragglers({0: Timing(1e-5, 0), 1: Timing(9e-5, 0)}) == []
 
 
-def test_a_straggler_is_reported_once_per_slow_spell_and_drawn() -> None:
-    watch = StragglerDetector(world=2, windows=3)
+def found_by(watch: StragglerDetector, step_s: float, slow: Callable[[int], bool]) -> list[tuple[Any, ...]]:
+    """What the detector says of rank 1 beside another that is busy for a fifth of each step."""
     found = []
-    for step in range(10, 70, 10):
-        slow = step != 50
-        for number in range(2):
-            values = {"perf/step_s": 0.5, "perf/wait_s": 0.0 if number and slow else 0.4, "perf/data_stall_s": 0.0}
-            found += [(step, *new) for new in watch.add(number, step, values)]
-    assert found == [(30, 1, pytest.approx(0.5), pytest.approx(0.4))]
-    assert watch.figure()["rank"] == [0, 1] * 6
+    for step in range(10, 110, 10):
+        for rank in range(2):
+            wait_s = 0.0 if rank and slow(step) else 0.8 * step_s
+            values = {"perf/step_s": step_s, "perf/wait_s": wait_s, "perf/data_stall_s": 0.0}
+            found += [(step, *new) for new in watch.add(rank, step, values)]
+    return found
+
+
+def test_a_straggler_is_named_once_and_drawn() -> None:
+    watch = StragglerDetector(world=2, windows=3)
+    assert found_by(watch, 0.5, lambda step: step != 60) == [(30, 1, pytest.approx(0.5), pytest.approx(0.4))]
+    assert watch.figure()["rank"] == [0, 1] * 10
     assert timing_of({"perf/step_s": 1.0}) is None
+
+
+def test_a_straggler_is_named_when_it_has_lasted() -> None:
+    assert found_by(StragglerDetector(world=2), 0.02, lambda step: True) == []  # 2 s in all
+    named = found_by(StragglerDetector(world=2), 0.2, lambda step: True)
+    assert [(step, rank) for step, rank, *_ in named] == [(60, 1)]  # five windows of 2 s behind the first
+    assert found_by(StragglerDetector(world=2), 0.2, lambda step: step % 50 != 0) == []  # never for so long at once
 
 
 def slow_on_rank_1(ctx: Any) -> None:
@@ -182,7 +194,8 @@ def slow_on_rank_1(ctx: Any) -> None:
         strategy.forward_backward(Batch({"x": torch.ones(2, 4)}, 2, 4, 4 * step))
         strategy.step(0.1)
         step_s = time.monotonic() - began
-        ctx.metrics(step, {"perf/step_s": step_s, "perf/wait_s": strategy.waited_s - waited_s})
+        # Each as if it were the mean of twenty: a straggler is named when it has lasted for ten seconds.
+        ctx.metrics(20 * step, {"perf/step_s": step_s, "perf/wait_s": strategy.waited_s - waited_s})
     strategy.close()
 
 

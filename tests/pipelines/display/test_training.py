@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from sparkring.pipelines.launch.progress import ProgressDisplay
+from sparkring.pipelines.display.training import ProgressDisplay, time_left
 from sparkring.training.launch.messages import AttemptStarted, Event, LogLines, RankEvent, RankMetrics
 
 EVENTS: list[Event] = [
     AttemptStarted(1, 2, 1.25),
     RankEvent(0, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
     RankEvent(1, 1, "ring", {"world": 2, "engine": "torch-gloo"}),
-    RankEvent(0, 1, "training", {"steps": 20, "from_step": 10}),
+    RankEvent(0, 1, "training", {"steps": 20, "from_step": 10, "per_epoch": 5}),
     LogLines(1, 1, ("hello",)),
     RankMetrics(0, 1, 11, {"train/loss": 0.5, "perf/rows_per_s": 1000.0}),
     RankMetrics(1, 1, 11, {"train/loss": 0.9}),
@@ -32,9 +32,9 @@ def test_events_of_rank_0_are_lines_and_losses_come_every_few_seconds(caplog: py
     assert caplog.messages == [
         "2 ranks started in 1.2 s",
         "ring of 2 formed, engine torch-gloo",
-        "training from step 10 to 20",
+        "training from step 10 to 20, 4 epochs",
         "[rank 1] hello",
-        "step 11/20: loss 0.5000 1,000 rows/s",
+        "step 11 of 20, epoch 3: loss 0.5000, 1,000 rows/s, 0 s left",
         "step 12: valid loss 0.2500",
         "resumed from the checkpoint of step 10",
         "checkpoint skipped: step-12: no marker",
@@ -50,3 +50,17 @@ def test_on_a_terminal_losses_are_beside_a_bar(caplog: pytest.LogCaptureFixture)
     assert not [line for line in caplog.messages if "loss" in line]
     display.close()
     assert display.bar is None
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "seconds", "left"),
+    [
+        (10, 20, 5.0, ""),  # begun at step 10
+        (15, 20, 5.0, ", 5 s left"),
+        (11, 110, 7.0, ", 12 min left"),
+        (11, 1010, 60.0, ", 16 h 39 min left"),
+        (20, 20, 3.0, ", 0 s left"),
+    ],
+)
+def test_the_time_that_is_left(step: int, total: int, seconds: float, left: str) -> None:
+    assert time_left(step, total, (10, 100.0), 100.0 + seconds) == left

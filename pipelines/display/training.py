@@ -21,7 +21,8 @@ class ProgressDisplay:
     def __init__(self, interactive: bool | None = None) -> None:
         """`interactive`: show a bar; None: where stderr is a terminal."""
         self.interactive = sys.stderr.isatty() if interactive is None else interactive
-        self.total = 0
+        self.total, self.per_epoch = 0, 1
+        self.began = (0, time.monotonic())  # step and time at which this attempt's training began
         self.bar: tqdm[Any] | None = None
         self.last_line = 0.0
 
@@ -41,8 +42,10 @@ class ProgressDisplay:
         if name == "ring":
             self._print(f"ring of {data['world']} formed, engine {data['engine']}")
         elif name == "training":
-            self.total = data["steps"]
-            self._print(f"training from step {data['from_step']} to {self.total}")
+            self.total, self.per_epoch = data["steps"], data["per_epoch"]
+            self.began = (data["from_step"], time.monotonic())
+            epochs = -(-self.total // self.per_epoch)
+            self._print(f"training from step {data['from_step']} to {self.total}, {epochs} epochs")
             if self.interactive:
                 self.bar = tqdm(total=self.total, initial=data["from_step"], unit="step", dynamic_ncols=True)
         elif name == "resumed":
@@ -57,13 +60,16 @@ class ProgressDisplay:
         if valid:
             self._print(f"step {step}: valid " + " ".join(f"{k} {v:.4f}" for k, v in valid.items()))
         elif "train/loss" in values:
-            shown = f"loss {values['train/loss']:.4f} {values.get('perf/rows_per_s', 0.0):,.0f} rows/s"
+            epoch = f"epoch {min(step, self.total - 1) // self.per_epoch + 1}"
+            shown = f"loss {values['train/loss']:.4f}, {values.get('perf/rows_per_s', 0.0):,.0f} rows/s"
             if self.bar is not None:
+                self.bar.set_description_str(epoch, refresh=False)
                 self.bar.n = step
                 self.bar.set_postfix_str(shown)
-            elif time.monotonic() - self.last_line >= LINE_EVERY_S:
-                self.last_line = time.monotonic()
-                self._print(f"step {step}/{self.total or '?'}: {shown}")
+            elif (now := time.monotonic()) - self.last_line >= LINE_EVERY_S:
+                self.last_line = now
+                left = time_left(step, self.total, self.began, now)
+                self._print(f"step {step} of {self.total}, {epoch}: {shown}{left}")
 
     def _print(self, text: str) -> None:
         if self.bar is not None:
@@ -74,3 +80,15 @@ class ProgressDisplay:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+def time_left(step: int, total: int, began: tuple[int, float], now: float) -> str:
+    """`, 45 s left` at the rate since `began` (step, time in s); empty before a step is done."""
+    done = step - began[0]
+    if done <= 0:
+        return ""
+    seconds = (total - step) * (now - began[1]) / done
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f", {seconds:.0f} s left"
+    return f", {minutes} min left" if minutes < 120 else f", {minutes // 60} h {minutes % 60:02} min left"

@@ -1,0 +1,55 @@
+"""The last words of a job: scores beside the baselines, the model's version, the report, and what to run next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparkring.conf.config import RunConfig
+from sparkring.training.result import TrainResult, WorkerResult
+
+
+def ended_line(train: WorkerResult, config: RunConfig) -> str:
+    """Say where training ended, and whose step's weights the model has."""
+    at = f"ended at step {train.steps}"
+    if train.stopped_early and config.train.early_stopping is not None:
+        stop = config.train.early_stopping
+        at += f", early: no better {stop.metric} in {stop.patience} evaluations"
+    best = train.exported_step == train.best_step and train.best_value is not None
+    why = f", the best by {config.train.best_metric} ({train.best_value:.4f})" if best else ""
+    return f"{at}; the model is that of step {train.exported_step}{why}"
+
+
+def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[str]:
+    """Lines of a table: a row per model, a column per metric; a metric that a model lacks is blank."""
+    names = list(dict.fromkeys(name for values in scores.values() for name in values))
+    rows = [[title, *names]]
+    rows += [[model, *(f"{v[n]:.4f}" if n in v else "" for n in names)] for model, v in scores.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in rows
+    ]
+
+
+def outcome(result: TrainResult, config: RunConfig, model: str) -> str:
+    """Say what came of a job, for a person who looks at the end of its output. `model`: `registered_as`."""
+    split = config.train.test_split or config.train.valid_split
+    experiment = config.tracking.named(config.name).experiment
+    facts = {
+        "model": model,
+        "report": f"{result.run}/report.html",
+        "browse": result.tracking_url or f"sparkring ui   (MLflow experiment {experiment!r})",
+        "next": "sparkring predict RECIPE" if config.predict is not None else "",
+        "time": _time_line(result.timings),
+    }
+    width = max(map(len, facts))
+    lines = [*score_table(result.scores, f"{split} split"), ""]
+    lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items() if text]
+    head = f"{config.name}: {ended_line(result.train, config)}"
+    return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
+
+
+def _time_line(timings: Mapping[str, float]) -> str:
+    parts = {name.removesuffix("_s"): value for name, value in timings.items()}
+    total = parts.pop("total", sum(parts.values()))
+    return f"{total:.0f} s: " + ", ".join(f"{name} {value:.0f}" for name, value in parts.items())

@@ -1,0 +1,59 @@
+"""The last words of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.load import load_config
+from sparkring.conf.predict import PredictConfig
+from sparkring.pipelines.display.outcome import ended_line, outcome, score_table
+from sparkring.training.result import MODEL
+from tests.pipelines.results import rank_result, train_result
+
+
+def recipe(tmp_path: Path, *words: str) -> RunConfig:
+    (file := tmp_path / "r.yaml").write_text(
+        "{name: sales, dataset: d, model: {factory: sparkring.training.models.tabular:Tabular}}"
+    )
+    return load_config(str(file), words).config
+
+
+def test_scores_are_a_table_with_blanks_where_a_model_has_none() -> None:
+    scores = {MODEL: {"loss": 0.59912, "auc": 0.7}, "majority rate": {"auc": 0.5, "accuracy": 2 / 3}}
+    assert score_table(scores, "test split") == [
+        "test split       loss     auc  accuracy",
+        f"{MODEL:<13}  0.5991  0.7000",
+        "majority rate          0.5000    0.6667",
+    ]
+
+
+def test_where_training_ended_and_whose_weights_the_model_has(tmp_path: Path) -> None:
+    stopped = recipe(tmp_path, "train.early_stopping.metric=auc", "train.early_stopping.patience=3")
+    assert ended_line(rank_result(steps=30, stopped_early=True, exported_step=15, best_step=15), stopped) == (
+        "ended at step 30, early: no better auc in 3 evaluations; "
+        "the model is that of step 15, the best by loss (0.5000)"
+    )
+    last = rank_result(steps=30, exported_step=30, best_step=15)
+    assert ended_line(last, recipe(tmp_path)) == "ended at step 30; the model is that of step 30"
+
+
+def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Path) -> None:
+    result = train_result(timings={"spark_s": 3.0, "launch_s": 1.4, "total_s": 9.6})
+    said = outcome(result, recipe(tmp_path), "models:/sales/7, 'champion' now").splitlines()
+    assert said == [
+        "sales: ended at step 10; the model is that of step 10, the best by loss (0.5000)",
+        "",
+        "  test split    loss",
+        f"  {MODEL:<10}  0.5000",
+        "",
+        "  model   models:/sales/7, 'champion' now",
+        "  report  /runs/again/1/report.html",
+        "  browse  sparkring ui   (MLflow experiment 'sales')",
+        "  time    10 s: spark 3, launch 1",
+    ]
+    scores = recipe(tmp_path, "train.test_split=null")
+    scores = scores.model_copy(update={"predict": PredictConfig(rows="planes", to="scores")})
+    again = outcome(train_result(tracking_url="http://mlflow/1"), scores, "m").splitlines()
+    assert "  valid split    loss" in again and "  browse  http://mlflow/1" in again
+    assert "  next    sparkring predict RECIPE" in again
