@@ -23,7 +23,7 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.baseline import fit_baselines
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.metrics import binary_scores, is_better
+from sparkring.pipelines.metrics.held_out import held_out_scores, is_better
 from sparkring.pipelines.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical

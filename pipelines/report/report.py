@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines import metrics
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.report import figures
