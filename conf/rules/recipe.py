@@ -16,7 +16,12 @@ from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.storage import NO_SECRETS, check_uri
 
-BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
+BASELINE_METRICS = {
+    "binary": ["loss", "auc", "accuracy"],
+    "multiclass": ["loss", "accuracy", "macro_f1"],
+    "regression": ["loss", "rmse", "abs_error", "r2"],
+    "language_model": ["loss", "perplexity"],
+}
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.evaluate import EVALUATE, HeldOut, group_values, prediction_values, scored_rows
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.metrics.held_out import held_out_scores
+from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line_of, lines_of, prediction_drift
 from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of

@@ -63,7 +63,9 @@ def test_confusion_and_counts_agree_with_a_loop(rows: list[tuple[int, list[int]]
     counts = multiclass.class_counts(labels, scores.argmax(axis=1), scores.shape[1])
     for one in range(len(expected)):
         right, rows_of, guessed = expected[one, one], expected[one].sum(), expected[:, one].sum()
-        assert counts.precision[one] == (pytest.approx(right / guessed) if guessed else pytest.approx(np.nan, nan_ok=True))
+        assert counts.precision[one] == (
+            pytest.approx(right / guessed) if guessed else pytest.approx(np.nan, nan_ok=True)
+        )
         assert counts.recall[one] == (pytest.approx(right / rows_of) if rows_of else pytest.approx(np.nan, nan_ok=True))
 
 
