@@ -558,7 +558,12 @@ class TrainConfig(Strict):
         description="torch CPU threads; None: cores / ranks on the fullest host when the run begins, then as it began",
     )
     early_stopping: EarlyStopping | None = None
-    best_metric: str = "loss"
+    best_metric: str = Field(
+        "loss",
+        description="validation metric: loss, those of the task that are means over rows (accuracy, abs_error), or of "
+        "all rows together (binary: auc, average_precision, f1; multiclass: macro_f1; regression: rmse, r2), exact "
+        "over ranks; the latter are gathered to every rank where they are named here or in early_stopping",
+    )
     best_mode: Literal["min", "max"] = "min"
     export: Literal["best", "last"] = Field(
         "best",
