@@ -567,7 +567,12 @@ class TrainConfig(Strict):
         description="torch CPU threads; None: cores / ranks on the fullest host when the run begins, then as it began",
     )
     early_stopping: EarlyStopping | None = None
-    best_metric: str = "loss"
+    best_metric: str = Field(
+        "loss",
+        description="validation metric: loss, those of the task that are means over rows (accuracy, abs_error), or of "
+        "all rows together (binary: auc, average_precision, f1; multiclass: macro_f1; regression: rmse, r2), exact "
+        "over ranks; the latter are gathered to every rank where they are named here or in early_stopping",
+    )
     best_mode: Literal["min", "max"] = "min"
     export: Literal["best", "last"] = Field(
         "best",
@@ -758,10 +763,11 @@ class ReportConfig(Strict):
     )
     baselines: bool = Field(
         True,
-        description="also fit the majority rate and, where there are scalar features, a Spark logistic regression "
-        "(binary task); one that fails is a warning",
+        description="also fit a constant guess (binary: the majority rate; multiclass: the classes' rates; regression: "
+        "the mean) and, where there are scalar features, a linear model of Spark (logistic, multinomial, linear "
+        "regression) on the same rows; one that fails is a warning",
     )
-    must_beat: list[Literal["loss", "auc", "accuracy", "perplexity"]] = Field(
+    must_beat: list[Literal["loss", "auc", "accuracy", "macro_f1", "rmse", "abs_error", "r2", "perplexity"]] = Field(
         [],
         description="test metrics in which the model must beat every baseline; else, and where a baseline "
         "cannot be computed, it is registered without tracking.alias and the job's exit code is 6",

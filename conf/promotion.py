@@ -11,9 +11,10 @@ from sparkring.conf.schema import Strict
 PREDICTION = "prediction"  # among the columns of a drift rule: what the models predict for the test rows
 HIGHER_IS_BETTER = {
     "binary": {"loss": False, "brier": False, "calibration_error": False}
-    | {"accuracy": True, "auc": True, "average_precision": True},
-    "multiclass": {"loss": False, "accuracy": True},
-    "regression": {"loss": False, "abs_error": False},
+    | {"accuracy": True, "f1": True, "auc": True, "average_precision": True},
+    "multiclass": {"loss": False, "calibration_error": False}
+    | {"accuracy": True, "macro_f1": True, "top_5_accuracy": True, "mean_reciprocal_rank": True},
+    "regression": {"loss": False, "rmse": False, "abs_error": False, "r2": True},
     "language_model": {"loss": False, "perplexity": False},
 }
 """By task: the metrics of its held-out scores, and whether more of one is better."""

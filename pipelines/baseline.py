@@ -1,6 +1,6 @@
-"""The baselines a binary model must beat: the majority rate, and MLlib's logistic regression (one-hot codes + numbers).
+"""The baselines a model must beat: a constant guess, and a linear model of MLlib (one-hot codes + numbers).
 
-Both are fitted in Spark, on the model's features and rows.
+Both are fitted in Spark, on the model's features and rows, and scored on the test rows in the task's metrics.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import OneHotEncoder, VectorAssembler
 from pyspark.ml.functions import vector_to_array
+from pyspark.ml.regression import LinearRegression
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,11 +24,16 @@ from pyspark.sql import functions as F
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
+from sparkring.pipelines.metrics.binary import CLIP
+from sparkring.pipelines.metrics.multiclass import class_counts
 from sparkring.pipelines.split_rows import SplitRows
 
 log = logging.getLogger(__name__)
 Scores = dict[str, float]
 MAJORITY, LOGISTIC = "majority rate", "logistic regression (Spark MLlib)"
+CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (Spark MLlib)"
+MEAN, LINEAR = "mean", "linear regression (Spark MLlib)"
+MOST_COEFFICIENTS = 5_000_000  # of the multinomial regression: MLlib keeps several copies of them in the driver
 
 
 @dataclass(frozen=True)
@@ -37,26 +45,32 @@ class Baselines:
 
 
 def fit_baselines(
-    spark: SparkSession, train: SplitRows, test: SplitRows, read: Sequence[Column], label: Column
+    spark: SparkSession, task: str, train: SplitRows, test: SplitRows, read: Sequence[Column], label: Column
 ) -> Baselines:
-    """Fit and score the baselines; without scalar features, the majority rate alone. One that fails is a warning.
+    """Fit and score the baselines; without scalar features, the constant guess alone. One that fails is a warning.
 
     Args:
         spark: the job's session.
+        task: binary, multiclass or regression.
         train: rows to fit on.
         test: rows to score.
         read: the model's input columns, and its label.
-        label: 0 or 1.
+        label: 0 or 1, a class number, or a value.
     """
     scalar = [c for c in read if c.layout == "scalar" and c.name != label.name]
+    (constant_name, constant), (linear_name, linear) = {
+        "binary": ((MAJORITY, majority_scores), (LOGISTIC, logistic_scores)),
+        "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
+        "regression": ((MEAN, mean_scores), (LINEAR, linear_scores)),
+    }[task]
 
     def frames() -> tuple[DataFrame, DataFrame]:
         names = [c.name for c in (*scalar, label)]
         return prepared(train.frame(spark, names), scalar, label), prepared(test.frame(spark, names), scalar, label)
 
-    fits = {MAJORITY: lambda: majority_scores(*frames())}
+    fits = {constant_name: lambda: constant(*frames())}
     if scalar:
-        fits[LOGISTIC] = lambda: logistic_scores(*frames(), scalar)
+        fits[linear_name] = lambda: linear(*assembled(*frames(), scalar))
     return attempted(fits)
 
 
@@ -97,13 +111,51 @@ def majority_scores(train: DataFrame, test: DataFrame) -> Scores:
 
 def constant_scores(guess: float, truth: float) -> Scores:
     """Scores of one guess for every row, where a share `truth` of them is positive. Log loss in nats."""
-    clipped = min(max(guess, 1e-15), 1 - 1e-15)
+    clipped = min(max(guess, CLIP), 1 - CLIP)
     loss = -(truth * math.log(clipped) + (1 - truth) * math.log(1 - clipped))
     return {"loss": loss, "auc": 0.5, "accuracy": truth if guess > 0.5 else 1 - truth}
 
 
-def logistic_scores(train: DataFrame, test: DataFrame, features: Sequence[Column]) -> Scores:
-    """Log loss in nats, ROC AUC and accuracy of MLlib's logistic regression on the test rows."""
+def class_rate_scores(train: DataFrame, test: DataFrame) -> Scores:
+    """Always predict the training rows' share of each class, so the most frequent one."""
+    return class_rates(*({int(row["__label"]): row["count"] for row in frame.groupBy("__label").count().collect()}
+                         for frame in (train, test)))  # fmt: skip
+
+
+def class_rates(trained: Mapping[int, int], tested: Mapping[int, int]) -> Scores:
+    """Scores of the shares of `trained` (class -> rows) as probabilities of every row of `tested`."""
+    rows, guess = sum(trained.values()), min(trained, key=lambda label: (-trained[label], label))
+    loss = -sum(n * math.log(max(trained.get(label, 0) / rows, CLIP)) for label, n in tested.items())
+    return {"loss": loss / sum(tested.values())} | class_metrics([(label, guess, n) for label, n in tested.items()])
+
+
+def class_metrics(counted: Sequence[tuple[int, int, int]]) -> Scores:
+    """Accuracy and macro F1 of rows counted by (class, predicted class, rows)."""
+    labels, predicted, rows = np.array(counted, dtype=np.int64).T
+    counts = class_counts(labels, predicted, int(max(labels.max(), predicted.max())) + 1, rows)
+    return {"accuracy": float(counts.right.sum() / rows.sum()), "macro_f1": counts.macro_f1}
+
+
+def mean_scores(train: DataFrame, test: DataFrame) -> Scores:
+    """Always predict the training rows' mean."""
+    row = train.agg(F.avg("__label")).first()
+    assert row is not None
+    return value_scores(test.withColumn("prediction", F.lit(row[0])))
+
+
+def value_scores(scored: DataFrame) -> Scores:
+    """Scores of the column `prediction`; R2 only where the labels differ."""
+    error = F.col("prediction") - F.col("__label")
+    row = scored.agg(
+        F.avg(error * error).alias("loss"), F.avg(F.abs(error)).alias("abs_error"), F.var_pop("__label").alias("var")
+    ).first()
+    assert row is not None
+    scores = {"loss": row["loss"], "rmse": math.sqrt(row["loss"]), "abs_error": row["abs_error"]}
+    return scores | ({"r2": 1 - row["loss"] / row["var"]} if row["var"] > 0 else {})
+
+
+def assembled(train: DataFrame, test: DataFrame, features: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
+    """The features as one vector `__features`, codes one-hot, beside `__label`."""
     coded = [c.name for c in features if c.cardinality is not None]
     columns = [name for name in train.columns if name not in {*coded, "__label"}]
     if coded:
@@ -113,15 +165,23 @@ def logistic_scores(train: DataFrame, test: DataFrame, features: Sequence[Column
         columns += encoder.getOutputCols()
     assembler = VectorAssembler(inputCols=columns, outputCol="__features")
     train, test = (assembler.transform(frame).select("__features", "__label") for frame in (train, test))
+    return train, test
+
+
+def fitted(model: Any, train: DataFrame, test: DataFrame) -> DataFrame:
+    """The test rows with what `model`, an estimator of MLlib, predicts of them when it is fitted."""
     train = train.persist()
     try:
-        model = LogisticRegression(
-            featuresCol="__features", labelCol="__label", maxIter=50, regParam=1e-5, standardization=False
-        ).fit(train)
+        scored: DataFrame = model.fit(train).transform(test)
+        return scored
     finally:
         train.unpersist()
-    scored = model.transform(test).withColumn("__p", vector_to_array(F.col("probability"))[1])
-    p = F.greatest(F.least(F.col("__p"), F.lit(1 - 1e-15)), F.lit(1e-15))
+
+
+def logistic_scores(train: DataFrame, test: DataFrame) -> Scores:
+    """Log loss in nats, ROC AUC and accuracy of MLlib's logistic regression on the test rows."""
+    scored = fitted(_logistic("auto"), train, test).withColumn("__p", vector_to_array(F.col("probability"))[1])
+    p = F.greatest(F.least(F.col("__p"), F.lit(1 - CLIP)), F.lit(CLIP))
     loss = F.avg(-F.when(F.col("__label") > 0.5, F.log(p)).otherwise(F.log(1 - p)))
     hit = F.avg(((F.col("__p") > 0.5) == (F.col("__label") > 0.5)).cast("double"))
     row = scored.agg(loss.alias("loss"), hit.alias("accuracy")).first()
@@ -130,3 +190,40 @@ def logistic_scores(train: DataFrame, test: DataFrame, features: Sequence[Column
         scored
     )
     return {"loss": row["loss"], "auc": auc, "accuracy": row["accuracy"]}
+
+
+def multinomial_scores(train: DataFrame, test: DataFrame) -> Scores:
+    """Log loss in nats, accuracy and macro F1 of MLlib's multinomial regression on the test rows.
+
+    ValueError where it has more than MOST_COEFFICIENTS.
+    """
+    row = train.select(F.max("__label"), F.first("__features")).first()
+    assert row is not None
+    if (coefficients := (int(row[0]) + 1) * len(row[1])) > MOST_COEFFICIENTS:
+        raise ValueError(f"{coefficients:,} coefficients, more than {MOST_COEFFICIENTS:,}")
+    scored = fitted(_logistic("multinomial"), train, test)
+    # a class that no training row has is no class of MLlib's: its probability is 0
+    own = F.coalesce(F.get(vector_to_array(F.col("probability")), F.col("__label").cast("int")), F.lit(0.0))
+    scored = scored.withColumn("__loss", -F.log(F.greatest(own, F.lit(CLIP))))
+    groups = scored.groupBy("__label", "prediction").agg(F.count("*").alias("rows"), F.sum("__loss").alias("loss"))
+    counted = groups.collect()
+    loss = math.fsum(group["loss"] for group in counted) / sum(group["rows"] for group in counted)
+    pairs = [(int(group["__label"]), int(group["prediction"]), group["rows"]) for group in counted]
+    return {"loss": loss} | class_metrics(pairs)
+
+
+def linear_scores(train: DataFrame, test: DataFrame) -> Scores:
+    """Squared error, its root, absolute error and R2 of MLlib's linear regression on the test rows."""
+    model = LinearRegression(featuresCol="__features", labelCol="__label", maxIter=50, regParam=1e-5)
+    return value_scores(fitted(model, train, test))
+
+
+def _logistic(family: str) -> LogisticRegression:
+    return LogisticRegression(
+        featuresCol="__features",
+        labelCol="__label",
+        family=family,
+        maxIter=50,
+        regParam=1e-5,
+        standardization=False,
+    )

@@ -21,6 +21,7 @@ from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
+from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.rules import DATE, RECIPE
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 
@@ -76,5 +77,5 @@ def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fing
             "sparkring.code_path": str(Path(__file__).parent.parent),
         },
     )
-    tracker.params(JOB, resolved.as_dict())
+    tracker.params(JOB, run_params(resolved, fingerprint))
     tracker.artifact_json(JOB, resolved.as_dict(), "config.json")

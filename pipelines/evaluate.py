@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.promotion import COMPARED_TASKS
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
@@ -23,7 +24,7 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.baseline import fit_baselines
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.metrics import binary_scores, is_better
+from sparkring.pipelines.metrics.held_out import held_out_scores, is_better
 from sparkring.pipelines.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
@@ -39,7 +40,7 @@ EVALUATE = "evaluate"  # key of its run in MLflow
 class HeldOut:
     """Predictions of every test row, in the dataset's order."""
 
-    labels: np.ndarray  # (N,) float64; 0 or 1 where the task is binary
+    labels: np.ndarray  # (N,) float64; 0 or 1, a class number, or a value
     scores: np.ndarray  # (N,), or (N, classes)
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)  # column of report.share_by -> (N,) values as text
 
@@ -64,13 +65,14 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     if unseen:
         log.info("test rows whose value was in no training row: %s", unseen)
     check_finite(held_out.scores, rows)
-    if config.model.task == "binary":
-        scores[MODEL] |= binary_scores(held_out.labels, held_out.scores)
+    if config.model.task in COMPARED_TASKS:
+        scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores)
         if config.report.baselines:
             columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
-            assert columns.label is not None, "a binary task has a label"
+            assert columns.label is not None, "build_task has asked for it"
             baselines = fit_baselines(
                 job.spark,
+                config.model.task,
                 split_rows(dataset, "train", config.data, result.train.train_left_out),
                 rows,
                 [dataset.manifest.tensor(name) for name in columns.read],

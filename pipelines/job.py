@@ -266,4 +266,4 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
         task = build_task(kind, columns.features, columns.label, config.model.inputs)
     except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
         return [str(error)]
-    return metric_problems(config, ["loss", *task.metric_names()])
+    return metric_problems(config, ["loss", *task.metric_names(), *task.split_metric_names()])

@@ -28,6 +28,7 @@ from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
 from sparkring.pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
 from sparkring.pipelines.report.figures import curves, to_png
 from sparkring.pipelines.signals import obeying_signals
+from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.data.batch import ONCE
@@ -59,7 +60,7 @@ def train(job: JobContext) -> TrainResult:
     with tracker.part(TRAIN):
         for key in (JOB, TRAIN):  # the job's own too, so that a list of jobs shows what each was trained on
             tracker.dataset(key, dataset_info(job.dataset), "training")
-        tracker.params(TRAIN, {k: v for k, v in job.resolved.as_dict().items() if k not in ("etl", "spark")})
+        tracker.params(TRAIN, run_params(job.resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
         events = Events(tracker, ProgressDisplay())
         point_at_checkpoints(job.folder, tracker)
         began = time.monotonic()

@@ -19,7 +19,6 @@ from sparkring.conf.config import CheckpointConfig, TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.loop_timing import ControlPoller, LoopTiming
-from sparkring.training.models.task import Task
 from sparkring.training.parallel.strategy import Strategy
 
 
@@ -224,44 +223,6 @@ def validate(step: int, callbacks: Callbacks, reporter: Reporter, timing: LoopTi
         metrics = callbacks.evaluate(step)
     reporter.metrics(step, {f"valid/{name}": value for name, value in metrics.items()})
     return metrics
-
-
-def evaluate_split(
-    strategy: Strategy,
-    reader: Reader,
-    task: Task,
-    on_batch: Callable[[Batch, Any], None] | None = None,
-    on_progress: Callable[[int], None] = lambda number: None,
-) -> dict[str, float]:
-    """Compute loss and metrics over a whole split, the same on every rank. Collective.
-
-    They are sums over rows and ranks, divided by real rows; or by the task's `counted_share` of each row.
-
-    Args:
-        strategy: holds the model.
-        reader: of the split; it pads its last batch.
-        task: the loss and the metrics.
-        on_batch: gets every non-empty batch and its outputs, on the ranks that see outputs.
-        on_progress: gets the number of each batch, so that a long split is not taken for a hang.
-    """
-    names = ("loss", *task.metric_names())
-    sums = torch.zeros(len(names) + 1, dtype=torch.float64)  # each metric's, and the divisor
-    for number, batch in enumerate(reader.batches()):
-        on_progress(number)
-        outputs = strategy.evaluate(batch)
-        if outputs is None or batch.rows == 0:
-            continue
-        if on_batch is not None:
-            on_batch(batch, outputs)
-        # weight, each value: (B,)
-        weight = batch.row_weights(outputs.device).double()
-        values = {"loss": task.loss(outputs, batch.columns)} | task.metric_sums(outputs, batch.columns)
-        sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
-        share = task.counted_share(batch.columns)
-        sums[-1] += (weight if share is None else share.to(weight) * weight).sum().cpu()
-    sums = strategy.sum_over_data(sums)
-    total = float(sums[-1])
-    return {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}
 
 
 def sum_over_ranks(strategy: Strategy, values: list[float]) -> list[float]:

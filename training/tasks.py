@@ -11,6 +11,7 @@ from torch.nn import functional
 from sparkring.conf.references import NoSuchName, load_reference, module_of
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.gpt import LanguageModelTask
+from sparkring.training.models.scores import class_f1, fit_scores, macro_f1, ranking_scores
 from sparkring.training.models.task import Task
 
 Tensor = torch.Tensor
@@ -50,6 +51,17 @@ class BinaryTask(_TableTask):
         label = columns[self.label].bool()
         return {"accuracy": ((outputs > 0) == label).double(), "positive_share": label.double()}
 
+    def split_metric_names(self) -> tuple[str, ...]:
+        return ("auc", "average_precision", "f1")
+
+    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
+        return torch.stack([self.probabilities(outputs), columns[self.label].double()], dim=1)
+
+    def split_metrics(self, values: Tensor) -> dict[str, float]:
+        scores, labels = values.T
+        f1 = class_f1((labels > 0.5).long(), (scores > 0.5).long())
+        return ranking_scores(scores, labels) | {"f1": float(f1[1]) if len(f1) > 1 else 0.0}
+
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs.double())
 
@@ -66,6 +78,16 @@ class MulticlassTask(_TableTask):
     def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
         return {"accuracy": (outputs.argmax(dim=1) == columns[self.label].long()).double()}
 
+    def split_metric_names(self) -> tuple[str, ...]:
+        return ("macro_f1",)
+
+    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
+        return torch.stack([outputs.argmax(dim=1).double(), columns[self.label].double()], dim=1)
+
+    def split_metrics(self, values: Tensor) -> dict[str, float]:
+        predicted, labels = values.long().T
+        return {"macro_f1": macro_f1(labels, predicted)}
+
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.softmax(outputs.double(), dim=1)
 
@@ -81,6 +103,15 @@ class RegressionTask(_TableTask):
 
     def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
         return {"abs_error": (outputs - columns[self.label]).abs().double()}
+
+    def split_metric_names(self) -> tuple[str, ...]:
+        return ("rmse", "r2")
+
+    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
+        return torch.stack([outputs.double(), columns[self.label].double()], dim=1)
+
+    def split_metrics(self, values: Tensor) -> dict[str, float]:
+        return fit_scores(*values.T)
 
 
 TABLE_TASKS: dict[str, type[_TableTask]] = {

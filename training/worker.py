@@ -39,8 +39,9 @@ from sparkring.training.data.batch import SAMPLE, Batch, Reader
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from sparkring.training.data.resume import explain_difference
+from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.launch.host.rank import WorkerContext
-from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, evaluate_split, fit, total_steps
+from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, fit, total_steps
 from sparkring.training.model_folder import TrainedModel, read_model_folder
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model, record_model
@@ -86,6 +87,7 @@ class Parts:
     device: torch.device
     columns: ModelColumns
     task: Task
+    gather: Callable[[bytes], list[bytes]]  # between all ranks
     readers: list[Reader] = field(default_factory=list)  # every one that was opened
 
     def open_reader(self, split: str, training: bool) -> Reader:
@@ -100,6 +102,10 @@ class Parts:
         reader = make_reader(config.data, request, rank, evaluation=not training)
         self.readers.append(reader)
         return reader
+
+    def whole_split(self) -> WholeSplit:
+        """A collector for one evaluation."""
+        return WholeSplit(self.task, self.gather, self.strategy.is_data_leader)
 
     def close(self) -> None:
         for reader in self.readers:
@@ -141,7 +147,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
-        parts = Parts(ctx, config, dataset, manifest, run, strategy, device, columns, task)
+        parts = Parts(ctx, config, dataset, manifest, run, strategy, device, columns, task, gather)
         result = _train(parts, model, began)
         failed = False
         return result
@@ -224,10 +230,15 @@ def make_callbacks(
         audit: gets every batch.
     """
     ctx, strategy = parts.ctx, parts.strategy
+    gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
 
     def evaluate(step: int) -> dict[str, float]:
         return evaluate_split(
-            strategy, valid, parts.task, on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}")
+            strategy,
+            valid,
+            parts.task,
+            on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"),
+            whole=parts.whole_split() if gathers else None,
         )
 
     def save(state: TrainerState, metric: float | None) -> None:
@@ -327,6 +338,7 @@ def score_test_split(parts: Parts, test: Reader | None, result: WorkerResult) ->
         task,
         on_batch=predictions.add if predictions else None,
         on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n}"),
+        whole=parts.whole_split() if task.split_metric_names() else None,
     )
     name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
     file = predictions.write(parts.run, name) if predictions else None

@@ -16,7 +16,12 @@ from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.storage import NO_SECRETS, check_uri
 
-BASELINE_METRICS = {"binary": ["loss", "auc", "accuracy"], "language_model": ["loss", "perplexity"]}
+BASELINE_METRICS = {
+    "binary": ["loss", "auc", "accuracy"],
+    "multiclass": ["loss", "accuracy", "macro_f1"],
+    "regression": ["loss", "rmse", "abs_error", "r2"],
+    "language_model": ["loss", "perplexity"],
+}
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ def combination_problems(config: RunConfig) -> list[str]:
         *(conflict.problem.format(c=config) for conflict in CONFLICTS if conflict.applies(config)),
         *secret_problems(config),
         *must_beat_problems(config),
+        *mode_problems(config),
         *predict_problems(config),
         *promotion_problems(config),
         *no_effect_problems(config),
@@ -271,6 +277,20 @@ def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]
         f"column, the report groups by scalar ones; {nearest(name, known)}"
         for name in config.report.share_by
         if name not in known
+    ]
+
+
+def mode_problems(config: RunConfig) -> list[str]:
+    """Check that `train` looks for the best value of a metric in the right direction, where it is known."""
+    train, known = config.train, HIGHER_IS_BETTER.get(config.model.task, {})
+    asked = {"train.best_mode": (train.best_metric, train.best_mode)}
+    if train.early_stopping is not None:
+        asked["train.early_stopping.mode"] = (train.early_stopping.metric, train.early_stopping.mode)
+    return [
+        f"{key} = {mode!r}: {'more' if known[metric] else 'less'} of {metric!r} is better; "
+        f"set it to {'max' if known[metric] else 'min'}"
+        for key, (metric, mode) in asked.items()
+        if metric in known and (mode == "max") != known[metric]
     ]
 
 

@@ -21,11 +21,11 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.evaluate import EVALUATE, HeldOut, group_values, prediction_values, scored_rows
 from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.metrics.held_out import held_out_scores
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line_of, lines_of, prediction_drift
 from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of
-from sparkring.pipelines.promotion.scores import held_out_scores
 from sparkring.pipelines.tracking.rules import NO_CHAMPION, WEIGHTS, StoreUnreachable, refuse_move
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.checkpoint.weights import FILE

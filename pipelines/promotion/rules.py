@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkring.conf.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED, MetricRule, PromoteConfig
-from sparkring.pipelines.promotion.scores import held_out_scores, resampled
+from sparkring.pipelines.metrics.held_out import held_out_scores
+from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.result import RuleFinding
 
 Array = NDArray[Any]

@@ -12,31 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkring.pipelines.metrics import CLIP, binary_scores
+from sparkring.pipelines.metrics.binary import CLIP
+from sparkring.pipelines.metrics.multiclass import TOP, class_counts, label_loss, label_ranks
 
 Array = NDArray[Any]
 RESAMPLES, SEED = 1000, 0
-
-
-def held_out_scores(task: str, labels: Array, scores: Array) -> dict[str, float]:
-    """Every metric of a task of conf/promotion.py that is made of predictions."""
-    if task == "binary":
-        return binary_scores(labels, scores)
-    names = {"multiclass": ("loss", "accuracy"), "regression": ("loss", "abs_error")}[task]
-    return {name: float(row_values(task, name, labels, scores).mean()) for name in names}
 
 
 def row_values(task: str, metric: str, labels: Array, scores: Array) -> Array:
     """The metric of each row, (N,), of a metric that is their mean."""
     if task == "regression":
         error = scores - labels
+        assert metric in ("loss", "abs_error"), f"{metric} is no mean over rows"
         return np.square(error) if metric == "loss" else np.abs(error)
     if task == "multiclass":
+        if metric == "loss":
+            return label_loss(labels, scores)
         if metric == "accuracy":
             return (scores.argmax(axis=1) == labels).astype(np.float64)
-        of_label = np.take_along_axis(scores, labels.astype(np.int64)[:, None], axis=1)[:, 0]
-        loss: Array = -np.log(np.clip(of_label, CLIP, 1.0))
-        return loss
+        ranks = label_ranks(labels, scores)
+        if metric == "top_5_accuracy":
+            return (ranks <= TOP).astype(np.float64)
+        assert metric == "mean_reciprocal_rank", f"{metric} is no mean over rows"
+        return 1 / ranks
     if metric == "loss":
         p = np.clip(scores, CLIP, 1 - CLIP)
         return -(labels * np.log(p) + (1 - labels) * np.log(1 - p))
@@ -72,7 +70,28 @@ def _weighted(task: str, metric: str, labels: Array, scores: Array) -> Callable[
     """The metric as a function of how often each row occurs."""
     if metric in ("auc", "average_precision"):
         return Ranking(labels, scores).auc if metric == "auc" else Ranking(labels, scores).average_precision
+    if metric in ("f1", "macro_f1"):
+        classes = 2 if task == "binary" else scores.shape[1]
+        predicted = (scores > 0.5).astype(np.int64) if task == "binary" else scores.argmax(axis=1)
+        return partial(_weighted_f1, metric, labels.astype(np.int64), predicted, classes)
+    if metric in ("rmse", "r2"):
+        return partial(_weighted_fit, metric, labels, row_values(task, "loss", labels, scores))
     return partial(_weighted_mean, row_values(task, metric, labels, scores))
+
+
+def _weighted_f1(metric: str, labels: Array, predicted: Array, classes: int, weights: Array) -> float:
+    """F1 of class 1, or the mean over the classes that occur."""
+    counts = class_counts(labels, predicted, classes, weights)
+    return counts.macro_f1 if metric == "macro_f1" else float(np.nan_to_num(counts.f1[1]))
+
+
+def _weighted_fit(metric: str, labels: Array, squares: Array, weights: Array) -> float:
+    """RMSE or R2 of squared errors (N,); R2 is NaN where all labels are equal."""
+    squared = _weighted_mean(squares, weights)
+    if metric == "rmse":
+        return squared**0.5
+    variance = _weighted_mean(np.square(labels - _weighted_mean(labels, weights)), weights)
+    return 1 - squared / variance if variance > 0 else float("nan")
 
 
 def _weighted_mean(values: Array, weights: Array) -> float:

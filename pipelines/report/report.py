@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.pipelines import metrics
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import read_held_out, scored_rows
+from sparkring.pipelines.metrics.binary import calibration, share_by, threshold_curves
+from sparkring.pipelines.metrics.held_out import BEST_IS_LOW, is_better
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.runs import Runs
@@ -114,14 +115,14 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     held = inputs.held_out
     if held is None:
         return drawn
-    curves = metrics.threshold_curves(held.labels, held.scores)
+    curves = threshold_curves(held.labels, held.scores)
     if curves is not None:
         drawn.append(("roc", "ROC over all held-out rows", figures.roc(curves), False))
         drawn.append(("precision_recall", "Precision and recall", figures.precision_recall(curves), False))
-    bins = metrics.calibration(held.labels, held.scores)
+    bins = calibration(held.labels, held.scores)
     drawn.append(("calibration", "Calibration, slices of equal counts", figures.calibration_plot(bins), False))
     for name, values in held.groups.items():
-        groups = metrics.share_by(values, held.labels, held.scores)
+        groups = share_by(values, held.labels, held.scores)
         drawn.append(
             (f"share_by_{file_name(name)}", f"Share of {inputs.positive} by {name}", figures.shares(groups, name), True)
         )
@@ -144,7 +145,7 @@ def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
         f"{other} in {NAMES.get(m, m)}"
         for m in shared
         for other, theirs in others
-        if not metrics.is_better(m, ours[m], theirs[m])
+        if not is_better(m, ours[m], theirs[m])
     ]
     if not shared:
         return ""
@@ -185,5 +186,5 @@ def _best(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     for metric in _score_columns(scores):
         named = {name: values[metric] for name, values in scores.items() if metric in values}
         if len(named) > 1:
-            found[metric] = (min if metric in metrics.BEST_IS_LOW else max)(named, key=lambda name: named[name])
+            found[metric] = (min if metric in BEST_IS_LOW else max)(named, key=lambda name: named[name])
     return found

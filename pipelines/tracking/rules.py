@@ -49,22 +49,25 @@ class CheckpointPointer:
     uri: str
 
 
-def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested configuration to `a.b.c` -> value; lists stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat |= flat_values(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return flat
+
+
+def flat_params(values: Mapping[str, Any]) -> dict[str, str]:
     """Flatten a nested configuration to `a.b.c` -> text: redacted, lists as JSON, cut to MLflow's limits.
 
     Redacted here, where a number behind `n_token` is still a number and not a text.
     """
     flat: dict[str, str] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat |= flat_params(value, f"{name}.")
-        else:
-            shown = redacted(value, name)
-            text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
-            flat[name[:KEY_CHARACTERS]] = (
-                text if len(text) <= PARAM_CHARACTERS else text[: PARAM_CHARACTERS - 3] + "..."
-            )
+    for name, value in flat_values(values).items():
+        shown = redacted(value, name)
+        text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
+        flat[name[:KEY_CHARACTERS]] = text if len(text) <= PARAM_CHARACTERS else text[: PARAM_CHARACTERS - 3] + "..."
     return flat
 
 

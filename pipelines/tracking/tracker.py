@@ -133,7 +133,10 @@ class Tracker:
     # -- what is recorded
 
     def params(self, key: str, values: Mapping[str, Any]) -> None:
-        """Record nested values as `a.b.c`. On resume the first values stay; names of changed ones become a tag."""
+        """Record nested values as `a.b.c`. On resume the first values stay; names of changed ones become a tag.
+
+        Of a recipe, those of `run_params`: every list of runs carries all their parameters.
+        """
         self._put(ops.Params, key, params=flat_params(values))
 
     def metrics(self, key: str, step: int, values: Mapping[str, float], time_s: float | None = None) -> None:

@@ -70,6 +70,7 @@ T_TRACKER = "tests/pipelines/tracking/test_tracker.py"
 OL = ("datasets", "events", "send", "driver", "record")
 OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER, OL_RECORD = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
+PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/housekeeping.py", "tests/conf/test_housekeeping.py"
@@ -721,4 +722,10 @@ MUTANTS = (
         "if storage is None and storage.exists",
         T_SOURCES,
     ),
+    # --- which parameters MLflow shows of a run
+    Mutant(PARAMS, "*kept][:MOST_PARAMS]", "*kept]", T_PARAMS),
+    Mutant(PARAMS, "key not in varied, _rank(key)", "_rank(key)", T_PARAMS),
+    Mutant(PARAMS, "key in varied or not _within(key, LEFT_OUT)", "key not in LEFT_OUT", T_PARAMS),
+    Mutant(PARAMS, 'key == s or s.startswith(f"{key}.")', "key == s", T_PARAMS),
+    Mutant(PARAMS, "exclude=set(leave_out), exclude_defaults=True", "exclude=set(leave_out)", T_PARAMS),
 )

@@ -14,11 +14,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.ml.linalg import Vectors
 
 from sparkring.conf.config import DataConfig, RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.baseline import LOGISTIC, MAJORITY, Baselines, attempted, constant_scores, fit_baselines
+from sparkring.pipelines.baseline import (
+    CLASS_RATES,
+    LINEAR,
+    LOGISTIC,
+    MAJORITY,
+    MEAN,
+    MULTINOMIAL,
+    Baselines,
+    attempted,
+    class_rates,
+    constant_scores,
+    fit_baselines,
+    multinomial_scores,
+)
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import evaluate
 from sparkring.pipelines.split_rows import split_rows
@@ -73,9 +87,9 @@ GAPS = Column(name="gaps", dtype="float64", nulls="mask")
 COLUMNS = (GAPS, Column(name="code", dtype="int32", cardinality=4), Column(name="month", dtype="int64"), LABEL)
 
 
-def fitted(spark: Any, dataset: Dataset, data: DataConfig | None = None) -> Baselines:
-    train, test = (split_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
-    return fit_baselines(spark, train, test, dataset.manifest.columns, LABEL)
+def fitted(spark: Any, dataset: Dataset, task: str = "binary", label: Column = LABEL) -> Baselines:
+    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
+    return fit_baselines(spark, task, train, test, dataset.manifest.columns, label)
 
 
 @pytest.mark.spark
@@ -95,6 +109,98 @@ def test_without_scalar_features_there_is_the_majority_rate(spark: Any, tmp_path
     )
     found = fitted(spark, dataset)
     assert list(found.scores) == [MAJORITY] and found.missing == {}
+
+
+def rows_of(dataset: Dataset, split: str, *names: str) -> list[np.ndarray]:
+    """The stored columns of a split, read from the files."""
+    paths = sorted(Path(dataset.folder.uri.removeprefix("file://")).glob(f"data/{split}-*.parquet"))
+    return [np.concatenate([pq.read_table(path)[name].to_numpy() for path in paths]) for name in names]
+
+
+def design(code: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """One-hot codes, the number, and a constant, (N, 6)."""
+    return np.column_stack([np.eye(4)[code], x, np.ones(len(x))])
+
+
+PLAIN = (Column(name="code", dtype="int32", cardinality=4), Column(name="x", dtype="float64"))
+COST = Column(name="cost", dtype="float64", role="label")
+KIND = Column(name="kind", dtype="int64", role="label")
+
+
+def costs(seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    code, x = random.integers(0, 4, 120).astype(np.int32), random.normal(size=120)
+    return {"code": code, "x": x, "cost": 50 + 10 * code + 3 * x + random.normal(size=120)}
+
+
+@pytest.mark.spark
+def test_a_regression_is_compared_with_the_mean_and_least_squares(spark: Any, tmp_path: Path) -> None:
+    dataset = write_table(tmp_path, (*PLAIN, COST), costs)
+    found = fitted(spark, dataset, "regression", COST)
+    (code, x, cost), (test_code, test_x, truth) = (rows_of(dataset, s, "code", "x", "cost") for s in SIZES)
+    weights, *_ = np.linalg.lstsq(design(code, x), cost, rcond=None)
+    guesses = {MEAN: np.full(len(truth), cost.mean()), LINEAR: design(test_code, test_x) @ weights}
+    assert found.missing == {} and list(found.scores) == [MEAN, LINEAR]
+    for name, guess in guesses.items():
+        squared = np.mean((guess - truth) ** 2)
+        expected = {"loss": squared, "rmse": squared**0.5, "abs_error": np.mean(abs(guess - truth))}
+        assert found.scores[name] == pytest.approx(expected | {"r2": 1 - squared / truth.var()}, rel=2e-3), name
+    assert found.scores[MEAN]["r2"] <= 0 < 0.95 < found.scores[LINEAR]["r2"]
+
+
+def kinds(seed: int) -> dict[str, Any]:
+    """Of the test rows (seeds from 10), some have the class 3, which no training row has."""
+    random = np.random.default_rng(seed)
+    code, x = random.integers(0, 4, 120).astype(np.int32), random.normal(size=120)
+    logits = np.column_stack([0.5 * code, 2 * x, np.ones(120)]) + random.gumbel(size=(120, 3))
+    kind = logits.argmax(axis=1)
+    kind[:5] = 3 if seed >= 10 else kind[:5]
+    return {"code": code, "x": x, "kind": kind}
+
+
+def softmax_regression(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Weights (features, 3) that gradient descent finds."""
+    weights = np.zeros((features.shape[1], 3))
+    for _ in range(4000):
+        odds = np.exp(features @ weights)
+        weights -= 0.5 * features.T @ (odds / odds.sum(axis=1, keepdims=True) - np.eye(3)[labels]) / len(labels)
+    return weights
+
+
+@pytest.mark.spark
+def test_classes_are_compared_with_their_rates_and_a_multinomial_regression(spark: Any, tmp_path: Path) -> None:
+    dataset = write_table(tmp_path, (*PLAIN, KIND), kinds)
+    found = fitted(spark, dataset, "multiclass", KIND)
+    (code, x, kind), (test_code, test_x, truth) = (rows_of(dataset, s, "code", "x", "kind") for s in SIZES)
+    odds = np.exp(design(test_code, test_x) @ softmax_regression(design(code, x), kind))
+    rates = np.bincount(kind, minlength=3) / len(kind)
+    guesses = {CLASS_RATES: np.tile(rates, (len(truth), 1)), MULTINOMIAL: odds / odds.sum(axis=1, keepdims=True)}
+    assert found.missing == {} and list(found.scores) == [CLASS_RATES, MULTINOMIAL] and set(truth) == {0, 1, 2, 3}
+    for name, probabilities in guesses.items():
+        of_label = np.column_stack([probabilities, np.zeros(len(truth))])[np.arange(len(truth)), truth]
+        guess, f1s = probabilities.argmax(axis=1), []
+        for one in {*truth, *guess}:
+            f1s.append(2 * sum((guess == one) & (truth == one)) / (sum(guess == one) + sum(truth == one)))
+        expected = {"loss": -np.log(np.maximum(of_label, 1e-15)).mean(), "accuracy": (guess == truth).mean()}
+        assert found.scores[name] == pytest.approx(expected | {"macro_f1": np.mean(f1s)}, rel=5e-3), name
+
+
+def test_rates_of_classes_are_probabilities_and_the_most_frequent_one_is_the_guess() -> None:
+    found = class_rates({0: 1, 1: 2, 2: 1}, {0: 2, 2: 6})
+    loss = -(2 * math.log(0.25) + 6 * math.log(0.25)) / 8
+    assert found == {"loss": pytest.approx(loss), "accuracy": 0.0, "macro_f1": 0.0}
+    assert class_rates({1: 3, 0: 3}, {0: 3, 1: 1})["accuracy"] == 0.75
+    assert class_rates({0: 3}, {1: 1})["loss"] == pytest.approx(-math.log(1e-15))
+
+
+@pytest.mark.spark
+def test_a_multinomial_regression_of_too_many_coefficients_is_not_fitted(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkring.pipelines.baseline.MOST_COEFFICIENTS", 14)
+    frame = spark.createDataFrame([(Vectors.dense([0.0] * 5), 2.0)], "__features: vector, __label: double")
+    with pytest.raises(ValueError, match="15 coefficients, more than 14"):
+        multinomial_scores(frame, frame)
 
 
 @pytest.mark.spark

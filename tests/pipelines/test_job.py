@@ -110,8 +110,9 @@ def test_a_dataset_that_is_there_is_found_without_spark(
 
 
 def test_metrics_of_a_built_in_task_are_checked_before_a_dataset_is_built() -> None:
-    (said,) = metric_problems_of(config(train={"best_metric": "auc"}))
-    assert said.startswith("train.best_metric = 'auc': no validation metric")
+    (said,) = metric_problems_of(config(train={"best_metric": "macro_f1"}))
+    assert said.startswith("train.best_metric = 'macro_f1': no validation metric")
+    assert metric_problems_of(config(train={"best_metric": "auc", "early_stopping": {"metric": "f1"}})) == []
     assert metric_problems_of(config(model={"task": f"{__name__}:OwnTask"}, train={"best_metric": "auc"})) == []
     assert metric_problems_of(config(model={"task": "language_model"}, train={"best_metric": "loss"})) == []
 

@@ -23,6 +23,7 @@ from sparkring.pipelines import job as job_module
 from sparkring.pipelines.display.training import ProgressDisplay
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.tracking.ops import DatasetInfo
+from sparkring.pipelines.tracking.rules import flat_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.launch.failure import Failure, WorkerFailed
 from sparkring.training.launch.messages import AttemptEnded
@@ -278,8 +279,9 @@ def test_names_of_columns_and_sql_are_no_secrets_and_json_stays_json(tmp_path: P
     assert stored["manifest.json"] == manifest.model_dump(mode="json") and not shown(repr(stored["words.json"]))
     (journal,) = tmp_path.rglob("ops.jsonl")
     (params,) = (op["params"] for op in map(json.loads, journal.read_text().splitlines()) if op["op"] == "params")
-    assert {name: params[f"etl.sources.token.columns.{name}"] for name in columns} == columns
-    assert params["etl.views.secret_view"] == view and params["model.args.n_token"] == "512"
+    whole = flat_params(resolved.as_dict())
+    assert {name: whole[f"etl.sources.token.columns.{name}"] for name in columns} == columns
+    assert whole["etl.views.secret_view"] == view and params["model.args.n_token"] == "512"
     assert params["spark.conf.spark.ssl.keyPassword"] == HIDDEN and not shown(journal.read_text())
 
 

@@ -128,6 +128,7 @@ class Job:
         self.config = load_config(str(recipe), words).as_dict()
         self.losses: dict[int, float] = {}
         self.metrics: dict[int, dict[str, float]] = {}
+        self.valid: dict[int, dict[str, float]] = {}
         self.from_step, self.phases = 0, list[str]()
         self.results: list[Any] = []
 
@@ -145,6 +146,8 @@ class Job:
                 self.metrics[event.step] = event.values
                 if on_step is not None:
                     on_step(event.step)
+            elif isinstance(event, RankMetrics) and event.rank == 0 and "valid/loss" in event.values:
+                self.valid[event.step] = event.values
             elif isinstance(event, RankEvent) and event.name == "training":
                 self.from_step = event.data["from_step"]
             elif isinstance(event, Heartbeat):
@@ -206,6 +209,27 @@ def test_any_world_and_engine_give_the_same_model(
         torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
     report = audit_run(str(job.folder))
     assert report.ok, report.lines()
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_checkpoint_is_chosen_by_a_metric_of_all_rows_of_all_ranks(
+    group: WorkerGroup, table: Path, tmp_path: Path, world: int
+) -> None:
+    """300 and 200 rows in batches of 64: shares are uneven and the last batch is padded."""
+    stop = "train.early_stopping={metric: auc, mode: max, patience: 2}"
+    words = ["train.best_metric=auc", "train.best_mode=max", "train.eval_every_steps=5", "train.eval_batch=64", stop]
+    job = Job(tmp_path / "run", table, *words, "parallel.engine=torch").run(group, world)
+    curve = {step: values["valid/auc"] for step, values in job.valid.items()}
+    best = max(curve, key=lambda step: curve[step])
+    assert job.result.best_step == job.result.exported_step == best and job.result.best_value == curve[best]
+    assert all(r["valid"] == job.results[0]["valid"] and r["test"] == job.results[0]["test"] for r in job.results)
+    parts = [pq.read_table(tmp_path / "run" / r["predictions"]).to_pydict() for r in job.results if r["predictions"]]
+    rows = [row for part in parts for row in zip(part["prediction"], part["label"], strict=True)]
+    positive, negative = ([score for score, label in rows if label == one] for one in (True, False))
+    pairs = [(p > n) + (p == n) / 2 for p in positive for n in negative]
+    assert len(rows) == 200 and job.result.test["auc"] == sum(pairs) / len(pairs)
+    right = sum(score > 0.5 for score in positive)
+    assert job.result.test["f1"] == 2 * right / (len(positive) + sum(score > 0.5 for score, _ in rows))
 
 
 def kill_one_rank(step: int, at: int, killed: list[int]) -> None:

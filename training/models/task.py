@@ -28,6 +28,22 @@ class Task(ABC):
         """Per-row contributions (B,) to each metric; the loop weights, sums over ranks and divides by rows."""
         return {}
 
+    def split_metric_names(self) -> tuple[str, ...]:
+        """Metrics of all rows of a split together: AUC, F1 and the like."""
+        return ()
+
+    def split_values(self, outputs: Any, columns: Columns) -> torch.Tensor:
+        """What `split_metrics` needs of each row, (B, any number of values); say its score, label and group."""
+        raise NotImplementedError(f"{type(self).__name__} has split_metric_names, so it needs split_values")
+
+    def split_metrics(self, values: torch.Tensor) -> dict[str, float]:
+        """Every metric of `split_metric_names`, of the `split_values` of all rows of all ranks.
+
+        values (N, as many as split_values gave) float64, in the dataset's order, all finite, N > 0. The test split has
+        them, and the validation split where train.best_metric or train.early_stopping names one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has split_metric_names, so it needs split_metrics")
+
     def counted_share(self, columns: Columns) -> torch.Tensor | None:
         """Share (B,) of each row that loss and metrics are about, by which evaluation divides; None: whole rows.
 

@@ -43,7 +43,14 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
         (SMALL + "report: {must_beat: [loss], baselines: false}\n", "report.baselines is false"),
         (SMALL + "report: {must_beat: [perplexity]}\n", "baselines of model.task = 'binary' have"),
         (SMALL + "report: {must_beat: [loss]}\ntrain: {test_split: null}\n", "train.test_split is null"),
-        (SMALL + "report: {must_beat: [loss]}\nmodel: {task: regression}\n", "no baselines for model.task"),
+        (SMALL + "report: {must_beat: [loss]}\nmodel: {task: my.task:Mine}\n", "no baselines for model.task"),
+        (SMALL + "report: {must_beat: [auc]}\nmodel: {task: regression}\n", "'regression' have ['loss', 'rmse', "),
+        (SMALL + "report: {must_beat: [r2]}\nmodel: {task: multiclass}\n", "'multiclass' have ['loss', 'accuracy', "),
+        (SMALL + "train: {best_metric: auc}\n", "train.best_mode = 'min': more of 'auc' is better; set it to max"),
+        (
+            SMALL + "model: {task: regression}\ntrain: {early_stopping: {metric: rmse, mode: max}}\n",
+            "train.early_stopping.mode = 'max': less of 'rmse' is better; set it to min",
+        ),
         (
             SMALL + "predict: {rows: made, to: out}\n",
             "predict.rows = 'made': is a view or source of etl, and there is no",

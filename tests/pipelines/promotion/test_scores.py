@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
-from sparkring.pipelines.promotion.scores import Ranking, held_out_scores, resampled, row_values
+from sparkring.conf.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED
+from sparkring.pipelines.metrics.held_out import held_out_scores
+from sparkring.pipelines.promotion.scores import Ranking, resampled, row_values
 
 LABELS = np.array([0, 1, 1, 0, 1, 0, 0, 1], np.float64)
 SCORES = np.array([0.1, 0.9, 0.4, 0.4, 0.7, 0.6, 0.2, 0.4])
@@ -34,11 +36,24 @@ def test_rows_of_a_metric_have_its_mean() -> None:
         assert row_values("binary", metric, LABELS, SCORES).mean() == pytest.approx(whole[metric], abs=1e-12)
 
 
-def test_scores_of_other_tasks() -> None:
-    values = held_out_scores("regression", np.array([1.0, 2.0]), np.array([2.0, 0.0]))
-    assert values == {"loss": 2.5, "abs_error": 1.5}
-    classes = held_out_scores("multiclass", np.array([0.0, 2.0]), np.array([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]]))
-    assert classes == {"loss": pytest.approx(1.5 * math.log(2)), "accuracy": 0.5}
+DRAW = np.random.default_rng(7)
+CLASSES = DRAW.integers(0, 7, 300)
+SCORED = {
+    "binary": ((CLASSES > 3).astype(np.float64), DRAW.random(300)),
+    "multiclass": (CLASSES, DRAW.dirichlet(np.ones(7), 300) * 0.5 + 0.5 * np.eye(7)[CLASSES]),
+    "regression": (CLASSES * 2.0, CLASSES * 2 + DRAW.normal(size=300)),
+}
+RESAMPLED = [(t, m) for t in SCORED for m in sorted(HIGHER_IS_BETTER[t].keys() - NOT_RESAMPLED)]
+
+
+@pytest.mark.parametrize(("task", "metric"), RESAMPLED)
+def test_a_resample_has_the_metric_of_the_rows_it_drew(task: str, metric: str) -> None:
+    labels, scores = SCORED[task]
+    made = resampled(task, metric, labels, (scores,), 3)
+    random = np.random.default_rng(0)
+    for value in made[:, 0]:
+        drawn = random.integers(0, 300, 300)
+        assert value == pytest.approx(held_out_scores(task, labels[drawn], scores[drawn])[metric], abs=1e-12)
 
 
 def test_resamples_are_paired_and_always_the_same() -> None:

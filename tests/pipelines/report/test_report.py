@@ -13,8 +13,8 @@ import pytest
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines import metrics
 from sparkring.pipelines.evaluate import HeldOut
+from sparkring.pipelines.metrics import binary as metrics
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, draw, number, redraw, verdict, write_report

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkring.pipelines import metrics
+from sparkring.pipelines.metrics import binary as metrics
 
-from . import metrics_oracle as oracle
+from . import binary_oracle as oracle
 
 # few distinct scores, so that ties are common; certain and impossible ones are among them
 PAIRS = st.lists(st.tuples(st.booleans(), st.integers(0, 8)), min_size=1, max_size=60)
@@ -109,6 +109,7 @@ def test_one_class_has_no_auc() -> None:
         "loss",
         "brier",
         "accuracy",
+        "f1",
         "calibration_error",
     }
 

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 Array = np.ndarray
-BEST_IS_LOW = {"loss", "brier", "calibration_error", "perplexity", "abs_error"}
 CLIP = 1e-15  # of probabilities in the log loss, as in Spark's
 
 
@@ -63,6 +62,7 @@ def binary_scores(labels: Array, scores: Array) -> dict[str, float]:
         "loss": float(sklearn.log_loss(labels, np.clip(scores, CLIP, 1 - CLIP), labels=[0, 1])),  # nats
         "brier": float(sklearn.brier_score_loss(labels, scores, labels=[0, 1])),
         "accuracy": float(sklearn.accuracy_score(labels > 0.5, scores > 0.5)),
+        "f1": float(sklearn.f1_score(labels > 0.5, scores > 0.5, zero_division=0.0)),
         "calibration_error": calibration_error(calibration(labels, scores)),
     }
     curves = threshold_curves(labels, scores)
@@ -97,11 +97,6 @@ def calibration_error(bins: Sequence[Bin]) -> float:
     """Mean distance of predicted from observed share, weighted by rows (ECE, Naeini 2015, with equal-count bins)."""
     rows = sum(b.rows for b in bins)
     return sum(b.rows * abs(b.predicted - b.observed) for b in bins) / rows
-
-
-def is_better(metric: str, one: float, other: float) -> bool:
-    """Whether `one` beats `other` in the metric of that name; a value that is not a number beats nothing."""
-    return one < other if metric in BEST_IS_LOW else one > other
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The scores of pipelines/metrics.py written out in numpy, without scikit-learn: their oracle."""
+"""The scores of pipelines/metrics/binary.py written out in numpy, without scikit-learn: their oracle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkring.pipelines.metrics import CLIP, Bin, Group, calibration_error
+from sparkring.pipelines.metrics.binary import CLIP, Bin, Group, calibration_error
 
 Array = np.ndarray
 
@@ -98,6 +98,9 @@ def binary_scores(labels: Array, scores: Array) -> dict[str, float]:
     labels, scores = _checked(labels, scores)
     result = {"loss": log_loss(labels, scores), "brier": brier(labels, scores)}
     result["accuracy"] = float(np.mean((scores > 0.5) == (labels > 0.5)))
+    right = int(np.sum((scores > 0.5) & (labels > 0.5)))
+    either = int(np.sum(scores > 0.5) + np.sum(labels > 0.5))
+    result["f1"] = 2 * right / either if either else 0.0
     result["calibration_error"] = calibration_error(calibration(labels, scores))
     if counts.positives and counts.negatives:
         result |= {"auc": roc_auc(counts), "average_precision": average_precision(counts)}

@@ -1,0 +1,1 @@
+"""Exact scores of held-out predictions, by task."""

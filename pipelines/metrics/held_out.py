@@ -1,0 +1,30 @@
+"""The scores of a task's held-out predictions, and which of two is better."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparkring.conf.promotion import HIGHER_IS_BETTER
+from sparkring.pipelines.metrics.binary import binary_scores
+from sparkring.pipelines.metrics.multiclass import multiclass_scores
+from sparkring.pipelines.metrics.regression import regression_scores
+
+BEST_IS_LOW = {name for known in HIGHER_IS_BETTER.values() for name, is_higher in known.items() if not is_higher}
+
+
+def held_out_scores(task: str, labels: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """Every metric of a task of COMPARED_TASKS (conf/promotion.py). ValueError for what cannot be scored.
+
+    Args:
+        task: binary, multiclass or regression.
+        labels: (N,) 0 or 1, class numbers, or values.
+        scores: (N,) probabilities of 1, or predicted values; (N, classes) probabilities.
+    """
+    return {"binary": binary_scores, "multiclass": multiclass_scores, "regression": regression_scores}[task](
+        labels, scores
+    )
+
+
+def is_better(metric: str, one: float, other: float) -> bool:
+    """Whether `one` beats `other` in the metric of that name; a value that is not a number beats nothing."""
+    return one < other if metric in BEST_IS_LOW else one > other

@@ -1,0 +1,121 @@
+"""Evaluate a split: means over all its rows, and metrics of all rows of all ranks together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkring.conf.config import TrainConfig
+from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.strategy import Strategy
+
+
+def evaluate_split(
+    strategy: Strategy,
+    reader: Reader,
+    task: Task,
+    on_batch: Callable[[Batch, Any], None] | None = None,
+    on_progress: Callable[[int], None] = lambda number: None,
+    whole: WholeSplit | None = None,
+) -> dict[str, float]:
+    """Compute loss and metrics over a whole split, the same on every rank. Collective.
+
+    They are sums over rows and ranks, divided by real rows; or by the task's `counted_share` of each row.
+
+    Args:
+        strategy: holds the model.
+        reader: of the split; it pads its last batch.
+        task: the loss and the metrics.
+        on_batch: gets every non-empty batch and its outputs, on the ranks that see outputs.
+        on_progress: gets the number of each batch, so that a long split is not taken for a hang.
+        whole: makes the task's `split_metrics` too; on every rank or on none.
+    """
+    names = ("loss", *task.metric_names())
+    sums = torch.zeros(len(names) + 1, dtype=torch.float64)  # each metric's, and the divisor
+    for number, batch in enumerate(reader.batches()):
+        on_progress(number)
+        outputs = strategy.evaluate(batch)
+        if outputs is None or batch.rows == 0:
+            continue
+        if on_batch is not None:
+            on_batch(batch, outputs)
+        if whole is not None:
+            whole.add(batch, outputs)
+        # weight, each value: (B,)
+        weight = batch.row_weights(outputs.device).double()
+        values = {"loss": task.loss(outputs, batch.columns)} | task.metric_sums(outputs, batch.columns)
+        sums[:-1] += torch.stack([(values[name].double() * weight).sum() for name in names]).cpu()
+        share = task.counted_share(batch.columns)
+        sums[-1] += (weight if share is None else share.to(weight) * weight).sum().cpu()
+    sums = strategy.sum_over_data(sums)
+    total = float(sums[-1])
+    found = {name: float(sums[i]) / total if total else math.nan for i, name in enumerate(names)}
+    return found if whole is None else found | whole.metrics()
+
+
+class WholeSplit:
+    """Collects the task's `split_values` of this rank's real rows, and makes metrics of those of all ranks."""
+
+    def __init__(self, task: Task, gather: Callable[[bytes], list[bytes]], reports: bool) -> None:
+        """Begin with no rows.
+
+        Args:
+            task: whose metrics they are.
+            gather: all-gather of bytes between all ranks.
+            reports: of the ranks that hold the same rows, exactly one does.
+        """
+        self.task, self.gather, self.reports = task, gather, reports
+        self._ids: list[np.ndarray] = []
+        self._values: list[np.ndarray] = []
+
+    def add(self, batch: Batch, outputs: Any) -> None:
+        """Keep the values of a batch's rows that are no padding."""
+        if not self.reports:
+            return
+        real = batch.row_weights().cpu() > 0
+        assert batch.ids is not None, "evaluation readers carry ids"
+        self._ids.append(batch.ids[real].numpy())
+        self._values.append(self.task.split_values(outputs, batch.columns).double().cpu()[real].numpy())
+
+    def metrics(self) -> dict[str, float]:
+        """The task's `split_metrics` of every row in the dataset's order, the same on every rank. Collective.
+
+        NaN where there are no rows, or a value is not finite, as of a model that diverged.
+        """
+        parts = [_unpacked(answer) for answer in self.gather(_packed(self._ids, self._values))]
+        parts = [(ids, values) for ids, values in parts if len(ids)]
+        nothing = dict.fromkeys(self.task.split_metric_names(), math.nan)
+        if not parts:
+            return nothing
+        ids, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+        if not np.isfinite(values).all():
+            return nothing
+        return self.task.split_metrics(torch.from_numpy(values[np.argsort(ids, kind="stable")]))
+
+
+def wants_whole_split(config: TrainConfig, names: Iterable[str]) -> bool:
+    """Whether checkpoints are chosen, or training is stopped, by one of these metrics.
+
+    Else the rows are not gathered at each evaluation: 16 bytes a row and value, to every rank.
+    """
+    stop = config.early_stopping
+    return bool({config.best_metric, *([stop.metric] if stop else [])} & set(names))
+
+
+def _packed(ids: list[np.ndarray], values: list[np.ndarray]) -> bytes:
+    """Rows and values per row as int64, then the ids, then the values."""
+    if not ids:
+        return np.zeros(2, np.int64).tobytes()
+    all_ids, all_values = np.concatenate(ids).astype(np.int64), np.concatenate(values)
+    return np.array(all_values.shape, np.int64).tobytes() + all_ids.tobytes() + all_values.tobytes()
+
+
+def _unpacked(answer: bytes) -> tuple[np.ndarray, np.ndarray]:
+    rows, width = np.frombuffer(answer, np.int64, 2)
+    ids = np.frombuffer(answer, np.int64, rows, offset=16)
+    return ids, np.frombuffer(answer, np.float64, offset=16 + 8 * rows).reshape(rows, width)
