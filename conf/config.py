@@ -320,14 +320,18 @@ class EtlConfig(Strict):
             raise ValueError(f"rows = {self.rows!r} is no view or source; there are {[*self.sources, *self.views]}")
         outputs = [*self.keep, *(c for c in (self.label,) if c)]
         if clash := sorted(self.features.keys() & set(outputs)):
-            raise ValueError(f"features: {clash} are label or keep too; a column has one role")
+            which = "the label" if clash[0] == self.label else "in keep"
+            raise ValueError(f"features.{clash[0]}: is {which} too; a column has one role: remove it from one of them")
         check_case("features, label and keep", [*self.features, *outputs])
         if reserved := [n for n in (*self.features, *outputs) if n.lower().startswith(RESERVED)]:
             raise ValueError(
                 f"features, label or keep: {reserved}: names that begin with {RESERVED!r} are ours; rename"
             )
-        if self.label and self.label in {f.column for f in self.features.values()}:
-            raise ValueError(f"features: one reads the label {self.label!r}")
+        if reads := [name for name, f in self.features.items() if self.label and f.column == self.label]:
+            raise ValueError(
+                f"features.{reads[0]}: reads the label {self.label!r}, so a model would be shown what it must predict; "
+                "remove this feature, or name another label"
+            )
         for index, check in enumerate(self.checks):
             if check.to and check.to.split(".")[0] not in self.sources.keys() | self.views.keys():
                 raise ValueError(f"checks.{index}.to = {check.to!r}: no such source or view")

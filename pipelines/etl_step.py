@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
-from sparkring.conf.manifest import Column, DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, read_manifest
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.analysis import analyze
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.fingerprint import dataset_fingerprint
 from sparkring.etl.session import build_session
@@ -98,6 +99,29 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
         where = open_storage(config.storage.datasets).at(f"{config.name}-{fingerprint[:12]}").uri
         raise ManifestError(f"{where}: no dataset of these sources and this configuration; run `sparkring etl` first")
     return found
+
+
+def foresee(spark: SparkSession, config: RunConfig, sources: Sources) -> DatasetManifest | None:
+    """Let Spark analyze what would be built: the manifest it would have, without rows; None where rows decide it.
+
+    EtlError where the views, checks or features do not fit the tables. Nothing is read or written.
+    """
+    assert config.etl is not None
+    storage = open_storage(config.storage.datasets)
+    found = analyze(spark, config.etl, snapshots_of(sources), config.spark.settings(), storage)
+    if found is None:
+        return None
+    return DatasetManifest(
+        name=config.name,
+        fingerprint="0" * 64,
+        created_at="",
+        columns=found.columns,
+        files=(),
+        splits={},
+        accounting=Accounting(rows_in=0, rows_out=0),
+        features=found.features,
+        lineage=Lineage(sources={}),
+    )
 
 
 def build(
