@@ -1,4 +1,4 @@
-"""Let Spark analyze a recipe's rows on empty tables, so that wrong SQL and wrong types are found before a row is read."""
+"""Let Spark analyze a recipe's rows on empty tables: wrong SQL and types are found before a row is read."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ def row_problems(etl: EtlConfig) -> Iterator[str]:
     wanted += [("etl.keep", name) for name in etl.keep] + [("etl.key", name) for name in etl.key]
     wanted += [("etl.text.column", etl.text.column)] if etl.text else []
     wanted += [("etl.interval.column", etl.interval.column)] if etl.interval else []
-    lower = {name.lower() for name in known}
+    lower = {name.lower(): name for name in known}
     for key, name in wanted:
         by_spark = key == "etl.split.column"  # it ignores case there, and finds the fields of structs
         if name not in known and not (by_spark and name.partition(".")[0].lower() in lower):
-            near = difflib.get_close_matches(name, known, n=1)
+            near = [lower[name.lower()]] if name.lower() in lower else difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"they have {sorted(known)}"
             yield f"{key}: the rows of {etl.rows!r} have no column {name!r}; {hint}"
 

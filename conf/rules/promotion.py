@@ -99,8 +99,8 @@ def slice_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
     scalar = [column.name for column in manifest.columns if column.layout == "scalar"]
     kinds = {column.name: column.layout for column in manifest.columns}
     return [
-        f"promote.slices = {name!r}: the dataset has {f'it as a {kinds[name]}' if name in kinds else 'no such'} column, "
-        f"slices are of scalar ones; {nearest(name, scalar)}"
+        f"promote.slices = {name!r}: the dataset has {'it as a ' + kinds[name] if name in kinds else 'no such'} "
+        f"column, slices are of scalar ones; {nearest(name, scalar)}"
         for name in (config.promote.slices if config.promote else ())
         if name not in scalar
     ]

@@ -22,6 +22,7 @@ from sparkring.etl.sources.file_source import list_source
 from sparkring.etl.sources.files import FileList
 from sparkring.etl.sources.footers import check_footers
 from sparkring.etl.sources.pin import pin
+from sparkring.etl.sources.read import line_format
 from sparkring.etl.sources.types import known_schema
 from sparkring.etl.windows.interval import window_of
 from sparkring.etl.windows.window import cut_source
@@ -71,6 +72,8 @@ def _examine(name: str, source: SourceConfig, lakes: bool, found: Examined) -> I
         pin(name, source)
     if not isinstance(source, FilesSource):
         return
+    if source.format in ("csv", "json"):
+        line_format(key, source, known_schema(source.columns))
     listed = list_source(name, source)
     found.files[name], found.bytes[name] = len(listed.files), listed.bytes
     problems = _file_problems(source, FileList(listed.storage, spread(listed.files, LOOKED_AT)))

@@ -109,7 +109,7 @@ def slot_problems(config: RunConfig) -> list[str]:
 
 
 def factory_problems(config: RunConfig) -> Iterator[str]:
-    """Import `model.factory`, and compare `model.args` with its signature; make the model, where no dataset is needed."""
+    """Import `model.factory` and compare `model.args` with its signature; make the model, if it needs no dataset."""
     model = config.model
     try:
         factory = model_class(model.factory)

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.fs as pafs
+
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
-from sparkring.conf.storage import open_storage
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.foreseen import row_problems
 from sparkring.etl.sources.examine import Examined, examine_sources
@@ -18,9 +20,10 @@ from sparkring.pipelines.validate.problems import Problems
 
 
 def check_tables(config: RunConfig) -> None:
-    """Raise one error with everything that is wrong with a recipe's tables, its rows, and its storage."""
+    """Raise one error with everything that is wrong with a recipe's tables, its rows and its storage, which is made."""
     problems = table_problems(config, examine(config, lakes=False))
     (problems + storage_problems(config)).raise_any(config.name)
+    storage_problems(config, make=True).raise_any(config.name)
 
 
 def examine(config: RunConfig, lakes: bool = True) -> Examined:
@@ -81,29 +84,31 @@ def batch_problems(config: RunConfig, examined: Examined) -> list[str]:
     ]
 
 
-def storage_problems(config: RunConfig) -> Problems:
-    """The folders of the recipe that cannot be made or written; none is made. Of a remote one: whether it answers."""
+def storage_problems(config: RunConfig, make: bool = False) -> Problems:
+    """The folders of the recipe that cannot be made or written. `make`: local ones are made, else only looked at."""
     folders = {"storage.datasets": config.storage.datasets, "storage.runs": config.storage.runs}
     if config.tracking.enabled and config.tracking.uri is None:
         folders["tracking.root"] = config.tracking.root
-    problems = ((key, uri, _unwritable(uri)) for key, uri in folders.items())
+    problems = {key: _unwritable(uri, make) for key, uri in folders.items()}
     return Problems(
         resources=[
-            f"{key} = {uri!r}: cannot be made or written: {why}; name a folder that can"
-            for key, uri, why in problems
+            f"{key} = {folders[key]!r}: cannot be made or written: {why}; name a folder that can"
+            for key, why in problems.items()
             if why
         ]
     )
 
 
-def _unwritable(uri: str) -> str:
-    """Why a folder cannot be written; '' where it can, as far as is known without writing."""
+def _unwritable(uri: str, make: bool) -> str:
+    """Why a folder cannot be written; '' where it can, as far as is known without writing a file."""
     try:
         storage = open_storage(uri)
         if not storage.is_local:
-            storage.fs.get_file_info(storage.root)
-            return ""
-        return _local_problem(Path(storage.root))
+            return _remote_problem(storage)
+        problem = _local_problem(Path(storage.root))
+        if make and not problem:
+            os.makedirs(storage.root, exist_ok=True)
+        return problem
     except (OSError, ValueError) as error:
         return first_line(error)
 
@@ -117,3 +122,15 @@ def _local_problem(folder: Path) -> str:
     if os.statvfs(there).f_flag & os.ST_RDONLY:
         return f"{there} is on a filesystem that is read-only"
     return ""
+
+
+def _remote_problem(storage: Storage) -> str:
+    """OSError where it does not answer."""
+    storage.fs.get_file_info(storage.root)
+    bucket = storage.root.partition("/")[0]
+    if not isinstance(storage.fs, pafs.S3FileSystem):
+        return ""
+    try:
+        return f"there is no bucket {bucket!r}" if not Storage(storage.fs, bucket, storage.uri).exists() else ""
+    except OSError:  # the right to write below a prefix does not include that to look at the bucket
+        return ""

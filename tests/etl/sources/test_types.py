@@ -52,7 +52,7 @@ def test_what_is_refused_is_no_type_of_spark_and_what_is_left_to_it_is(spark: An
         with pytest.raises(NoSuchType):
             parse_type(text)
         if text:  # Spark takes no text for a struct without fields
-            with pytest.raises(Exception, match="PARSE|DECIMAL|UNSUPPORTED|INVALID|SCALE"):
+            with pytest.raises(Exception, match=r"PARSE|DECIMAL|UNSUPPORTED|INVALID|SCALE"):
                 DataType.fromDDL(text)
 
 
