@@ -731,7 +731,7 @@ MUTANTS = (
     Mutant("etl/sources/types.py", "if rest:", "if False:", "tests/etl/sources/test_types.py"),
     Mutant("etl/sources/examine.py", "window_of(etl.interval)[-1]", "window_of(etl.interval)[0]", T_TABLES),
     Mutant(f"{VALIDATE}/recipe.py", "if problem := _unbound(factory, model.args):", 'if problem := "":', T_MISTAKES),
-    Mutant(f"{VALIDATE}/recipe.py", "if ceiling is None or least <= ceiling:", "if True:", T_MISTAKES),
+    Mutant(f"{VALIDATE}/recipe.py", "if ceiling is not None and least > ceiling", "if False", T_MISTAKES),
     Mutant(f"{VALIDATE}/recipe.py", "elif own and config.etl is not None:", "elif False:", T_MISTAKES),
     Mutant(f"{VALIDATE}/tables.py", "if rows is None or batch <= rows:", "if True:", T_MISTAKES),
     Mutant(f"{VALIDATE}/tables.py", "if make and not problem:", "if not problem:", T_TABLES),
