@@ -294,7 +294,12 @@ class EtlConfig(Strict):
     checks: list[CheckConfig] = []
     split: SplitConfig = SplitConfig()
     features: dict[Name, Feature] = {}
-    label: str | None = Field(None, description="column of `rows`, stored as it is")
+    label: str | None = Field(None, description="column of `rows`, stored as it is; texts are classes")
+    classes: Annotated[list[str], Field(min_length=2)] | None = Field(
+        None,
+        description="of a label of texts: its classes, in the order of the model's outputs; a binary model predicts "
+        "the last one. None: the texts of the rows, sorted",
+    )
     keep: list[str] = Field([], description="columns stored as they are that no model sees (role meta)")
     text: TextConfig | None = None
     shard: ShardConfig = ShardConfig()
@@ -306,6 +311,8 @@ class EtlConfig(Strict):
             raise ValueError("`kind: text` and the `text` block come together")
         if self.kind == "text" and (self.features or self.label or self.keep):
             raise ValueError("a text dataset has no features, label or keep")
+        if self.classes is not None and (self.label is None or len(set(self.classes)) < len(self.classes)):
+            raise ValueError("classes: there is no label" if self.label is None else "classes: one is listed twice")
         if self.kind == "table" and not self.features:
             raise ValueError("a table needs `features`")
         if self.one_per is not None and self.one_per not in self.sources:

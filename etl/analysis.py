@@ -14,6 +14,7 @@ from sparkring.conf.manifest import Column
 from sparkring.conf.sources import TEXT_COLUMNS, FilesSource
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks, text
+from sparkring.etl.classes import label_state, text_label
 from sparkring.etl.rows import RowsJob, rows_of, stored_table
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.read import declared_schema
@@ -66,7 +67,9 @@ def analyze(
         text.check_column(rows, config.text.column)
         return None
     found = stored_table(rows, config)
-    return AnalyzedRows(tuple(found.columns), found.features)
+    label = text_label(found.columns)
+    labels = {} if label is None else {"labels": [label_state(label, {}, config.classes or [])]}
+    return AnalyzedRows(tuple(found.columns), found.features | labels)
 
 
 def _declared(name: str, source: FilesSource) -> StructType:

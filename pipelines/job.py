@@ -94,7 +94,9 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                 check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 if found is None:
                     building = time.monotonic()
-                    found = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
+                    found = etl_step.build(
+                        spark, resolved, sources, commit, tracker, hooks.before_publish, trained=True
+                    )
                     timings["etl_s"] = time.monotonic() - building
                     tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
                 check_against(config, found)
@@ -180,7 +182,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         sha256=sha256,
         loader_module="sparkring.pipelines.serving",
         inputs=serving.signature_inputs(manifest),
-        outputs=serving.signature_outputs(config.model.task),
+        outputs=serving.signature_outputs(config.model.task, manifest.classes),
         registered_model=config.tracking.named(config.name).registered_model,
         alias=alias,
         tags={
