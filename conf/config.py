@@ -303,7 +303,12 @@ class EtlConfig(Strict):
     checks: list[CheckConfig] = []
     split: SplitConfig = SplitConfig()
     features: dict[Name, Feature] = {}
-    label: str | None = Field(None, description="column of `rows`, stored as it is")
+    label: str | None = Field(None, description="column of `rows`, stored as it is; texts are classes")
+    classes: Annotated[list[str], Field(min_length=2)] | None = Field(
+        None,
+        description="of a label of texts: its classes, in the order of the model's outputs; a binary model predicts "
+        "the last one. None: the texts of the rows, sorted",
+    )
     keep: list[str] = Field([], description="columns stored as they are that no model sees (role meta)")
     text: TextConfig | None = None
     shard: ShardConfig = ShardConfig()
@@ -315,6 +320,8 @@ class EtlConfig(Strict):
             raise ValueError("`kind: text` and the `text` block come together")
         if self.kind == "text" and (self.features or self.label or self.keep):
             raise ValueError("a text dataset has no features, label or keep")
+        if self.classes is not None and (self.label is None or len(set(self.classes)) < len(self.classes)):
+            raise ValueError("classes: there is no label" if self.label is None else "classes: one is listed twice")
         if self.kind == "table" and not self.features:
             raise ValueError("a table needs `features`")
         if self.one_per is not None and self.one_per not in self.sources:
@@ -329,14 +336,18 @@ class EtlConfig(Strict):
             raise ValueError(f"rows = {self.rows!r} is no view or source; there are {[*self.sources, *self.views]}")
         outputs = [*self.keep, *(c for c in (self.label,) if c)]
         if clash := sorted(self.features.keys() & set(outputs)):
-            raise ValueError(f"features: {clash} are label or keep too; a column has one role")
+            which = "the label" if clash[0] == self.label else "in keep"
+            raise ValueError(f"features.{clash[0]}: is {which} too; a column has one role: remove it from one of them")
         check_case("features, label and keep", [*self.features, *outputs])
         if reserved := [n for n in (*self.features, *outputs) if n.lower().startswith(RESERVED)]:
             raise ValueError(
                 f"features, label or keep: {reserved}: names that begin with {RESERVED!r} are ours; rename"
             )
-        if self.label and self.label in {f.column for f in self.features.values()}:
-            raise ValueError(f"features: one reads the label {self.label!r}")
+        if reads := [name for name, f in self.features.items() if self.label and f.column == self.label]:
+            raise ValueError(
+                f"features.{reads[0]}: reads the label {self.label!r}, so a model would be shown what it must predict; "
+                "remove this feature, or name another label"
+            )
         for index, check in enumerate(self.checks):
             if check.to and check.to.split(".")[0] not in self.sources.keys() | self.views.keys():
                 raise ValueError(f"checks.{index}.to = {check.to!r}: no such source or view")

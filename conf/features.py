@@ -27,8 +27,9 @@ STORED_FOR = {
     "categorical": ("string", *WHOLE),
     "numeric": (*WHOLE, "float32", "float64"),
     "cyclic": (*WHOLE, "float32", "float64"),
+    "classes": ("string",),
 }
-"""Kind of feature -> the dtypes of a stored column that it can be made of."""
+"""Kind of feature, or of label -> the dtypes of a stored column that it can be made of."""
 
 State = dict[str, Any]
 
@@ -43,8 +44,10 @@ class Output:
 
 
 def outputs(state: State) -> list[Output]:
-    """List what a numeric, categorical or cyclic feature becomes."""
+    """List what a numeric, categorical or cyclic feature, or a label of classes becomes."""
     name, kind = state["name"], state["kind"]
+    if kind == "classes":
+        return [Output(name, "int64", len(state["values"]))]
     if kind == "categorical":
         return [Output(name, "int32", cardinality(state))]
     if kind == "cyclic":

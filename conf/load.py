@@ -37,8 +37,13 @@ class ConfigError(ValueError):
 
     def __init__(self, where: str, problems: list[str]):
         self.problems = problems = [redact(problem) for problem in problems]
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        super().__init__(f"{where}: {count}\n" + "\n".join(f"  - {p}" for p in problems))
+        super().__init__(problems_text(where, problems))
+
+
+def problems_text(where: str, problems: list[str]) -> str:
+    """One message of every problem at a place."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return f"{where}: {count}\n" + "\n".join(f"  - {p}" for p in problems)
 
 
 @dataclass(frozen=True)
@@ -276,8 +281,10 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
         rule += f"; did you mean {near[0]!r}?" if near else ""
     rule = rule[0].lower() + rule[1:]
     given = json.dumps(redacted(error["input"], key, numbers=True), default=str)
-    if isinstance(error["input"], dict) and len(given) > MOST_SHOWN:  # a block: the rule names the keys within
-        return f"{key}: {rule}"
+    if isinstance(error["input"], dict) and error["type"] == "value_error":  # a block: the rule names a key within
+        within = re.match(r"[a-z_]+(?=[.:]| = )", rule)
+        joint = "." if within and within[0] in _known_keys(error["loc"]) else ": "
+        return f"{key}{joint}{rule}{where}"
     return f"{key} = {given[:MOST_SHOWN]}: {rule}{where}"
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NotRequired, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
@@ -174,13 +174,26 @@ class PassthroughState(_Feature):
 
 @OPEN
 class FeatureState(TypedDict):
-    """What etl/fit.py fits and training/data/features/transform.py applies. `inputs`: raw column -> Spark type."""
+    """What etl/fit.py fits and training/data/features/transform.py applies. `inputs`: raw column -> Spark type.
+
+    `labels`: of texts; no model sees them.
+    """
 
     version: Count
     inputs: dict[str, str]
     features: list[
         Annotated[NumericState | CategoricalState | CyclicState | PassthroughState, Field(discriminator="kind")]
     ]
+    labels: NotRequired[list[ClassesState]]
+
+
+@OPEN
+class ClassesState(_Feature):
+    """A label of texts. A class's place in `values` is what a model learns; `counts`: rows by split, in that order."""
+
+    kind: Literal["classes"]
+    values: list[str]
+    counts: dict[FolderName, list[Count]]
 
 
 def _inputs_known(state: FeatureState) -> FeatureState:
@@ -256,7 +269,10 @@ class DatasetManifest(Stored):
                 raise ValueError(f"{what}: {twice[0]!r} is listed twice")
         stored = {column.name: column for column in self.columns}
         for state in self.fitted:
-            check_input(state, stored.get(state["column"]), self.features["inputs"][state["column"]])
+            check_input(state, stored.get(state["column"]), self.features["inputs"].get(state["column"], "string"))
+        for state in self.features.get("labels", []):
+            if len(set(state["values"])) < len(state["values"]):
+                raise ValueError(f"labels: {state['name']!r}: a class occurs twice")
         for state in self.features.get("features", []):
             if state["kind"] == "categorical":
                 check_categories(state, self.features["inputs"][state["column"]])
@@ -283,7 +299,17 @@ class DatasetManifest(Stored):
     def fitted(self) -> list[State]:
         """The states that a reader applies to stored columns."""
         states: list[State] = self.features.get("features", []) if self.format_version >= VALUES_SINCE else []
-        return [state for state in states if state["kind"] != "passthrough"]
+        return [*(state for state in states if state["kind"] != "passthrough"), *self.features.get("labels", [])]
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the label's classes, in the order of a model's outputs; [] where the label is no text."""
+        return next((state["values"] for state in self.features.get("labels", [])), [])
+
+    @property
+    def class_counts(self) -> dict[str, list[int]]:
+        """Split -> rows of each of `classes`."""
+        return next((state["counts"] for state in self.features.get("labels", [])), {})
 
     @property
     def tensors(self) -> tuple[Column, ...]:
@@ -331,7 +357,13 @@ def tensor_columns(columns: Sequence[Column], features: State) -> tuple[Column, 
         made = outputs(state)
         logical = features["inputs"][state["column"]]
         tensors += [Column(name=o.name, dtype=o.dtype, logical=logical, cardinality=o.cardinality) for o in made]
-    return (*tensors, *(c for c in stored.values() if c.role != "input" and c.dtype != "string"))
+    plain = [c for c in stored.values() if c.role != "input" and c.dtype != "string"]
+    for state in features.get("labels", []):
+        (code,) = outputs(state)
+        plain.append(
+            Column(name=code.name, dtype="int64", role="label", logical="string", cardinality=code.cardinality)
+        )
+    return (*tensors, *plain)
 
 
 def check_input(state: State, stored: Column | None, spark_type: str) -> None:

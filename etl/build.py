@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +32,7 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.checks import Checked, judge
+from sparkring.etl.classes import fit_label
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint
 from sparkring.etl.fit import fit
 from sparkring.etl.rows import Portion, RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
@@ -48,7 +49,8 @@ class BuildRequest:
 
     `sources` are pinned; with the fingerprint, `name` is the dataset's folder below `root_uri`; `settings` are the
     recipe's `spark.conf`. `code_commit` (of the user's checkout) and `config_digest` (of the resolved recipe) are
-    recorded in the lineage. `before_publish` is called right before the manifest is written, and may raise.
+    recorded in the lineage. `before_publish` is called right before the manifest is written, `on_classes` with a
+    label of texts and its classes before a row is; both may raise.
     """
 
     config: EtlConfig
@@ -59,6 +61,7 @@ class BuildRequest:
     code_commit: str = ""
     config_digest: str = ""
     before_publish: Callable[[str], None] = lambda what: None
+    on_classes: Callable[[str, Sequence[str]], None] = lambda label, classes: None
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
         log.info("dataset %s is built already: %s", request.name, storage.uri)
         return Built(manifest, storage.uri, rebuilt=False)
     session = build_session(spark, request.settings)
-    job = RowsJob(request.config, session, storage, f"data-{uuid.uuid4().hex[:12]}")
+    folder = f"data-{uuid.uuid4().hex[:12]}"
+    job = RowsJob(request.config, session, storage, folder, on_classes=request.on_classes)
     try:
         manifest = _build(job, request, fingerprint)
         for source in request.sources.values():  # the fingerprint, taken before they were read, must still be theirs
@@ -140,6 +144,7 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
     if written.statistics is not None:
         with job.timed("fit"):
             features = fit(written.statistics, config.features, written.inputs)
+            features |= fit_label(written.columns, written.classes, config.classes)
     files_by_split = Counter(file.split for file in written.files)
     return DatasetManifest(
         name=request.name,

@@ -67,8 +67,9 @@ def input_column(name: str, found: DataType) -> Column:
 def manifest_column(name: str, found: DataType, role: Role, options: ColumnOptions | None = None) -> Column:
     """Make the manifest's entry for a Spark column. Raises EtlError with the remedy for a type that has no tensor."""
     options = options or ColumnOptions()
-    if role == "meta" and isinstance(found, StringType):
-        return Column(name=name, dtype="string", role=role, logical=found.simpleString(), nulls="keep")
+    if role in ("meta", "label") and isinstance(found, StringType):
+        nulls: Nulls = "keep" if role == "meta" else "refuse"
+        return Column(name=name, dtype="string", role=role, logical=found.simpleString(), nulls=nulls)
     shape = options.shape
     depth, element = _array_depth(found)
     layout = "binary" if isinstance(element, BinaryType) else ("scalar", "ragged")[depth] if depth < 2 else "nested"

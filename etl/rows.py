@@ -27,6 +27,7 @@ from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks, fit, table, text
 from sparkring.etl.checks import Checked
+from sparkring.etl.classes import ClassCounts, check_listed, classes_of, count_classes, text_label
 from sparkring.etl.columns import fixed_row_bytes
 from sparkring.etl.errors import EtlError
 from sparkring.etl.layout import COUNTED_BITS, Shard
@@ -68,6 +69,7 @@ class RowsJob:
     storage: Storage
     folder: str
     seconds: dict[str, float] = field(default_factory=dict)
+    on_classes: Callable[[str, Sequence[str]], None] = lambda label, classes: None  # may raise: nothing is written yet
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -80,7 +82,10 @@ class RowsJob:
 
 @dataclass(frozen=True)
 class Written:
-    """The stored rows. `statistics` and `inputs` (Spark type by column) are of a table, `text` is of packed text."""
+    """The stored rows. `statistics` and `inputs` (Spark type by column) are of a table, `text` is of packed text.
+
+    `classes`: of a label of texts.
+    """
 
     columns: list[Column]
     files: list[DataFile]
@@ -88,6 +93,7 @@ class Written:
     statistics: Statistics | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)
+    classes: ClassCounts = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,16 @@ def write_rows(
         good = checks.good(with_order(judged, key, config.shard.seed))
         if stored is None:
             return [(checked[0], _write_text(job, good.drop(PORTION), splits[0]))]
-        return list(zip(checked, _write_table(job, portions, good, stored, splits, found), strict=True))
+        classes: list[ClassCounts] = [{} for _ in portions]
+        if (label := text_label(stored.columns)) is not None:
+            with job.timed("check"):
+                classes = count_classes(good, label, len(portions))
+            check_listed(label, classes, config.classes)
+            if len(portions) == 1:  # else each has a part of the classes
+                job.on_classes(label, config.classes or classes_of(classes[0]))
+        written = _write_table(job, portions, good, stored, splits, found)
+        written = [replace(one, classes=counts) for one, counts in zip(written, classes, strict=True)]
+        return list(zip(checked, written, strict=True))
     finally:
         if is_kept:
             marked.unpersist()
@@ -185,9 +200,10 @@ def stored_table(rows: DataFrame, config: EtlConfig) -> StoredTable:
     """Decide what is stored of the rows. EtlError for what cannot be."""
     inputs = fit.check_inputs(rows, config.features)
     features = fit.unfitted(config.features, inputs)
-    return StoredTable(
-        table.stored_columns(rows, config, features), features, inputs, measured_by(config.features, inputs)
-    )
+    columns = table.stored_columns(rows, config, features)
+    if config.classes is not None and text_label(columns) is None:
+        raise EtlError("etl.classes: the label is no text; cast it to string in the recipe's SQL, or remove the list")
+    return StoredTable(columns, features, inputs, measured_by(config.features, inputs))
 
 
 def _counted(ordered: DataFrame, config: EtlConfig, stored: StoredTable | None) -> pa.Table:

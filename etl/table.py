@@ -28,7 +28,7 @@ def stored_columns(rows: DataFrame, config: EtlConfig, features: State) -> list[
     columns = [_passed_column(state, types) for state in passed.values()]
     columns += [manifest_column(name, types[name], role) for name, role in plain_roles(config, types).items()]
     made = [name for s in states if s["kind"] != "passthrough" for name in output_names(s)]
-    _check_distinct("read", [*made, *(c.name for c in columns if c.dtype != "string")])
+    _check_distinct("read", [*made, *(c.name for c in columns if c.dtype != "string" or c.role == "label")])
     _check_distinct("stored", [c.name for c in columns])
     stored = {column.name: column for column in columns}
     for state in states:

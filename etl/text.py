@@ -47,7 +47,7 @@ def pack(rows: DataFrame, config: TextConfig, splits: dict[str, int]) -> Packed:
     `rows` have SPLIT and ORDER, one document each; `splits` counts them. Raises EtlError for a text column that is
     missing, not a string, or null.
     """
-    _check_column(rows, config.column)
+    check_column(rows, config.column)
     ordered = rows.select(SPLIT, ORDER, F.col(config.column).alias("text"))
     codec = _codec(ordered, config)
     schema = f"{SPLIT} string, {ORDER} long, bytes long, tokens array<int>, length int"
@@ -72,7 +72,7 @@ def entropy_nats(counts: Sequence[int]) -> float:
     return float(-(share * np.log(share)).sum())
 
 
-def _check_column(good: DataFrame, name: str) -> None:
+def check_column(good: DataFrame, name: str) -> None:
     types = {f.name: f.dataType for f in good.schema.fields}
     if not isinstance(types.get(name), StringType):
         found = types[name].simpleString() if name in types else "missing"

@@ -7,8 +7,10 @@ import hashlib
 import importlib.util
 import re
 import sysconfig
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -59,10 +61,7 @@ def _query(spark: SparkSession, key: str, sql: str) -> DataFrame:
 
 
 def _call(key: str, reference: str, tables: dict[str, DataFrame]) -> DataFrame:
-    try:
-        function = load_reference(reference)
-    except (ImportError, AttributeError) as error:
-        raise EtlError(f"{key} = {reference!r}: cannot be imported: {error}") from error
+    function = rows_function(key, reference)
     try:
         made = function(dict(tables))
     except PySparkException as error:
@@ -70,6 +69,21 @@ def _call(key: str, reference: str, tables: dict[str, DataFrame]) -> DataFrame:
     if not isinstance(made, DataFrame):
         raise EtlError(f"{key} = {reference!r}: returned {type(made).__name__}, not a DataFrame")
     return made
+
+
+def rows_function(key: str, reference: str) -> Callable[..., Any]:
+    """Import the function of `module:function`. EtlError where that is not possible, or it is none."""
+    try:
+        found = load_reference(reference)
+    except (ImportError, AttributeError) as error:
+        raise EtlError(f"{key} = {reference!r}: cannot be imported: {error}") from error
+    except Exception as error:  # the module's own code runs
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise EtlError(f"{key} = {reference!r}: its import fails: {why}") from error
+    if not callable(found):
+        raise EtlError(f"{key} = {reference!r}: is {type(found).__name__}, not a function")
+    function: Callable[..., Any] = found
+    return function
 
 
 def own_modules(rows: str, key: str = "etl.rows") -> dict[str, str]:

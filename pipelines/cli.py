@@ -141,7 +141,9 @@ def parser() -> argparse.ArgumentParser:
     config = commands.add_parser("config", help="show, validate or describe a configuration")
     what = config.add_subparsers(required=True, metavar="WHAT")
     _add_recipe(what, "show", _config_show, "resolved values, each with where it came from")
-    _add_recipe(what, "validate", _config_validate, "check a recipe; exit code 2 and every problem where it is wrong")
+    text = "find what is wrong with a recipe, its code, tables and storage, without Spark; every problem at once"
+    validate = _add_recipe(what, "validate", _config_validate, text)
+    validate.add_argument("--no-tables", action="store_true", help="only the recipe and its code: the tables are away")
     _add(what, "schema", _config_schema, "JSON schema of a recipe, for editors")
     plan = commands.add_parser("plan", help="what a parallel block costs").add_subparsers(required=True, metavar="WHAT")
     _add_recipe(plan, "show", _plan, "mesh, memory per rank, bytes per step, bubble; starts nothing")
@@ -442,7 +444,10 @@ def _config_show(arguments: argparse.Namespace) -> int:
 
 
 def _config_validate(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.validate.recipe import validate
+
     resolved = _load(arguments)
+    validate(resolved.config, tables=not arguments.no_tables).raise_any(arguments.recipe)
     print(f"{arguments.recipe}: valid, digest {resolved.digest}")
     return Exit.OK
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyspark
 from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.load import Resolved
-from sparkring.conf.manifest import Column, DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.load import ConfigError, Resolved
+from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, read_manifest
+from sparkring.conf.rules.recipe import class_list_problems
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.analysis import analyze
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
 from sparkring.etl.fingerprint import dataset_fingerprint
 from sparkring.etl.session import build_session
@@ -101,6 +103,29 @@ def require(config: RunConfig, fingerprint: str) -> Dataset:
     return found
 
 
+def foresee(spark: SparkSession, config: RunConfig, sources: Sources) -> DatasetManifest | None:
+    """Let Spark analyze what would be built: the manifest it would have, without rows; None where rows decide it.
+
+    EtlError where the views, checks or features do not fit the tables. Nothing is read or written.
+    """
+    assert config.etl is not None
+    storage = open_storage(config.storage.datasets)
+    found = analyze(spark, config.etl, snapshots_of(sources), config.spark.settings(), storage)
+    if found is None:
+        return None
+    return DatasetManifest(
+        name=config.name,
+        fingerprint="0" * 64,
+        created_at="",
+        columns=found.columns,
+        files=(),
+        splits={},
+        accounting=Accounting(rows_in=0, rows_out=0),
+        features=found.features,
+        lineage=Lineage(sources={}),
+    )
+
+
 def build(
     spark: SparkSession,
     resolved: Resolved,
@@ -108,6 +133,7 @@ def build(
     commit: str,
     tracker: Tracker,
     before_publish: Callable[[str], None] = lambda what: None,
+    trained: bool = False,
 ) -> Dataset:
     """Build the dataset, or find it built by another job meanwhile; record it in MLflow as the run `etl`.
 
@@ -118,6 +144,7 @@ def build(
         commit: of this code, stored in the manifest.
         tracker: of the job.
         before_publish: called right before the dataset is published, and may raise.
+        trained: on it, so ConfigError where the classes of its label are not those of the model's task.
     """
     config = resolved.config
     assert config.etl is not None
@@ -133,6 +160,7 @@ def build(
             code_commit=commit,
             config_digest=resolved.digest,
             before_publish=before_publish,
+            on_classes=(lambda label, names: _check_classes(config, label, names)) if trained else _any_classes,
         )
         with spark_progress(spark):
             built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
@@ -142,6 +170,15 @@ def build(
     accounting = built.manifest.accounting
     log.info("dataset: %s rows in, %s out: %s", accounting.rows_in, accounting.rows_out, dataset.folder.uri)
     return dataset
+
+
+def _any_classes(label: str, names: Sequence[str]) -> None:
+    """Nothing is trained."""
+
+
+def _check_classes(config: RunConfig, label: str, names: Sequence[str]) -> None:
+    if problems := class_list_problems(config, label, names):
+        raise ConfigError(config.name, problems)
 
 
 def record_build(tracker: Tracker, dataset: Dataset) -> None:

@@ -16,22 +16,18 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import RunConfig, TrackingConfig
-from sparkring.conf.load import ConfigError, Resolved
-from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.rules.recipe import dataset_problems, metric_problems
+from sparkring.conf.config import TrackingConfig
+from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
 from sparkring.pipelines.display.outcome import outcome
 from sparkring.pipelines.etl_job import describe_job, job_tags
-from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
-from sparkring.pipelines.plan import layout_problems_of
 from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
@@ -44,11 +40,11 @@ from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.rules import DATE, WEIGHTS, StoreUnreachable, client_limits
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
+from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
+from sparkring.pipelines.validate.tables import check_tables
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
 from sparkring.training.result import SUMMARY, TrainResult
-from sparkring.training.tasks import TABLE_TASKS, build_task
-from sparkring.training.worker import ModelColumns, change_since, pick_columns, starting_model
 
 log = logging.getLogger("sparkring")
 
@@ -66,8 +62,8 @@ def run_job(
     of this job's own, opened when it is needed.
     """
     config = resolved.config
-    if problems := [*metric_problems_of(config), *layout_problems_of(config), *warm_start_problems(config)]:
-        raise ConfigError(config.name, problems)
+    check_recipe(config)
+    check_tables(config)
     if session is not None:
         return run_parts(resolved, session, etl=etl, hooks=hooks)
     with session_on_demand(config.name, config.spark, config.launch) as session:
@@ -82,6 +78,8 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
     found = etl_step.find(config, fingerprint) if etl else etl_step.require(config, fingerprint)
     if found is not None:
         check_against(config, found)
+    else:
+        check_foreseen(config, etl_step.foresee(session(), config, sources))
     runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
     with runs.begin(config, fingerprint, skip_taken=hooks.leased) as (record, continued):
         job_id = f"{config.name}/{record.folder}"
@@ -97,7 +95,9 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                 check_slots(spark, SlotRequest(config.launch.world, config.launch.min_world, profile))
                 if found is None:
                     building = time.monotonic()
-                    found = etl_step.build(spark, resolved, sources, commit, tracker, hooks.before_publish)
+                    found = etl_step.build(
+                        spark, resolved, sources, commit, tracker, hooks.before_publish, trained=True
+                    )
                     timings["etl_s"] = time.monotonic() - building
                     tracker.metrics(JOB, 0, etl_cost(spark, timings["etl_s"]))
                 check_against(config, found)
@@ -184,7 +184,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         sha256=sha256,
         loader_module="sparkring.pipelines.serving",
         inputs=serving.signature_inputs(manifest),
-        outputs=serving.signature_outputs(config.model.task),
+        outputs=serving.signature_outputs(config.model.task, manifest.classes),
         registered_model=config.tracking.named(config.name).registered_model,
         alias=alias,
         tags={
@@ -231,39 +231,3 @@ def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
         runs.update(record.folder, status=status)
     except (OSError, StoredError) as error:
         log.error("%s: run.json still says %r, not %r: %s", runs.at(record).uri, record.status, status, error)
-
-
-def check_against(config: RunConfig, dataset: Dataset) -> None:
-    """Raise ConfigError for settings this dataset or model cannot meet, before a process is started."""
-    problems = [*dataset_problems(config, dataset.manifest), *metric_problems_of(config, dataset.manifest)]
-    problems = problems or layout_problems_of(config, dataset.manifest) or warm_start_problems(config, dataset.manifest)
-    if problems:
-        raise ConfigError(dataset.folder.uri, problems)
-
-
-def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Why the recipe's model cannot start from `warm_start.model`; without a manifest, as far as is known before."""
-    if config.warm_start is None or config.warm_start.model is None:  # `from` is decided when the run has begun
-        return []
-    try:
-        trained = starting_model(config, config.warm_start)
-        if manifest is not None:
-            change_since(trained, config, manifest)
-    except (StoredError, OSError, ValueError) as error:
-        return [f"warm_start.model: {error}"]
-    return []
-
-
-def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
-    """Metrics the task does not give, or columns it cannot have. A user's own task needs the dataset's manifest."""
-    kind = config.model.task
-    if manifest is None and kind not in (*TABLE_TASKS, "language_model"):
-        return []
-    try:
-        columns = (
-            pick_columns(manifest, config.model.inputs, config.model.label) if manifest else ModelColumns([], "", [])
-        )
-        task = build_task(kind, columns.features, columns.label, config.model.inputs)
-    except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
-        return [str(error)]
-    return metric_problems(config, ["loss", *task.metric_names(), *task.split_metric_names()])

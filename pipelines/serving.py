@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Predictor:
     """Predicts a table task from raw columns, as the feature fit saw them.
 
     `predict(rows)` gives a frame with `prediction` (binary: probability of the positive class; regression: the value)
-    or one `class_<i>` column per class.
+    or one `class_<i>` column per class; of a label of texts `class_<name>`, and the likeliest name as `prediction`.
     """
 
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
@@ -136,7 +136,11 @@ class Predictor:
         """The scores as columns by name."""
         if scores.ndim == 1:
             return {"prediction": scores}
-        return {f"class_{i}": scores[:, i] for i in range(scores.shape[1])}
+        names = self.manifest.classes
+        if not names:
+            return {f"class_{i}": scores[:, i] for i in range(scores.shape[1])}
+        likeliest = np.array(names, object)[scores.argmax(axis=1)]
+        return {"prediction": likeliest} | {f"class_{name}": scores[:, i] for i, name in enumerate(names)}
 
     def _probabilities(self, columns: dict[str, torch.Tensor]) -> np.ndarray:
         with torch.inference_mode():
@@ -303,8 +307,11 @@ def signature_inputs(manifest: DatasetManifest) -> list[NamedType]:
     return list(columns.values())
 
 
-def signature_outputs(task: str) -> list[NamedType]:
-    """The prediction's columns, where their number does not depend on the data."""
+def signature_outputs(task: str, classes: Sequence[str] = ()) -> list[NamedType]:
+    """The prediction's columns, where they are known; `classes`: names of the label's, in the order of outputs."""
+    if task == "multiclass" and classes:
+        columns: dict[str, str] = {"prediction": "string"} | {f"class_{name}": "double" for name in classes}
+        return [{"name": name, "type": kind, "required": True} for name, kind in columns.items()]
     if task == "language_model":
         return [{"name": "text", "type": "string", "required": True}]
     if task not in ("binary", "regression"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -160,5 +161,9 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
     make_task: Any = cls
+    try:
+        inspect.signature(make_task).bind(features, label, inputs)
+    except TypeError as error:
+        raise ValueError(f"model.task = {kind!r}: is made as Class(features, label, inputs): {error}") from None
     task: Task = make_task(features, label, inputs)
     return task

@@ -88,17 +88,22 @@ def _drift_problems(config: RunConfig) -> Iterator[str]:
 
 def dataset_promotion_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
     """List slices and drift columns that the dataset does not have, or not in a form that can be compared."""
-    problems = []
-    scalar = [column.name for column in manifest.columns if column.layout == "scalar"]
-    for name in config.promote.slices if config.promote else ():
-        if name not in scalar:
-            kinds = {column.name: column.layout for column in manifest.columns}
-            has = f"has it as a {kinds[name]} column" if name in kinds else "has no such column"
-            problems.append(f"promote.slices = {name!r}: the dataset {has}, slices are of scalar ones; "
-                            f"{nearest(name, scalar)}")  # fmt: skip
+    problems = slice_problems(config, manifest)
     for number, rule in enumerate(config.drift.rules if config.drift else ()):
         problems += [f"drift.rules.{number}: {problem}" for problem in _column_problems(rule, manifest)]
     return problems
+
+
+def slice_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """List the slices that are no scalar columns of the dataset."""
+    scalar = [column.name for column in manifest.columns if column.layout == "scalar"]
+    kinds = {column.name: column.layout for column in manifest.columns}
+    return [
+        f"promote.slices = {name!r}: the dataset has {'it as a ' + kinds[name] if name in kinds else 'no such'} "
+        f"column, slices are of scalar ones; {nearest(name, scalar)}"
+        for name in (config.promote.slices if config.promote else ())
+        if name not in scalar
+    ]
 
 
 def _column_problems(rule: DriftRule, manifest: DatasetManifest) -> Iterator[str]:

@@ -16,6 +16,7 @@ from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.storage import NO_SECRETS, check_uri
 
+BUILT_IN_TABULAR = "training.models.tabular:Tabular"
 BASELINE_METRICS = {
     "binary": ["loss", "auc", "accuracy"],
     "multiclass": ["loss", "accuracy", "macro_f1"],
@@ -265,7 +266,36 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
                 f"train.global_batch = {train.global_batch}: larger than the training split of {rows} rows, so an "
                 "epoch has no full batch; make it smaller, or set data.tail to pad"
             )
+    problems += class_problems(config, manifest)
     return problems + share_by_problems(config, manifest) + dataset_promotion_problems(config, manifest)
+
+
+def class_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """Check the task against a label of texts, where the dataset has one."""
+    labels = [column.name for column in manifest.columns if column.role == "label" and column.dtype == "string"]
+    if not labels or config.model.label not in (None, *labels):
+        return []
+    return class_list_problems(config, labels[0], manifest.classes)
+
+
+def class_list_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:
+    """Check the task against a label of texts: how many classes there are decides it. `names`: [] if not yet known."""
+    task = config.model.task
+    if task not in HIGHER_IS_BETTER:
+        return []
+    about = f"model.task = {task!r}: the label {label!r} is text"
+    if task == "regression":
+        return [f"{about}, a class and no number; set model.task to multiclass, or binary where there are two"]
+    if task == "binary" and names and len(names) != 2:
+        return [f"{about} of {len(names)} classes ({_some(names)}); set model.task to multiclass"]
+    outputs = config.model.args.get("outputs", len(names) if len(names) > 2 else 1)
+    if task == "multiclass" and names and config.model.factory.endswith(BUILT_IN_TABULAR) and outputs != len(names):
+        return [f"model.args.outputs = {outputs}: the label {label!r} has {len(names)} classes ({_some(names)})"]
+    return []
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:

@@ -62,7 +62,7 @@ def read(opener: Opener, options: CsvOptions, types: Types) -> Iterator[pa.Recor
 
 def check(opener: Opener, options: CsvOptions, types: Types) -> list[str]:
     """List every way in which the file is not the declared table, each with its first line and value."""
-    if problems := _header_problems(opener, options, list(types)):
+    if problems := header_problems(opener, options, list(types)):
         return problems
     stream, failure, records = _Source(opener(), options), "", 0
     wrong = {name: Wrong() for name in types}
@@ -142,7 +142,8 @@ class _Source(io.RawIOBase):
         return data + b"\n" if unended else data
 
 
-def _header_problems(opener: Opener, options: CsvOptions, declared: list[str]) -> list[str]:
+def header_problems(opener: Opener, options: CsvOptions, declared: list[str]) -> list[str]:
+    """List what differs between a file's header and the declared columns."""
     text = opener().read(HEADER_BYTES).decode(options.encoding, errors="replace")
     try:
         found: list[str] | None = next(_records(io.StringIO(text, newline=""), options), None)

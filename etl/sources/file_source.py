@@ -50,17 +50,18 @@ class FilesSnapshot(SourceSnapshot):
 
     def check_unchanged(self) -> None:
         """Raise EtlError if files were added, removed or written since the snapshot, by name, size and time."""
-        if _list(self.name, self.config) != self.listed:
+        if list_source(self.name, self.config) != self.listed:
             raise EtlError(f"{self.key}: its files changed while they were read; run again when they are at rest")
 
 
 def pin_files(name: str, config: FilesSource) -> FilesSnapshot:
     """Pin one source. Raises EtlError if it has no files."""
-    listed = _list(name, config)
+    listed = list_source(name, config)
     return FilesSnapshot(name, config, file_fingerprint(config, listed), listed)
 
 
-def _list(name: str, config: FilesSource) -> FileList:
+def list_source(name: str, config: FilesSource) -> FileList:
+    """List the files of a source that its `where` keeps. Raises EtlError if there are none."""
     if config.where is None:
         return list_files(name, config)
     return list_files(name, config, parse(f"etl.sources.{name}.where", config.where, config.partitions).may_match)

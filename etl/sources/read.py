@@ -42,7 +42,7 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
     schema = declared_schema(key, config.columns)
     partitions = declared_schema(key, config.partitions, "partitions")
     if config.format in ("csv", "json"):
-        return _read_lines(spark, key, _line_format(key, config, schema), listed, partitions)
+        return _read_lines(spark, key, line_format(key, config, schema), listed, partitions)
     if config.format == "text":
         return _read_text(spark, key, listed, partitions)
     _check_columns(spark, key, config.format, listed, (schema, partitions))
@@ -67,7 +67,8 @@ def declared_schema(key: str, columns: Mapping[str, str], block: str = "columns"
 # --- CSV and JSON: checked by line and value before the first row is used
 
 
-def _line_format(key: str, config: FilesSource, schema: StructType) -> LineFormat:
+def line_format(key: str, config: FilesSource, schema: StructType) -> LineFormat:
+    """The format of a csv or json source. EtlError for a declared type that no value of such a file is read as."""
     for f in schema:
         kind = f.dataType.simpleString()
         why = json_file.check_type(f.dataType) if config.format == "json" else "" if arrow_type(kind) else kind

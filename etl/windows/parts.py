@@ -69,7 +69,7 @@ class Part(Stored):
     """What a part is. Paths are relative to its folder.
 
     `inputs`: Spark type by the column of a feature. `failing`: rows by check. `statistics`: of the rows that features
-    may be fitted on. `keys`: by check.
+    may be fitted on. `keys`: by check. `classes`: rows by split and class, of a label of texts.
     """
 
     part_version: Annotated[int, up_to(PART_VERSION)] = PART_VERSION
@@ -85,6 +85,7 @@ class Part(Stored):
     keys: dict[Label, PartKeys] = {}
     accounting: Accounting
     failing: dict[Label, Count]
+    classes: dict[FolderName, dict[str, Count]] = {}
     lineage: Lineage
 
 
@@ -327,6 +328,7 @@ def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),
         failing=checked.failing,
+        classes={split: dict(counts) for split, counts in written.classes.items()},
         lineage=Lineage(
             sources={name: source.lineage() for name, source in sources.whole.items()}
             | {name: [s and s.lineage() for s in each] for name, each in sources.cut.items()},

@@ -34,6 +34,7 @@ from sparkring.conf.sources import SourceConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.build import BuildRequest, Built, find_dataset
 from sparkring.etl.checks import Checked, add, judge
+from sparkring.etl.classes import added, fit_label
 from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.fingerprint import PACKAGE
 from sparkring.etl.fit import fit
@@ -208,6 +209,10 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
     fitted = [read_statistics(root.at(part_folder(request.name, p.interval, p.fingerprint)), p) for p in trained]
     for part, found in zip(trained, fitted, strict=True):
         check_measured(part, found, config)
+    classes = added(
+        {own or split: counts for split, counts in part.classes.items()}
+        for part, own in zip(parts, assigned, strict=True)
+    )
     last = parts[-1].lineage
     return DatasetManifest(
         name=request.name,
@@ -219,7 +224,8 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
         accounting=Accounting(
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),
-        features=fit(merge(fitted), config.features, parts[0].inputs),
+        features=fit(merge(fitted), config.features, parts[0].inputs)
+        | fit_label(parts[0].columns, classes, config.classes),
         checks=report,
         lineage=Lineage(
             sources=sources_of(parts),

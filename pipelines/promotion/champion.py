@@ -82,6 +82,8 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     trained, split = champion.model, config.train.test_split
     if trained.config.model.task != config.model.task:
         raise ValueError(f"its task is {trained.config.model.task!r}, this recipe's is {config.model.task!r}")
+    if trained.manifest.classes != dataset.manifest.classes:
+        raise ValueError(f"its classes are {trained.manifest.classes}, this dataset's {dataset.manifest.classes}")
     assert split is not None, "there are test rows"
     manifest = with_features(dataset.manifest, trained.manifest.features)
     inputs = trained.config.model.inputs

@@ -35,7 +35,8 @@ class ReportInputs:
     def positive(self) -> str:
         """What a label of 1 means, for the captions."""
         labels = (column.name for column in self.manifest.columns if column.role == "label")
-        return self.config.model.label or next(labels, "positive")
+        label = self.config.model.label or next(labels, "positive")
+        return f"{label} = {self.manifest.classes[-1]}" if self.manifest.classes else label
 
     @property
     def scores(self) -> dict[str, Scores]:
@@ -127,6 +128,16 @@ class ReportInputs:
             return {}
         shown = {"parts": f"{len(parts)}: {', '.join(parts)}", "written for this run": ", ".join(written) or "none"}
         return shown | ({"missing": ", ".join(self.manifest.missing)} if self.manifest.missing else {})
+
+    @property
+    def class_balance(self) -> list[tuple[str, dict[str, tuple[int, float]]]]:
+        """(class, split -> (rows, share of the split)) of a label of texts; [] of another."""
+        counts = self.manifest.class_counts
+        totals = {split: max(sum(rows), 1) for split, rows in counts.items()}
+        return [
+            (name, {split: (rows[i], rows[i] / totals[split]) for split, rows in counts.items()})
+            for i, name in enumerate(self.manifest.classes)
+        ]
 
     @property
     def splits(self) -> list[tuple[str, int, int, int]]:

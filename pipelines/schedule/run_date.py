@@ -125,12 +125,24 @@ def do_date(resolved: Resolved, options: DateOptions, shared: Shared = ALONE) ->
     assert schedule is not None
     check_ended(interval, datetime.now(UTC))
     wait_for(schedule.wait_for, seconds(schedule.wait_timeout))
+    check(resolved, options)
     job = DateJob(resolved, options, ledger, DateRecord(ds=interval.ds, status="running"))
     with job_leases(job, interval.ds, shared) as job.leases:
         record = ledger.read(interval.ds)  # another may have finished it before we took its lease
         if record is not None and is_done(record, options):
             return record
         return work(job, interval, record, shared)
+
+
+def check(resolved: Resolved, options: DateOptions) -> None:
+    """Raise an error for a wrong recipe: the entry of a date says what became of its data, not of a mistyped key."""
+    from sparkring.pipelines.validate.tables import storage_problems
+
+    storage_problems(resolved.config).raise_any(resolved.config.name)
+    if options.train:
+        from sparkring.pipelines.validate.recipe import check_recipe
+
+        check_recipe(resolved.config)
 
 
 def work(job: DateJob, interval: DataInterval, before: DateRecord | None, shared: Shared) -> DateRecord:

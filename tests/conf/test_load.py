@@ -70,7 +70,7 @@ def test_a_rule_of_a_long_block_does_not_print_it() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("flights", ["etl.rows=nowhere"])
     (found,) = caught.value.problems
-    assert found.startswith("etl: rows = 'nowhere' is no view or source; there are ['flights', ")
+    assert found.startswith("etl.rows = 'nowhere' is no view or source; there are ['flights', ")
 
 
 def test_a_misspelt_choice_names_the_nearest(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publ
 LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
+VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
+T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
@@ -728,4 +730,23 @@ MUTANTS = (
     Mutant(PARAMS, "key in varied or not _within(key, LEFT_OUT)", "key not in LEFT_OUT", T_PARAMS),
     Mutant(PARAMS, 'key == s or s.startswith(f"{key}.")', "key == s", T_PARAMS),
     Mutant(PARAMS, "exclude=set(leave_out), exclude_defaults=True", "exclude=set(leave_out)", T_PARAMS),
+    # what is found before anything runs
+    Mutant("conf/rules/foreseen.py", "if name not in names.counted:", "if False:", T_MISTAKES),
+    Mutant("conf/rules/foreseen.py", "if name not in names.tensors:", "if False:", T_MISTAKES),
+    Mutant("etl/foreseen.py", 'query.args.get("laterals") or not plain', "not plain", "tests/etl/test_foreseen.py"),
+    Mutant("etl/foreseen.py", "if name not in known and not", "if name is known and not", T_MISTAKES),
+    Mutant("etl/sources/types.py", "if rest:", "if False:", "tests/etl/sources/test_types.py"),
+    Mutant("etl/sources/examine.py", "window_of(etl.interval)[-1]", "window_of(etl.interval)[0]", T_TABLES),
+    Mutant(f"{VALIDATE}/recipe.py", "if problem := _unbound(factory, model.args):", 'if problem := "":', T_MISTAKES),
+    Mutant(f"{VALIDATE}/recipe.py", "if ceiling is not None and least > ceiling", "if False", T_MISTAKES),
+    Mutant(f"{VALIDATE}/recipe.py", "elif own and config.etl is not None:", "elif False:", T_MISTAKES),
+    Mutant(f"{VALIDATE}/tables.py", "if rows is None or batch <= rows:", "if True:", T_MISTAKES),
+    Mutant(f"{VALIDATE}/tables.py", "if make and not problem:", "if not problem:", T_TABLES),
+    Mutant(f"{VALIDATE}/problems.py", "if self.resources:", "if False:", T_MISTAKES),
+    Mutant(
+        "pipelines/schedule/run_date.py",
+        "        check_recipe(resolved.config)",
+        "        pass",
+        "tests/pipelines/schedule/test_run_date.py -k mistyped",
+    ),
 )

@@ -60,7 +60,7 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("words", [["config", "schema"], ["config", "validate", "flights"]])
+@pytest.mark.parametrize("words", [["config", "schema"], ["config", "show", "flights"]])
 def test_a_pipe_whose_reader_has_ended_is_no_error(words: list[str]) -> None:
     """As `| head`, at its earliest. Unix tools end with 141 then, 128 + SIGPIPE."""
     reading, writing = os.pipe()

@@ -15,8 +15,9 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.etl_job import run_etl
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.job import check_against, metric_problems_of, nightly_values, note_end
+from sparkring.pipelines.job import nightly_values, note_end
 from sparkring.pipelines.runs import Runs
+from sparkring.pipelines.validate.recipe import check_against, metric_problems_of
 from sparkring.training.result import DriftFinding, Promotion
 from sparkring.training.tasks import Task
 from tests.pipelines.results import train_result

@@ -52,9 +52,8 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etl_step, "pin", lambda *_: {})
     monkeypatch.setattr(etl_step, "require", lambda config, fingerprint: SimpleNamespace(manifest=None))
     monkeypatch.setattr(job_module, "session_on_demand", lambda *_: nullcontext(lambda: None))
-    for name in ("check_against", "describe_job", "keep_environment"):
+    for name in ("check_recipe", "check_against", "describe_job", "keep_environment"):
         monkeypatch.setattr(job_module, name, lambda *_, **__: None)
-    monkeypatch.setattr(job_module, "layout_problems_of", lambda *_: [])
     monkeypatch.setattr(job_module, "check_slots", lambda *_, **__: None)
 
 

@@ -27,7 +27,7 @@ from sparkring.conf.manifest import (
     SplitInfo,
 )
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.job import warm_start_problems
+from sparkring.pipelines.validate.recipe import warm_start_problems
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec

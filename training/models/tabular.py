@@ -131,13 +131,14 @@ class Tabular(nn.Module):
             raise ValueError(
                 f"sparkring.training.models.tabular takes scalar features; {odd} are not: bring your own model.factory"
             )
+        classes = len(manifest.classes)
         return cls(
+            **({"outputs": classes} if classes > 2 else {}) | args,
             coded={c.name: c.cardinality for c in features if c.cardinality is not None},
             numeric=[
                 *(c.name for c in features if c.cardinality is None),
                 *(c.mask for c in features if c.mask is not None),
             ],
-            **args,
         )
 
     def warm_started(

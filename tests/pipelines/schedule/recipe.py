@@ -25,6 +25,7 @@ def write_recipe(folder: Path, schedule: dict[str, Any] | None = None) -> str:
             },
             "rows": "sales",
             "features": {"amount": {"kind": "numeric"}},
+            "label": "day",  # nothing is trained on it
             "interval": {"column": "day", "sources": {"sales": "day"}},
         },
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.load import Resolved, load_config
+from sparkring.conf.load import ConfigError, Resolved, load_config
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dated import DateRequest
 from sparkring.conf.schedule.dates import interval_of
@@ -38,6 +38,7 @@ from sparkring.pipelines.schedule.run_date import (
     lease_paths,
     run_date,
 )
+from sparkring.training.launch.failure import LaunchError
 from tests.pipelines.schedule.recipe import write_recipe
 
 DS = "2024-03-05"
@@ -92,6 +93,21 @@ def test_a_date_is_run_once_and_its_entry_says_what_it_made(tmp_path: Path, job:
     assert record is not None and record.finished_at and record.epoch == 1
     assert run_date(resolved(tmp_path), replace(OPTIONS, rerun=True), said.append) == Exit.OK
     assert len(began) == 2 and json.loads(said[2])["attempts"] == 2
+
+
+def test_a_mistyped_key_leaves_no_entry_and_is_found_before_the_job(tmp_path: Path, job: Any) -> None:
+    """Found after the ETL, the date was `failed`, though nothing was wrong with its data."""
+    began = job(succeed)
+    rules = "promote={rules: [{metric: auc, min_absolute_change: 0.1}], slices: [amunt]}"
+    for word, said, code in (
+        (rules, "promote.slices = 'amunt'", Exit.USAGE),
+        ("storage.datasets=/dev/null/x", "storage.datasets", Exit.RESOURCES),
+    ):
+        wrong = load_config(write_recipe(tmp_path), [word], DateRequest(DS))
+        with pytest.raises((ConfigError, LaunchError), match=said) as caught:
+            run_date(wrong, OPTIONS, lambda _: None)
+        assert exit_code(caught.value) == code
+    assert not began and Ledger(str(tmp_path / "runs"), "sales").read(DS) is None
 
 
 def test_a_date_whose_model_was_rejected_is_done_and_ends_as_it_did(tmp_path: Path, job: Any) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_CODE, State, whole_number
-from sparkring.training.data.columns import PLAIN, byte_rows, nulls_of, one_array, plain_values
+from sparkring.training.data.columns import PLAIN, DataError, byte_rows, nulls_of, one_array, plain_values
 from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough, passthrough_arrow
 
 Array = NDArray[Any]
@@ -194,6 +194,16 @@ class Categorical(Transform):
         return pa.types.is_integer(kind) and kind != pa.uint64() and self._type in WHOLE_TYPES
 
 
+class Classes(Categorical):
+    """A class's place in the list, (n,) int64; DataError for a text that is none."""
+
+    def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
+        codes = super().of_stored(data)[self.name].astype(np.int64) - FIRST_CODE
+        if (codes < 0).any():
+            raise DataError(f"label {self.name!r}: {int((codes < 0).sum())} rows are of no class that a model knows")
+        return {self.name: codes}
+
+
 def _at_places(of_dictionary: Array, indices: pa.Array) -> Array:
     """Codes (n,) of rows from those of a dictionary's values (values,)."""
     places, null = _numbers(indices)
@@ -230,7 +240,12 @@ class WholeCodes:
         return found
 
 
-TRANSFORMS: dict[str, type[Transform]] = {"numeric": Numeric, "categorical": Categorical, "cyclic": Cyclic}
+TRANSFORMS: dict[str, type[Transform]] = {
+    "numeric": Numeric,
+    "categorical": Categorical,
+    "cyclic": Cyclic,
+    "classes": Classes,
+}
 
 
 def make_transforms(features: State) -> list[Transform]:

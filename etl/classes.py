@@ -1,0 +1,94 @@
+"""Count the classes of a label of strings by split, before anything is written; decide their order."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from sparkring.conf.features import State
+from sparkring.conf.manifest import Column
+from sparkring.etl.errors import EtlError
+from sparkring.etl.quarantine import PORTION
+from sparkring.etl.split import SPLIT
+
+log = logging.getLogger(__name__)
+MOST_CLASSES, SHOWN = 10_000, 10
+MOST_GROUPS = 100 * MOST_CLASSES  # of rows by class, split and portion
+ClassCounts = Mapping[str, Mapping[str, int]]
+"""Split -> class -> rows."""
+
+
+def text_label(columns: Iterable[Column]) -> str | None:
+    """The label whose values are texts; None where there is none."""
+    return next((column.name for column in columns if column.role == "label" and column.dtype == "string"), None)
+
+
+def count_classes(good: DataFrame, label: str, portions: int) -> list[ClassCounts]:
+    """Count the rows by class of every portion, in one job. EtlError for nulls, and for texts that are no classes.
+
+    `good`: the rows that become shards, with PORTION and SPLIT.
+    """
+    counted = good.groupBy(PORTION, SPLIT, F.col(f"`{label}`").alias("class")).agg(F.count(F.lit(1)).alias("rows"))
+    found = counted.limit(MOST_GROUPS + 1).collect()
+    classes = {row["class"] for row in found}
+    if None in classes:
+        rows = sum(row["rows"] for row in found if row["class"] is None)
+        check = f"{{name: labelled, kind: expression, sql: {label} IS NOT NULL, level: row}}"
+        raise EtlError(f"etl.label = {label!r}: {rows} rows have none (null); leave them out by etl.checks: {check}")
+    if len(classes) > MOST_CLASSES or len(found) > MOST_GROUPS:
+        raise EtlError(
+            f"etl.label = {label!r}: more than {MOST_CLASSES} distinct texts, such as {min(classes)!r}: those are no "
+            "classes; make a number or a class of them in the recipe's SQL"
+        )
+    counts: list[dict[str, dict[str, int]]] = [{} for _ in range(portions)]
+    for row in found:
+        counts[row[PORTION]].setdefault(row[SPLIT], {})[row["class"]] = row["rows"]
+    return list(counts)
+
+
+def added(counts: Iterable[ClassCounts]) -> ClassCounts:
+    """The rows of several portions by split and class."""
+    total: dict[str, dict[str, int]] = {}
+    for one in counts:
+        for split, classes in one.items():
+            of_split = total.setdefault(split, {})
+            for name, rows in classes.items():
+                of_split[name] = of_split.get(name, 0) + rows
+    return total
+
+
+def fit_label(columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None) -> State:
+    """The part of a feature state that is about a label of texts; {} where there is none."""
+    label = text_label(columns)
+    return {} if label is None else {"labels": [label_state(label, counts, declared)]}
+
+
+def label_state(label: str, counts: ClassCounts, declared: Sequence[str] | None) -> State:
+    """The state of a label of texts: its classes, in the order of the model's outputs, and their rows by split."""
+    values = list(declared) if declared is not None else classes_of(counts)
+    if counts and (untrained := [name for name in values if not counts.get("train", {}).get(name)]):
+        log.warning("etl.label = %r: no training row is of the classes %s", label, untrained[:SHOWN])
+    of_splits = {split: [classes.get(name, 0) for name in values] for split, classes in sorted(counts.items())}
+    return {"name": label, "kind": "classes", "column": label, "values": values, "counts": of_splits}
+
+
+def classes_of(counts: ClassCounts) -> list[str]:
+    """The classes that have rows, sorted."""
+    return sorted({name for of_split in counts.values() for name in of_split})
+
+
+def check_listed(label: str, counts: Iterable[ClassCounts], declared: Sequence[str] | None) -> None:
+    """Raise EtlError for a class that is not among the declared ones, if any are."""
+    seen = Counter[str]()
+    for of_split in added(counts).values():
+        seen.update(of_split)
+    if declared is not None and (other := sorted(seen.keys() - set(declared))):
+        shown = ", ".join(f"{name!r} ({seen[name]} rows)" for name in other[:SHOWN])
+        raise EtlError(
+            f"etl.classes: {label!r} has values that are not listed: {shown}{', ...' if len(other) > SHOWN else ''}; "
+            "list them, or leave their rows out by a check of level row"
+        )

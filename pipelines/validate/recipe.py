@@ -1,0 +1,195 @@
+"""Check a recipe whole: the model and task by importing them, the layout, and what both ask of the dataset."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.load import ConfigError
+from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
+from sparkring.conf.rules.promotion import slice_problems
+from sparkring.conf.rules.recipe import class_problems, dataset_problems, metric_problems, share_by_problems
+from sparkring.conf.storage import open_storage
+from sparkring.conf.stored import StoredError
+from sparkring.etl.sources.examine import Examined
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
+from sparkring.pipelines.plan import knows_its_size, layout_problems_of
+from sparkring.pipelines.spark import session_settings, submitted
+from sparkring.pipelines.validate.problems import Problems, refusals
+from sparkring.pipelines.validate.tables import examine, storage_problems, table_problems
+from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
+from sparkring.training.worker import ModelColumns, change_since, pick_columns, starting_model
+
+OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
+
+
+def validate(config: RunConfig, tables: bool = True) -> Problems:
+    """Find everything that can be found without Spark. Nothing is written.
+
+    `tables`: False where they, the dataset and the storage are on other machines.
+    """
+    problems = recipe_problems(config) + table_problems(config, examine(config) if tables else Examined())
+    problems += storage_problems(config) if tables else Problems()
+    if config.dataset is None or not tables:
+        return problems
+    try:
+        folder = open_storage(config.dataset)
+        return problems + Problems(against_problems(config, read_manifest(folder)))
+    except (ManifestError, OSError) as error:
+        return problems + Problems(data=[f"dataset = {config.dataset!r}: {error}"])
+
+
+def check_recipe(config: RunConfig) -> None:
+    """Raise one error with everything that is wrong with a recipe itself, before any table is looked at."""
+    recipe_problems(config).raise_any(config.name)
+
+
+def recipe_problems(config: RunConfig) -> Problems:
+    """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
+    code = refusals(factory_problems(config), metric_problems_of(config))
+    recipe = refusals(
+        foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
+    )
+    return Problems(recipe, resources=slot_problems(config))
+
+
+def check_against(config: RunConfig, dataset: Dataset) -> None:
+    """Raise ConfigError for settings this dataset or model cannot meet, before a process is started."""
+    if problems := against_problems(config, dataset.manifest):
+        raise ConfigError(dataset.folder.uri, problems)
+
+
+def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
+    """Raise ConfigError for what a dataset of these columns, of which nothing is measured yet, cannot give."""
+    if manifest is None:
+        return
+    problems = refusals(
+        share_by_problems(config, manifest), slice_problems(config, manifest), class_problems(config, manifest)
+    )
+    problems = refusals(problems, metric_problems_of(config, manifest))
+    if not problems and model_class(config.model.factory).__module__.startswith(OURS):  # another may want real values
+        problems = layout_problems_of(config, manifest)
+    if problems:
+        raise ConfigError(config.name, problems)
+
+
+def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """What of the recipe this dataset cannot meet."""
+    problems = refusals(dataset_problems(config, manifest), metric_problems_of(config, manifest))
+    return problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
+
+
+def slot_problems(config: RunConfig) -> list[str]:
+    """More ranks than the recipe's own local Spark would have slots."""
+    if submitted():
+        return []
+    settings = session_settings(config.name, config.spark, config.launch.world, is_submitted=False)
+    if config.launch.cpus_per_rank is not None:
+        settings["spark.task.cpus"] = str(config.launch.cpus_per_rank)
+    key = "launch.world" if config.launch.min_world is None else "launch.min_world"
+    least = config.launch.min_world or config.launch.world
+    try:
+        ceiling = slots_ceiling(settings["spark.master"], settings)
+    except ValueError:  # a setting that is no number, which Spark names
+        return []
+    return (
+        [too_few_slots(least, ceiling, settings["spark.master"], key)]
+        if ceiling is not None and least > ceiling
+        else []
+    )
+
+
+# --- the user's code
+
+
+def factory_problems(config: RunConfig) -> Iterator[str]:
+    """Import `model.factory` and compare `model.args` with its signature; make the model, if it needs no dataset."""
+    model = config.model
+    try:
+        factory = model_class(model.factory)
+    except ValueError as error:
+        yield str(error)
+        return
+    except Exception as error:  # the module's own code runs
+        yield f"model.factory = {model.factory!r}: its import fails: {type(error).__name__}: {first_line(error)}"
+        return
+    if problem := _unbound(factory, model.args):
+        yield f"model.args = {model.args}: {model.factory} does not take them: {problem}"
+    elif not hasattr(factory, "from_manifest") and not knows_its_size(config):
+        yield from _unmade(lambda: factory(**model.args), f"model.args = {model.args}: {model.factory}")
+
+
+def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
+    """Why a call cannot take these arguments; '' where it can, or only the call itself can tell."""
+    method: Any = getattr(factory, "from_manifest", None)
+    try:
+        if method is None:
+            inspect.signature(factory).bind(**args)
+            return ""
+        signature = inspect.signature(method)
+        signature.bind(None, **args)
+        hands_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+        if hands_on and factory.__module__.startswith(OURS):
+            inspect.signature(factory).bind_partial(**args)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # no signature, as of some compiled code
+        return ""
+    return ""
+
+
+def _unmade(make: Callable[[], Any], what: str) -> Iterator[str]:
+    """Yield why a call fails. Models are made without memory first, if their constructors allow it."""
+    try:
+        with torch.device("meta"):
+            make()
+    except Exception:  # missing values raise many exception types
+        try:
+            make()
+        except Exception as error:
+            yield f"{what} cannot be made: {type(error).__name__}: {first_line(error)}"
+
+
+def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
+    """Metrics the task does not give, or columns it cannot have. Without a manifest, by the columns of the recipe."""
+    kind, inputs = config.model.task, config.model.inputs
+    own = kind not in (*TABLE_TASKS, "language_model")
+    if manifest is None and own and config.etl is None:
+        return []
+    try:
+        if manifest is not None:
+            columns = pick_columns(manifest, inputs, config.model.label)
+        elif own and config.etl is not None:
+            names = foreseen_names(config.etl)
+            label = config.model.label or config.etl.label
+            features = inputs or [name for name in names.tensors if name not in (label, *config.etl.keep)]
+            columns = ModelColumns(features, label, [])
+        else:
+            columns = ModelColumns([], "", [])
+        task = build_task(kind, columns.features, columns.label, inputs)
+    except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
+        return [str(error)]
+    except Exception as error:  # the user's own code runs
+        return [f"model.task = {kind!r}: cannot be made: {type(error).__name__}: {first_line(error)}"]
+    return metric_problems(config, ["loss", *task.metric_names(), *task.split_metric_names()])
+
+
+def warm_start_problems(config: RunConfig, manifest: DatasetManifest | None = None) -> list[str]:
+    """Why the recipe's model cannot start from `warm_start.model`; without a manifest, as far as is known before."""
+    if config.warm_start is None or config.warm_start.model is None:  # `from` is decided when the run has begun
+        return []
+    try:
+        trained = starting_model(config, config.warm_start)
+        if manifest is not None:
+            change_since(trained, config, manifest)
+    except (StoredError, OSError, ValueError) as error:
+        return [f"warm_start.model: {error}"]
+    return []

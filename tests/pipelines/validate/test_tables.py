@@ -1,0 +1,75 @@
+"""Storage that cannot be written, and tables of which some files are looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import boto3
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+from sparkring.conf.config import EtlConfig, RunConfig
+from sparkring.etl.sources.examine import LOOKED_AT, examine_sources, spread
+from sparkring.pipelines.validate.tables import storage_problems
+
+
+def storage(**uris: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {"name": "a", "dataset": "somewhere", "storage": uris, "tracking": {"enabled": False}}
+    )
+
+
+def test_a_bucket_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    server = ThreadedMotoServer(port=0, ip_address="127.0.0.1")
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1").create_bucket(Bucket="there")
+        options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+        found = storage_problems(storage(runs=f"s3://there/runs{options}", datasets=f"s3://gone/datasets{options}"))
+    finally:
+        server.stop()
+    (said,) = found.resources
+    assert said.startswith("storage.datasets = 's3://gone/datasets") and "there is no bucket 'gone'" in said
+
+
+def test_a_folder_is_made_by_a_job_only(tmp_path: Path) -> None:
+    config = storage(runs=str(tmp_path / "a/runs"), datasets=str(tmp_path / "b"))
+    assert not storage_problems(config).resources and not list(tmp_path.iterdir())
+    assert not storage_problems(config, make=True).resources and (tmp_path / "a/runs").is_dir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (said,) = storage_problems(storage(runs=str(tmp_path / "link"), datasets=str(tmp_path / "b"))).resources
+    assert "link is a link to nothing" in said
+
+
+def test_files_are_looked_at_from_the_first_to_the_last() -> None:
+    assert spread(range(5), 16) == (0, 1, 2, 3, 4)
+    chosen = spread(range(1000), LOOKED_AT)
+    assert len(set(chosen)) == LOOKED_AT and (chosen[0], chosen[-1]) == (0, 999)
+
+
+def test_of_a_table_read_by_intervals_the_last_is_looked_at(tmp_path: Path) -> None:
+    for day, kind in (("2026-11-20", pa.string()), ("2026-11-21", pa.int32())):
+        folder = tmp_path / f"sales/day={day}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"amount": pa.array([None], kind)}), folder / "a.parquet")
+    block = {
+        "sources": {"sales": {"path": str(tmp_path / "sales"), "format": "parquet", "columns": {"amount": "int"},
+                              "partitions": {"day": "date"}}},
+        "rows": "sales", "features": {"amount": {"kind": "numeric"}},
+        "interval": {"column": "day", "sources": {"sales": "day"}, "last": "2026-11-21", "window": 2},
+    }  # fmt: skip
+
+    def found(last: str) -> list[str]:
+        interval = dict(block["interval"], last=last)  # type: ignore[arg-type]
+        return examine_sources(EtlConfig.model_validate(block | {"interval": interval}), lakes=False).problems
+
+    assert found("2026-11-21") == [] == found("2026-11-22"), (
+        "a missing interval is what `etl.interval.missing` is about"
+    )
+    (said,) = found("2026-11-20")
+    assert "column 'amount' is string, declared int" in said
