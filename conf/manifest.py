@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NotRequired, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
@@ -149,12 +149,14 @@ class NumericState(_Feature):
     std: Annotated[Finite, Field(gt=0)]
     fill: Finite
     indicator: bool
+    train_nulls: NotRequired[Count]
 
 
 @OPEN
 class CategoricalState(_Feature):
     kind: Literal["categorical"]
     values: list[str]
+    train_nulls: NotRequired[Count]
 
 
 @OPEN

@@ -31,6 +31,7 @@ from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_core
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
 from sparkring.pipelines.plan import layout_problems_of
+from sparkring.pipelines.portable.pack import pack_model
 from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
@@ -45,9 +46,10 @@ from sparkring.pipelines.tracking.rules import DATE, WEIGHTS
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.training.checkpoint.weights import FILE
 from sparkring.training.model_folder import describe_model
+from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.result import SUMMARY, TrainResult
 from sparkring.training.tasks import TABLE_TASKS, build_task
-from sparkring.training.worker import ModelColumns, change_since, pick_columns, starting_model
+from sparkring.training.worker import change_since, starting_model
 
 log = logging.getLogger("sparkring")
 
@@ -181,7 +183,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         step=result.train.exported_step,
         sha256=sha256,
         loader_module="sparkring.pipelines.serving",
-        inputs=serving.signature_inputs(manifest),
+        inputs=serving.signature_inputs(config, manifest),
         outputs=serving.signature_outputs(config.model.task),
         registered_model=config.tracking.named(config.name).registered_model,
         alias=alias,
@@ -194,9 +196,8 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         params={name: str(value) for name, value in result.test_metrics().items()},
     )
     with tempfile.TemporaryDirectory() as scratch:
-        target = Path(scratch) / "model"
-        serving.copy_model_folder(weights, target)
-        job.tracker.model(EVALUATE, target, info)
+        packed = pack_model(config, job.dataset, weights, Path(scratch))
+        job.tracker.model(EVALUATE, packed.data, replace(info, requirements=packed.requirements), packed.code)
     return sha256
 
 
