@@ -297,14 +297,16 @@ def _load_pyfunc(path: str) -> Predictor | Writer:
     """Load a model folder; MLflow calls this."""
     folder = open_storage(path)
     config = read_model_folder(folder).config
-    check_trusted(config, f"{path}/{CONFIG}", carried(config, Path(path).parent / CODE))
+    check_trusted(config, f"{path}/{CONFIG}", carried(config, Path(path)))
     return make_predictor(folder)
 
 
-def carried(config: RunConfig, code: Path) -> list[str]:
+def carried(config: RunConfig, folder: Path) -> list[str]:
     """The modules of a model's factory and task that are in its own folder of code, on Python's path by now."""
     named = [module_of(each) for each in (config.model.factory, config.model.task)]
-    return [name for name in named if str(code) in sys.path and _has_module(code, name)]
+    on_path = {Path(place).resolve() for place in sys.path}
+    codes = [parent / CODE for parent in folder.resolve().parents if parent / CODE in on_path]
+    return [name for name in named if codes and _has_module(codes[0], name)]
 
 
 def _has_module(code: Path, name: str) -> bool:

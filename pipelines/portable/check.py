@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from sparkring.conf.config import TrackingConfig
@@ -46,18 +47,19 @@ def serve_check(target: str, tracking: TrackingConfig, say: Callable[[str], None
     `target`: models:/<name>@<alias>, models:/<name>/<version>, or the folder of an MLflow model.
     """
     with tempfile.TemporaryDirectory(prefix="sparkring-check-") as scratch:
-        model = find_folder(target, tracking, Path(scratch))
+        folder = find_folder(target, tracking, Path(scratch))
+        data = data_folder(folder, target)
         began = time.monotonic()
-        python = make_environment(model / REQUIREMENTS, Path(scratch) / "environment", target)
+        python = make_environment(folder / REQUIREMENTS, Path(scratch) / "environment", target)
         say(f"{target}: its requirements are installed, in {time.monotonic() - began:.0f} s")
-        answer = ask(python, model, target)
-        if problem := import_problem(answer, model):
+        answer = ask(python, folder, data, target)
+        if problem := import_problem(answer, folder):
             say(f"{target}: {problem}")
             return Exit.QUALITY
-        if not (model / "data" / PREDICTIONS).exists():
+        if not (data / PREDICTIONS).exists():
             say(f"{target}: loads; it has no sample of predictions to compare with (tracking.sample_rows)")
             return Exit.OK
-        expected = pq.read_table(model / "data" / PREDICTIONS)
+        expected = pq.read_table(data / PREDICTIONS)
         for way, found in answer.predictions.items():
             if difference := first_difference(expected, found):
                 say(f"{target}: rows from {way}: {difference}")
@@ -82,9 +84,19 @@ def find_folder(target: str, tracking: TrackingConfig, scratch: Path) -> Path:
             f"{target}: no model as MLflow stores it: it has no {MLMODEL} with {REQUIREMENTS}; give "
             "models:/<name>@<alias>, models:/<name>/<version> or such a model's folder"
         )
-    if not (folder / "code").is_dir():
-        raise StoredError(f"{target}: was registered by an older sparkring, without its code; train again")
     return folder
+
+
+def data_folder(folder: Path, target: str) -> Path:
+    """Where the model's own files are, as MLmodel says. StoredError for one that has no code with it."""
+    try:
+        flavor = yaml.safe_load((folder / MLMODEL).read_text())["flavors"]["python_function"]
+        data = folder / flavor["data"]
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise StoredError(f"{target}: its {MLMODEL} describes no model that sparkring registered: {error}") from error
+    if not flavor.get("code"):
+        raise StoredError(f"{target}: was registered by an older sparkring, without its code; train again")
+    return data
 
 
 def make_environment(requirements: Path, folder: Path, target: str) -> Path:
@@ -104,11 +116,11 @@ def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in NOT_PASSED_ON}
 
 
-def ask(python: Path, model: Path, target: str) -> Answer:
+def ask(python: Path, folder: Path, data: Path, target: str) -> Answer:
     """Predict the sample in the environment. StoredError with the last line of what went wrong there."""
-    command = [str(python), "-I", str(PROGRAM), str(model.resolve()), f"data/{ROWS}"]
+    command = [str(python), "-I", str(PROGRAM), str(folder.resolve()), str(data.resolve() / ROWS)]
     variables = clean_environment(os.environ) | {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=model, env=variables)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         raise StoredError(f"{target}: does not predict there: {(done.stderr.splitlines() or ['no output'])[-1]}")
@@ -118,9 +130,9 @@ def ask(python: Path, model: Path, target: str) -> Answer:
         raise StoredError(f"{target}: its environment printed {lines[-1][:200]!r} instead of predictions") from error
 
 
-def import_problem(answer: Answer, model: Path) -> str | None:
+def import_problem(answer: Answer, folder: Path) -> str | None:
     """What was imported that the model's folder does not hold; None: nothing."""
-    if not Path(answer.code).is_relative_to((model / "code").resolve()):
+    if not Path(answer.code).is_relative_to(folder.resolve()):
         return f"sparkring was imported from {answer.code}, not from the model's own folder"
     return "pyspark was imported to load it" if answer.has_spark else None
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 
-def main(model: Path, rows: str) -> dict[str, Any]:
-    """Predict the rows in the file `rows` below the model's folder."""
+def main(model: Path, rows: Path) -> dict[str, Any]:
+    """Predict the rows in a Parquet file with the MLflow model in a folder."""
     import mlflow.pyfunc
     import pyarrow.parquet as pq
     from mlflow.pyfunc.scoring_server import invocations
@@ -24,8 +24,8 @@ def main(model: Path, rows: str) -> dict[str, Any]:
     import sparkring
 
     answers: dict[str, Any] = {}
-    if (model / rows).exists():
-        frame = pq.read_table(model / rows).to_pandas(integer_object_nulls=True)
+    if rows.exists():
+        frame = pq.read_table(rows).to_pandas(integer_object_nulls=True)
         answers["pandas"] = served.predict(frame).to_dict("list")
         request = json.dumps({"dataframe_split": {"columns": list(frame), "data": as_json(frame.to_numpy(object))}})
         response = invocations(request, "application/json", served, served.metadata.get_input_schema())
@@ -52,4 +52,4 @@ def as_json(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2])))
+    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))
