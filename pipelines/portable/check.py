@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from sparkring.conf.predict import REGISTERED
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.training.launch.failure import LaunchError
 
 MLMODEL, REQUIREMENTS = "MLmodel", "requirements.txt"  # MLflow's
@@ -46,11 +46,11 @@ def serve_check(target: str, tracking: TrackingConfig, say: Callable[[str], None
     StoredError for a target that is no registered model, LaunchError where its requirements cannot be installed.
     `target`: models:/<name>@<alias>, models:/<name>/<version>, or the folder of an MLflow model.
     """
-    with tempfile.TemporaryDirectory(prefix="sparkring-check-") as scratch:
-        folder = find_folder(target, tracking, Path(scratch))
+    with scratch_folder("check") as scratch:
+        folder = find_folder(target, tracking, scratch)
         data = data_folder(folder, target)
         began = time.monotonic()
-        python = make_environment(folder / REQUIREMENTS, Path(scratch) / "environment", target)
+        python = make_environment(folder / REQUIREMENTS, scratch / "environment", target)
         say(f"{target}: its requirements are installed, in {time.monotonic() - began:.0f} s")
         answer = ask(python, folder, data, target)
         if problem := import_problem(answer, folder):
