@@ -38,7 +38,7 @@ from sparkring.pipelines.spark import DEFAULTS
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model_folder import describe_model
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.worker import build_model
+from sparkring.training.recipe_model import build_model
 
 TARGET = 300_000  # rows per second
 TEXTS = 100  # values of a column

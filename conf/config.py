@@ -728,6 +728,11 @@ class TrackingConfig(Strict):
     alias: Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$"), AfterValidator(_free_alias)] = Field(
         "champion", description="alias the new model version gets in the registry"
     )
+    sample_rows: Annotated[int, Field(ge=0, le=1000)] = Field(
+        16,
+        description="raw rows of the test split that the registered model holds with their predictions, for "
+        "`sparkring serve-check`; 0: none, where rows may not leave the dataset",
+    )
     tags: dict[str, str] = Field({}, description="added to every run")
     system_metrics: bool = True
     system_metrics_every_s: PositiveFloat = 10.0

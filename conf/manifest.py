@@ -149,12 +149,14 @@ class NumericState(_Feature):
     std: Annotated[Finite, Field(gt=0)]
     fill: Finite
     indicator: bool
+    train_nulls: NotRequired[Count]
 
 
 @OPEN
 class CategoricalState(_Feature):
     kind: Literal["categorical"]
     values: list[str]
+    train_nulls: NotRequired[Count]
 
 
 @OPEN

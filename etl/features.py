@@ -77,10 +77,10 @@ def transformed(value: float, transform: str) -> float:
     return math.log1p(max(value, 0.0)) if transform == "log1p" else float(value)
 
 
-def categorical_state(name: str, feature: CategoricalFeature, values: Sequence[str]) -> State:
-    """`values` by falling count, already cut to min_count and max_size."""
+def categorical_state(name: str, feature: CategoricalFeature, values: Sequence[str], nulls: int = 0) -> State:
+    """`values` by falling count, already cut to min_count and max_size; `nulls`: how many training rows have one."""
     column = input_column(name, feature)
-    return {"name": name, "kind": "categorical", "column": column, "values": list(values)}
+    return {"name": name, "kind": "categorical", "column": column, "values": list(values), "train_nulls": nulls}
 
 
 def plain_state(name: str, feature: CyclicFeature | PassthroughFeature) -> State:

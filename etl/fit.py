@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     BooleanType,
@@ -63,7 +64,7 @@ def unfitted(features: Mapping[str, Feature], inputs: dict[str, str]) -> State:
         if isinstance(feature, NumericFeature):
             states.append(numeric_state(name, feature, Moments(count=1, nulls=1, mean=0.0, std=1.0)))
         elif isinstance(feature, CategoricalFeature):
-            states.append(categorical_state(name, feature, []))
+            states.append(categorical_state(name, feature, [], nulls=1))
         else:
             states.append(plain_state(name, feature))
     return {"version": STATE_VERSION, "inputs": inputs, "features": states}
@@ -78,7 +79,8 @@ def fit(train: Statistics, features: Mapping[str, Feature], inputs: dict[str, st
         elif isinstance(feature, CategoricalFeature):
             counts = train.values[input_column(name, feature)]
             values = most_frequent(counts, feature.min_count, feature.max_size)
-            states.append(categorical_state(name, feature, values))
+            nulls = train.rows - pc.sum(counts["count"]).as_py() if len(counts) else train.rows
+            states.append(categorical_state(name, feature, values, nulls))
         else:
             states.append(plain_state(name, feature))
     return {"version": STATE_VERSION, "inputs": inputs, "features": states}

@@ -158,6 +158,10 @@ def parser() -> argparse.ArgumentParser:
     lineage.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
     lineage.add_argument("--json", action="store_true", help="one JSON object instead of a screen")
     _add_reproduce(commands)
+    text = "load a registered model in an environment made of its folder alone, and compare its recorded predictions"
+    check = _add(commands, "serve-check", _serve_check, text)
+    check.add_argument("target", help="models:/<name>@<alias>, models:/<name>/<version> or an MLflow model's folder")
+    check.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
     _add_launch(commands)
     _add_recipe(commands, "netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
     package = _add(commands, "package", _package, "write the code archive and main file for spark-submit")
@@ -357,13 +361,14 @@ def _load_scheduled(arguments: argparse.Namespace) -> Resolved:
 
 
 def _load_undated(arguments: argparse.Namespace) -> Resolved:
-    return _checked_date(_load(arguments))
+    remedy = f"sparkring run {arguments.recipe} --date D, or see sparkring backfill"
+    return _checked_date(_load(arguments), remedy)
 
 
-def _checked_date(resolved: Resolved) -> Resolved:
+def _checked_date(resolved: Resolved, remedy: str) -> Resolved:
+    """Raise ConfigError for a recipe with dates where none was given; `remedy`: the command that gives one."""
     if resolved.config.schedule is not None and resolved.interval is None:
-        problem = "schedule: this recipe has dates; give one: sparkring run RECIPE --date, or see sparkring backfill"
-        raise ConfigError(resolved.config.name, [problem])
+        raise ConfigError(resolved.config.name, [f"schedule: this recipe has dates; give one: {remedy}"])
     return resolved
 
 
@@ -408,7 +413,8 @@ def _predict(arguments: argparse.Namespace) -> int:
 
     words = [f"predict.{word}" if word.startswith("model=") else word for word in arguments.overrides]
     request = DateRequest(arguments.date) if arguments.date else None
-    resolved = _checked_date(load_config(arguments.recipe, words, request))
+    remedy = f"sparkring predict {arguments.recipe} --date D"
+    resolved = _checked_date(load_config(arguments.recipe, words, request), remedy)
     return _announced(resolved, partial(run_predict, ds=resolved.interval.ds if resolved.interval else None))
 
 
@@ -493,6 +499,13 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 
     tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
     return reproduce(Request(arguments.target, arguments.check, arguments.origin, arguments.dry_run), tracking, print)
+
+
+def _serve_check(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.portable.check import serve_check
+
+    tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
+    return serve_check(arguments.target, tracking, print)
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:

@@ -29,8 +29,8 @@ from sparkring.pipelines.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.models.gpt import perplexity
+from sparkring.training.recipe_model import pick_columns
 from sparkring.training.result import MODEL, TrainResult
-from sparkring.training.worker import pick_columns
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow

@@ -28,6 +28,7 @@ from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots
+from sparkring.pipelines.portable.pack import pack_model
 from sparkring.pipelines.promotion.drift import drift_metrics
 from sparkring.pipelines.promotion.gate import open_gate, report_decision
 from sparkring.pipelines.promotion.prepare import prepare
@@ -183,7 +184,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         step=result.train.exported_step,
         sha256=sha256,
         loader_module="sparkring.pipelines.serving",
-        inputs=serving.signature_inputs(manifest),
+        inputs=serving.signature_inputs(config, manifest),
         outputs=serving.signature_outputs(config.model.task, manifest.classes),
         registered_model=config.tracking.named(config.name).registered_model,
         alias=alias,
@@ -196,9 +197,8 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         params={name: str(value) for name, value in result.test_metrics().items()},
     )
     with tempfile.TemporaryDirectory() as scratch:
-        target = Path(scratch) / "model"
-        serving.copy_model_folder(weights, target)
-        job.tracker.model(EVALUATE, target, info)
+        packed = pack_model(config, job.dataset, weights, Path(scratch))
+        job.tracker.model(EVALUATE, packed.data, replace(info, requirements=packed.requirements), packed.code)
     return sha256
 
 

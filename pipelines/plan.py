@@ -23,8 +23,8 @@ from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.compose import choose_engine
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
+from sparkring.training.recipe_model import build_model, pick_columns
 from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
-from sparkring.training.worker import build_model, pick_columns
 
 log = logging.getLogger(__name__)
 UNPLANNED = "activations, and what is sent for them, are not planned"

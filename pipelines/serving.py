@@ -1,17 +1,20 @@
-"""The finished model as a folder that predicts from raw rows, wherever sparkring is installed.
+"""The finished model as a folder that predicts from raw rows.
 
 The folder is that of training/model_folder.py; MLflow calls `_load_pyfunc`. Nothing in it is code or an unrestricted
-pickle. It names code: the classes of `model.factory` and `model.task`, which must be of `sparkring.training.models`, or
-of modules that the loading process trusts by SPARKRING_MODEL_MODULES (names with commas between).
+pickle. It names code: the classes of `model.factory` and `model.task`, which must be of `sparkring.training.models`, of
+modules that the loading process trusts by SPARKRING_MODEL_MODULES (names with commas between), or, where MLflow loads a
+model with its code, of the modules that travel with it (pipelines/portable/).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,13 +22,11 @@ import pyarrow as pa
 import torch
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.features import output_names
+from sparkring.conf.features import State, output_names
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import StoredError
-from sparkring.etl.tokenizer import Codec
-from sparkring.pipelines.tracking.ops import NamedType
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.columns import RaggedArray, one_array
 from sparkring.training.data.features.tensors import TensorSource
@@ -33,13 +34,16 @@ from sparkring.training.data.features.transform import RawColumn, RawFeatures
 from sparkring.training.model_folder import CONFIG, FILES, read_model_folder
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
+from sparkring.training.recipe_model import build_model, pick_columns, start_model
 from sparkring.training.tasks import build_task
-from sparkring.training.worker import build_model, pick_columns, start_model
+
+if TYPE_CHECKING:
+    from sparkring.pipelines.tracking.ops import NamedType
 
 BATCH_ROWS = 8192
 ARROW_KINDS = ("numpy", "string", "integer", "floating", "boolean")  # as pandas infers them
 TRUSTED = "SPARKRING_MODEL_MODULES"
-MLFLOW_TYPES = {"numeric": "double", "cyclic": "double"}
+CODE = "code"  # MLflow's folder for modules, beside that of the model's files; load_model puts it on Python's path
 
 
 def copy_model_folder(model: Storage, folder: Path) -> None:
@@ -59,6 +63,50 @@ def trained_model(config: RunConfig, manifest: DatasetManifest, weights: Mapping
     return model.eval()
 
 
+@dataclass(frozen=True)
+class RawInputs:
+    """What a model is fed, seen from raw rows.
+
+    tensors: all but the label; states: of the fitted features that make some of them; plain: those that none makes,
+    whose raw column has their name.
+    """
+
+    tensors: list[Column]
+    states: list[State]
+    plain: list[Column]
+
+    @property
+    def columns(self) -> list[str]:
+        """The raw columns, each once."""
+        return list(dict.fromkeys([*(state["column"] for state in self.states), *(c.name for c in self.plain)]))
+
+    @property
+    def optional(self) -> set[str]:
+        """The raw columns that may be missing, as if null in every row: all made of them has learned nulls."""
+        learned: dict[str, bool] = {}
+        for state in self.states:
+            learned[state["column"]] = learned.get(state["column"], True) and learned_nulls(state)
+        return {column for column, all_learned in learned.items() if all_learned}
+
+
+def raw_inputs(config: RunConfig, manifest: DatasetManifest) -> RawInputs:
+    """What the recipe's model is fed. ValueError names a key of the recipe that the dataset does not meet."""
+    columns = pick_columns(manifest, config.model.inputs, config.model.label)
+    read = [manifest.tensor(name) for name in columns.read]
+    tensors = [column for column in read if {column.name, column.mask} & {*columns.features}]
+    wanted, states = {column.name for column in tensors}, manifest.features.get("features", [])
+    made = {name for state in states for name in output_names(state)}
+    used = [state for state in states if wanted & {*output_names(state)}]
+    return RawInputs(tensors, used, [column for column in tensors if column.name not in made])
+
+
+def learned_nulls(state: State) -> bool:
+    """Whether a feature has seen nulls in training, or declares what becomes of them."""
+    if state["kind"] == "passthrough":
+        return state["nulls"] in ("mask", "fill")
+    return state.get("train_nulls", 0) > 0  # not counted of cyclic features, nor of categories by an older sparkring
+
+
 class Predictor:
     """Predicts a table task from raw columns, as the feature fit saw them.
 
@@ -71,42 +119,35 @@ class Predictor:
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
         self.task: Any = build_task(config.model.task, self.columns.features, self.columns.label, config.model.inputs)
         self.model = trained_model(config, manifest, weights)
-        self._features = RawFeatures(manifest.features) if manifest.features else None
-        read = [manifest.tensor(name) for name in self.columns.read]
-        self._tensors = [c for c in read if {c.name, c.mask} & {*self.columns.features}]  # all but the label
+        self._raw = raw_inputs(config, manifest)
+        self._features = RawFeatures(manifest.features | {"features": self._raw.states}) if self._raw.states else None
+        self._tensors = self._raw.tensors
         self._source = TensorSource(manifest, [column.name for column in self._tensors])
-        self._made = {name for state in manifest.features.get("features", []) for name in output_names(state)}
         self.refuses_null = {
-            state["column"]: state["name"]
-            for state in manifest.features.get("features", [])
-            if state.get("nulls") == "refuse"
-        } | {column.name: column.name for column in self._plain if column.nulls == "refuse"}
+            state["column"]: state["name"] for state in self._raw.states if state.get("nulls") == "refuse"
+        } | {column.name: column.name for column in self._raw.plain if column.nulls == "refuse"}
         """Raw column in which no value may be null -> the feature that says so."""
-
-    @property
-    def _plain(self) -> list[Column]:
-        """Columns that no feature makes."""
-        return [column for column in self._tensors if column.name not in self._made]
 
     @property
     def raw_columns(self) -> list[str]:
         """The raw columns that are needed."""
-        features = self._features.columns if self._features else []
-        return list(dict.fromkeys([*features, *(column.name for column in self._plain)]))
+        return self._raw.columns
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
-        """`model_input`: a DataFrame, or a dict of equally long columns. KeyError names a column that is missing."""
+        """`model_input`: a DataFrame, or a dict of equally long columns.
+
+        KeyError names a column that is missing, unless it is optional (RawInputs), and null then. ValueError
+        names a column with values that are none of its type.
+        """
         rows = pd.DataFrame(model_input)
         return pd.DataFrame(self.predictions(self.scores(self.raw_arrays(rows), len(rows))), index=rows.index)
 
     def raw_arrays(self, rows: pd.DataFrame) -> dict[str, RawColumn]:
         """The frame's columns as `scores` takes them."""
-        nullable = {
-            state["column"]
-            for state in self.manifest.features.get("features", [])
-            if state.get("nulls", "refuse") != "refuse"
-        } | {column.name for column in self._plain if column.nulls != "refuse"}
-        return {name: raw_column(rows[name], name in nullable) for name in rows}
+        nullable = {state["column"] for state in self._raw.states if state.get("nulls", "refuse") != "refuse"}
+        nullable |= {column.name for column in self._raw.plain if column.nulls != "refuse"}
+        missing = {name: pa.nulls(len(rows)) for name in self._raw.optional - {*rows}}
+        return {name: raw_column(rows[name], name in nullable) for name in rows} | missing
 
     def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
         """Score raw columns of `count` rows: (count,) float64, or (count, classes).
@@ -229,6 +270,8 @@ class Writer:
     """
 
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
+        from sparkring.etl.tokenizer import Codec  # here: a model of tables needs no tokenizer
+
         self.codec = Codec(manifest.text["tokenizer_json"], manifest.text["size"])
         self.context: int = manifest.text["seq_len"] - 1
         self.model = trained_model(config, manifest, weights)
@@ -257,8 +300,22 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 def _load_pyfunc(path: str) -> Predictor | Writer:
     """Load a model folder; MLflow calls this."""
     folder = open_storage(path)
-    check_trusted(read_model_folder(folder).config, f"{path}/{CONFIG}")
+    config = read_model_folder(folder).config
+    check_trusted(config, f"{path}/{CONFIG}", carried(config, Path(path)))
     return make_predictor(folder)
+
+
+def carried(config: RunConfig, folder: Path) -> list[str]:
+    """The modules of a model's factory and task that are in its own folder of code, on Python's path by now."""
+    named = [module_of(each) for each in (config.model.factory, config.model.task)]
+    on_path = {Path(place).resolve() for place in sys.path}
+    codes = [parent / CODE for parent in folder.resolve().parents if parent / CODE in on_path]
+    return [name for name in named if codes and _has_module(codes[0], name)]
+
+
+def _has_module(code: Path, name: str) -> bool:
+    place = code / name.replace(".", "/")
+    return place.with_name(f"{place.name}.py").is_file() or (place / "__init__.py").is_file()
 
 
 def make_predictor(folder: Storage) -> Predictor | Writer:
@@ -287,10 +344,11 @@ def check_trusted(config: RunConfig, where: str, own: Iterable[str] = ()) -> Non
             )
 
 
-def signature_inputs(manifest: DatasetManifest) -> list[NamedType]:
-    """The raw columns that features are made of, as MLflow columns; none is required, since nulls were learned.
+def signature_inputs(config: RunConfig, manifest: DatasetManifest) -> list[NamedType]:
+    """The raw columns that the model needs, as MLflow columns.
 
-    Categories may be text, numbers or dates in the source, so their type is `any`.
+    A number may come as int, bool, float or None, a date as text too, and MLflow has no type for that but `any`; what a
+    value cannot be is said when it is read.
     """
     if manifest.text:
         return [
@@ -298,13 +356,11 @@ def signature_inputs(manifest: DatasetManifest) -> list[NamedType]:
             {"name": "tokens", "type": "long", "required": False},
             {"name": "temperature", "type": "double", "required": False},
         ]
-    columns: dict[str, NamedType] = {}
-    for state in manifest.features.get("features", []):
-        kind = MLFLOW_TYPES.get(state["kind"], "any")
-        known = columns.get(state["column"])
-        if known is None or known["type"] == "any":
-            columns[state["column"]] = {"name": state["column"], "type": kind, "required": False}
-    return list(columns.values())
+    raw, types = raw_inputs(config, manifest), manifest.features.get("inputs", {})
+    return [
+        {"name": name, "type": "string" if types.get(name) == "string" else "any", "required": name not in raw.optional}
+        for name in raw.columns
+    ]
 
 
 def signature_outputs(task: str, classes: Sequence[str] = ()) -> list[NamedType]:

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from pydantic import Field, TypeAdapter
-from torch import nn
 
 from sparkring.conf.config import OptimConfig, RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
@@ -35,7 +34,7 @@ from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
-from sparkring.training.data.batch import SAMPLE, Batch, Reader
+from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from sparkring.training.data.resume import explain_difference
@@ -44,7 +43,7 @@ from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, fit, total_steps
 from sparkring.training.model_folder import TrainedModel, read_model_folder
 from sparkring.training.models.dropout import draws_masks
-from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model, record_model
+from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
 from sparkring.training.models.task import Task
 from sparkring.training.models.warm_start import (
     METHOD,
@@ -57,21 +56,13 @@ from sparkring.training.models.warm_start import (
 from sparkring.training.optim import build_optimizer, learning_rate, scaled_lr
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
+from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
 from sparkring.training.result import WorkerResult
 from sparkring.training.tasks import build_task, model_class
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
 MODEL_FOLDER = "model"  # below the run folder
-
-
-@dataclass(frozen=True)
-class ModelColumns:
-    """Which columns of the dataset a model is fed, and which is its label."""
-
-    features: list[str]  # columns, and the masks of those that may be null (conf/manifest.py)
-    label: str | None
-    read: list[str]  # the stored columns they are made of
 
 
 @dataclass(frozen=True)
@@ -402,58 +393,6 @@ def seed_everything(seed: int, stream: int = 0) -> None:
     random.seed(mixed)
     np.random.seed(mixed)
     torch.manual_seed(mixed)
-
-
-def pick_columns(
-    manifest: DatasetManifest, inputs: list[str] | None, label: str | None, samples: bool = False
-) -> ModelColumns:
-    """Pick the model's columns by role, or as the recipe names them.
-
-    `samples`: add the rows' numbers, for a model that takes all columns as one dict. ValueError names the key and the
-    dataset's columns.
-    """
-    tensors = manifest.tensors
-    names = {column.name for column in tensors}
-    masks = {column.mask: column.name for column in tensors if column.mask is not None}
-    for key, given, known in (("model.inputs", inputs or [], names | set(masks)), ("model.label", [label], names)):
-        if unknown := [name for name in given if name and name not in known]:
-            raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(known)}")
-    made = [column for column in tensors if column.role == "feature"]
-    features = inputs or [*(c.name for c in made), *(c.mask for c in made if c.mask is not None)]
-    features = [*features, *([SAMPLE] if samples and inputs is None else [])]
-    labels = [label] if label else [c.name for c in tensors if c.role == "label"]
-    if len(labels) > 1:
-        raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
-    if shown := [name for name in labels if name in features]:
-        raise ValueError(
-            f"model.label = {shown[0]!r}: it is among the model's inputs, which would be shown what they must predict; "
-            "leave it out of model.inputs"
-        )
-    read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
-    return ModelColumns(features, labels[0] if labels else None, list(read))
-
-
-def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
-    """Build the recipe's module in its master dtype. ValueError where the factory refuses the recipe's args."""
-    factory = model_class(config.model.factory)
-    try:
-        if hasattr(factory, "from_manifest"):
-            model: nn.Module = factory.from_manifest(manifest, **config.model.args)
-        else:
-            model = factory(**config.model.args)
-    except TypeError as error:
-        raise ValueError(
-            f"model.args = {config.model.args}: {config.model.factory} does not take them: {error}"
-        ) from error
-    return model.to(getattr(torch, config.train.dtype))
-
-
-def start_model(config: RunConfig, manifest: DatasetManifest) -> InitialModel | Unrecordable:
-    """Record the recipe's module and its initial values without memory; or why its constructor needs memory."""
-    try:
-        return record_model(lambda: build_model(config, manifest), config.train.seed)
-    except Unrecordable as error:
-        return error
 
 
 def agreed_model(

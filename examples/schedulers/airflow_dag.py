@@ -18,7 +18,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 
 SPARKRING = os.environ.get("SPARKRING", "sparkring")  # the command, of its own environment
 FOLDER = os.environ.get("SPARKRING_FOLDER", ".")  # where relative paths of the recipe start
-RECIPE = os.environ.get("SPARKRING_RECIPE", "flights")
+RECIPE = os.environ.get("SPARKRING_RECIPE", "clicks.yaml")
 # Another try cannot change these: a wrong configuration, wrong data, a model that is not good enough.
 FINAL = {2, 3, 6}
 

@@ -13,15 +13,12 @@ import contextlib
 import logging
 import os
 import re
-import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
@@ -32,6 +29,7 @@ from sparkring.conf.config import LaunchConfig
 from sparkring.conf.errors import first_line
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
 from sparkring.pipelines.package import code_archive
+from sparkring.pipelines.scratch import open_scratch
 from sparkring.training.launch.attempt import Control, Limits, OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions, DriverGone
@@ -155,9 +153,9 @@ def ship_code(sc: SparkContext) -> str:
     except ValueError:
         return digest  # we run from an archive ourselves, which --py-files has shipped
     # New and ours alone: executors import what is in it. Spark serves it for as long as the application lives.
-    folder = tempfile.mkdtemp(prefix="sparkring-code-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder) / f"sparkring-{digest}.zip"
+    folder = open_scratch("code")
+    atexit.register(folder.close)
+    path = folder.path / f"sparkring-{digest}.zip"
     path.write_bytes(archive)
     sc.addPyFile(str(path))
     return digest

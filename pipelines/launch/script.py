@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from sparkring.conf.config import LaunchConfig, SparkConfig
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.launch.barrier import in_process, launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.signals import obeying_signals
 from sparkring.pipelines.spark import spark_session
 from sparkring.training.launch.attempt import Control
@@ -57,12 +57,12 @@ def launch(
         grace_s=launch.grace_s,
     )
     with (
-        tempfile.TemporaryDirectory(prefix="sparkring-folder-") as place,
+        scratch_folder("folder") as place,
         spark_session(Path(script).stem, spark_config, launch) as spark,
         obeying_signals(control, launch.grace_s),
     ):
         if not in_process(spark.sparkContext):
-            archive = pack_folder(folder, script, files, Path(place))
+            archive = pack_folder(folder, script, files, place)
             spark.sparkContext.addFile(str(archive))  # served from where it is
             job = replace(job, archive=archive.name)
         run_with_recovery(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -30,6 +29,7 @@ from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pac
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions, check_own, publish, staged
 from sparkring.pipelines.predict.rows import PinnedRows, make_rows, pick_columns, pin_rows
 from sparkring.pipelines.predict.score import RESULT_DDL, About, ScoreTask, score_partition
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import DatasetInfo
@@ -82,7 +82,7 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
     target = predictions_folder(config.predict, ds)
     check_own(target)
     with ExitStack() as held:
-        scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="sparkring-predict-")))
+        scratch = held.enter_context(scratch_folder("predict"))
         model = get_model(config, config.predict, scratch)
         needed = load(model.folder).raw_columns
         staging = held.enter_context(staged(target))

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlflow import MlflowClient
 from mlflow.data.dataset import Dataset
@@ -59,6 +59,9 @@ from sparkring.pipelines.tracking.rules import (
 from sparkring.pipelines.tracking.views import NOTE, VIEW, history_note, links, nights_key, noted, runs_page, view_tags
 from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 
+if TYPE_CHECKING:
+    from mlflow.models import Model as MlflowModel
+
 log = logging.getLogger(__name__)
 # Error codes of a server that understood and refused; after any other the operation is tried again.
 REFUSALS = {
@@ -72,7 +75,6 @@ REFUSALS = {
     "NOT_IMPLEMENTED",
 }
 MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
-PIP_REQUIREMENTS = ["sparkring"]  # of a model
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
 IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
@@ -373,7 +375,10 @@ class MlflowSink:
         if model.status != LoggedModelStatus.READY:
             with tempfile.TemporaryDirectory() as scratch:
                 target = str(Path(scratch) / "model")
-                _save_pyfunc(target, self.journal.file(op.file), op, run, model.model_id)
+                from mlflow.models import Model  # with pyfunc: seconds
+
+                code = None if op.code is None else self.journal.file(op.code)
+                _save_pyfunc(target, self.journal.file(op.file), code, op, Model(run_id=run, model_id=model.model_id))
                 client.log_model_artifacts(model.model_id, target)
         self._publish(model, op)
         client.set_tag(run, "sparkring.model_id", model.model_id)
@@ -478,32 +483,33 @@ class MlflowSink:
         self.journal.done(self.journal.state["done"])
 
 
-def _save_pyfunc(target: str, data: Path, op: ops.Model, run_id: str, model_id: str) -> None:
+def _save_pyfunc(target: str, data: Path, code: Path | None, op: ops.Model, model: MlflowModel) -> None:
     """Save an MLflow model folder without pickles and inferred requirements.
 
     Args:
         target: the folder.
         data: files that `op.loader_module` makes a predictor of.
-        op: signature and loader.
-        run_id: of the run the model belongs to.
-        model_id: of its LoggedModel.
+        code: folder of the modules that travel with the model.
+        op: signature, loader and requirements.
+        model: its run and LoggedModel.
     """
     import mlflow.pyfunc  # two seconds, and only a job that ends well needs it
-    from mlflow.models import Model, ModelSignature
+    from mlflow.models import ModelSignature
     from mlflow.types import Schema
 
     outputs = Schema.from_json(json.dumps(op.outputs)) if op.outputs else None
     signature = ModelSignature(Schema.from_json(json.dumps(op.inputs)), outputs) if op.inputs else None
     with warnings.catch_warnings():
-        # It asks for an example to check the signature with; ours comes from the manifest, and raw rows are not kept.
+        # It asks for an example to check the signature with; ours comes from the manifest.
         warnings.filterwarnings("ignore", message=".*An input example was not provided")
         mlflow.pyfunc.save_model(
             path=target,
             loader_module=op.loader_module,
             data_path=str(data),
-            mlflow_model=Model(run_id=run_id, model_id=model_id),
+            code_paths=None if code is None else [str(path) for path in sorted(code.iterdir())],
+            mlflow_model=model,
             signature=signature,
-            pip_requirements=PIP_REQUIREMENTS,
+            pip_requirements=op.requirements or [f"mlflow=={mlflow.__version__}"],
         )
 
 

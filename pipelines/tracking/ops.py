@@ -143,12 +143,14 @@ class ModelInfo:
     alias: str | None = None  # then points at the version, unless it does at the model of a later job
     tags: Texts = field(default_factory=dict)
     params: Texts = field(default_factory=dict)
+    requirements: list[Annotated[str, Field(pattern=r"^[\w.-]+==[\w.!-]+$")]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ModelInfo, _Op):
     op: Literal["model"] = "model"
     file: RelativePath  # folder, relative to the journal's `files`
+    code: RelativePath | None = None  # folder whose content is put on Python's path where the model is loaded
     names: ClassVar = "name"
 
 

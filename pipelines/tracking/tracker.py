@@ -195,13 +195,18 @@ class Tracker:
         """Delete the run's pointers to checkpoints other than these, whose shards retention has deleted."""
         self._put(ops.KeepCheckpoints, key, uris=uris)
 
-    def model(self, key: str, folder: Path, info: ops.ModelInfo) -> None:
-        """The final model: `mlflow.pyfunc.load_model` gives its predictor wherever sparkring is installed.
+    def model(self, key: str, folder: Path, info: ops.ModelInfo, code: Path | None = None) -> None:
+        """The final model: `mlflow.pyfunc.load_model` gives its predictor.
 
-        `folder` is what `info.loader_module._load_pyfunc(folder)` reads. It is copied now.
+        Args:
+            key: of the run.
+            folder: what `info.loader_module._load_pyfunc(folder)` reads. It is copied now, as `code` is.
+            info: name, signature, requirements.
+            code: the modules that travel with it; None: it is loaded where they are installed.
         """
         texts = {"tags": texts_of(info.tags), "params": flat_params(info.params)}
-        self._put_file(ops.Model, key, folder, "data", **(vars(info) | texts))
+        copied = self._copied(key, code, "code") if code is not None else None
+        self._put_file(ops.Model, key, folder, "data", **(vars(info) | texts | {"code": copied}))
 
     def promote(
         self, key: str, registered_model: str, alias: str, promotion: Promotion, judged_against: str | None
@@ -281,13 +286,19 @@ class Tracker:
             file_name: of the copy.
             fields: further fields of the operation.
         """
+        if (copy := self._copied(key, source, file_name, kind.op)) is not None:
+            self._put(kind, key, file=copy, **fields)
+
+    def _copied(self, key: str, source: Path | bytes, file_name: str, what: str = "model") -> str | None:
+        """Copy `source` into the journal; its path there. None where that is not possible, which is recorded."""
         if self._journal is None:
-            return
+            return None
         try:
-            self._put(kind, key, file=self._journal.add_file(source, file_name), **fields)
+            return self._journal.add_file(source, file_name)
         except OSError as error:
-            log.error("%s %r is not tracked, it could not be copied: %s", kind.op, file_name, error)
-            self._put(ops.Lost, key, what=f"{kind.op} {file_name}", why=str(error))
+            log.error("%s %r is not tracked, it could not be copied: %s", what, file_name, error)
+            self._put(ops.Lost, key, what=f"{what} {file_name}", why=str(error))
+            return None
 
     def _run(self) -> None:
         """Send the journal until `close`, with growing pauses while the store is away."""

@@ -54,7 +54,7 @@ def test_named_commands_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)) - targets == set()
     commands = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    assert set(re.findall(r"(?:^|[`/])sparkring ([a-z]+)", text, re.M)) - set(commands) == set()
+    assert set(re.findall(r"(?:^|[`/])sparkring ([a-z-]+)", text, re.M)) - set(commands) == set()
 
 
 def setting_exists(key: str) -> bool:

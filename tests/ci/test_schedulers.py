@@ -73,7 +73,7 @@ def test_a_scheduler_runs_the_day_that_ended_last(where: str) -> None:
         "kubernetes": container()["args"][0],
     }[where]
     arguments = parse(words_of(shell))
-    assert arguments.date == yesterday() and "flights" in arguments.recipe
+    assert arguments.date == yesterday() and "clicks" in arguments.recipe
 
 
 def test_cron_watches_the_age_of_the_last_success() -> None:

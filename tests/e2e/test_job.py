@@ -21,6 +21,7 @@ import pytest
 from mlflow import MlflowClient
 
 from sparkring.etl.raw import unpack_flights
+from sparkring.pipelines.portable.check import ask, data_folder, import_problem
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "examples" / "own_table"
@@ -130,20 +131,21 @@ def test_the_report_links_and_shows_everything(
 def test_the_registered_model_predicts_raw_rows(
     workplace: Workplace, finished: subprocess.CompletedProcess[str]
 ) -> None:
-    """In a fresh process, from the registry, as a service would."""
+    """In a fresh process, from the registry, as a service would: the user's module is in the model."""
     assert finished.returncode == 0
     program = """
-import mlflow, pandas as pd, json
+import mlflow, pandas as pd, json, sys
 mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")
 model = mlflow.pyfunc.load_model("models:/weather@champion")
-rows = pd.DataFrame({"origin": ["JFK", "JFK", None], "hour": [6.0, 18.0, 18.0], "humid": [99.0, 40.0, None]})
-rows["temp"], rows["wind_speed"] = [40.0, 70.0, 70.0], [3.0, 12.0, 12.0]
+rows = pd.DataFrame({"origin": ["JFK", "JFK", None], "hour": [6, 18, 18], "humid": [99, 40.0, None]})
+rows["temp"], rows["wind_speed"] = [40, 70, 70], [3.0, 12.0, 12.0]
+assert "my_model" in sys.modules and "pyspark" not in sys.modules
 print(json.dumps(model.predict(rows)["prediction"].tolist()))
 """
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-P", "-c", program],
         cwd=workplace.folder,
-        env=workplace.env | {"SPARKRING_MODEL_MODULES": "my_model"},
+        env={name: value for name, value in workplace.env.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
         timeout=200,
@@ -151,6 +153,21 @@ print(json.dumps(model.predict(rows)["prediction"].tolist()))
     assert done.returncode == 0, done.stderr
     foggy, clear, unknown = json.loads(done.stdout.strip().splitlines()[-1])
     assert 0 <= clear < foggy <= 1 and 0 <= unknown <= 1
+
+
+def test_the_registered_model_predicts_its_own_sample(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    """Rows of the test split, predicted of raw values from pandas and JSON, with the bits of training's evaluation."""
+    assert finished.returncode == 0
+    (folder,) = (path.parent for path in (workplace.folder / "data/mlflow").rglob("MLmodel"))
+    data = data_folder(folder, "weather")
+    answer = ask(Path(sys.executable), folder, data, "weather")
+    assert import_problem(answer, folder) is None
+    expected = pq.read_table(data / "sample_predictions.parquet").to_pydict()
+    assert answer.predictions == {"pandas": expected, "json": expected} and len(set(expected["prediction"])) > 8
+    pinned = dict(line.split("==") for line in (folder / "requirements.txt").read_text().split())
+    assert {"torch", "mlflow-skinny"} <= pinned.keys() and not {"pyspark", "mlflow", "sparkring"} & pinned.keys()
 
 
 def test_every_row_was_consumed_once(workplace: Workplace, finished: subprocess.CompletedProcess[str]) -> None:

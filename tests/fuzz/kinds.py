@@ -126,7 +126,7 @@ def _manifest(folder: Path) -> Kind:
         manifest = read_manifest(open_storage(str(folder)))
         manifest.to_json()
         TensorSource(manifest, None)
-        serving.signature_inputs(manifest)
+        serving.signature_inputs(RunConfig(name="fuzz"), manifest)
         for split in manifest.splits:
             manifest.files_of(split)
 

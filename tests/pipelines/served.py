@@ -15,7 +15,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model_folder import describe_model
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.worker import build_model
+from sparkring.training.recipe_model import build_model
 
 FEATURES: dict[str, Any] = {
     "version": 1,
@@ -28,6 +28,7 @@ FEATURES: dict[str, Any] = {
         {"name": "hour", "kind": "cyclic", "column": "hour", "period": 24.0},
     ],
 }  # fmt: skip
+CONFIG = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
 RAW = pd.DataFrame(
     {"carrier": ["UA", "ZZ", None], "month": [1, 2, 7], "wind": [10.0, np.nan, 30.0], "hour": [0.0, 6.0, 23.0]}
 )
@@ -61,13 +62,12 @@ def export(folder: Path, model: torch.nn.Module) -> Storage:
 
 def model_folder(folder: Path, seed: int = 3, described: DatasetManifest | None = None) -> Storage:
     """A finished run's model folder; another seed gives other weights."""
-    config = RunConfig.model_validate({"name": "flights", "model": {"args": {"width": 16, "blocks": 1}}})
     torch.manual_seed(seed)
-    model = build_model(config, described or manifest())
+    model = build_model(CONFIG, described or manifest())
     for weight in model.parameters():
         torch.nn.init.normal_(weight)  # initial weights of the last layers are zero: few scores would differ
     exported = export(folder, model)
-    describe_model(exported, config, described or manifest())
+    describe_model(exported, CONFIG, described or manifest())
     return exported
 
 

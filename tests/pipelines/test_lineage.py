@@ -29,7 +29,7 @@ from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.result import SUMMARY
 from tests.pipelines.results import train_result
-from tests.pipelines.served import manifest, model_folder
+from tests.pipelines.served import CONFIG, manifest, model_folder
 from tests.spark.sales import recipe, write_sales
 
 FILE = DataFile(path="a", split="train", rows=7, bytes=1, sha256="a" * 64, row_groups=(7,))
@@ -148,7 +148,7 @@ def test_a_registered_model_leads_to_its_run_and_sources(
     model_folder(tmp_path / "model")
     info = ModelInfo(
         name="final", step=1, sha256="0" * 64, loader_module="sparkring.pipelines.serving", alias="champion",
-        inputs=signature_inputs(manifest()), outputs=signature_outputs("binary"), registered_model="again",
+        inputs=signature_inputs(CONFIG, manifest()), outputs=signature_outputs("binary"), registered_model="again",
         tags={"sparkring.weights_sha256": "abcdef" * 10},
     )  # fmt: skip
     with runs.begin(config, "a" * 64) as (record, _), Tracker(settings, job="j", name="again") as tracker:

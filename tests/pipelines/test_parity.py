@@ -19,8 +19,8 @@ from sparkring.conf.storage import open_storage
 from sparkring.pipelines.serving import Predictor
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
+from sparkring.training.recipe_model import build_model, pick_columns
 from sparkring.training.tasks import build_task
-from sparkring.training.worker import build_model, pick_columns
 
 STORED = {
     "x": pa.array([1.5, None, -2.0, None, 0.0], pa.float64()),

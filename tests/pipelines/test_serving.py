@@ -27,8 +27,8 @@ from sparkring.pipelines.serving import (
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.training.model_folder import describe_model
-from sparkring.training.worker import build_model
-from tests.pipelines.served import RAW, export, manifest, model_folder, random_rows
+from sparkring.training.recipe_model import build_model
+from tests.pipelines.served import CONFIG, RAW, export, manifest, model_folder, random_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,8 +148,23 @@ def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) ->
     assert predictor.predict(RAW)["prediction"].to_numpy() == pytest.approx(expected, rel=1e-6)
     assert len(set(expected.round(6))) == 3
     assert len(predictor.predict(RAW.iloc[:0])) == 0
-    with pytest.raises(KeyError, match=r"'wind' needs the column 'wind'"):
-        predictor.predict(RAW.drop(columns="wind"))
+    with pytest.raises(KeyError, match=r"'hour' needs the column 'hour'"):
+        predictor.predict(RAW.drop(columns="hour"))
+    # Nulls of `wind` were learned, so the column may be missing.
+    without = predictor.predict(RAW.drop(columns="wind"))
+    assert without.equals(predictor.predict(RAW.assign(wind=None))) and not without.equals(predictor.predict(RAW))
+
+
+def test_text_where_a_number_must_be_is_refused_by_column(folder: Path) -> None:
+    for given in (["1", 2.0, 3.0], pd.Series(["1", "2", "3"])):
+        with pytest.raises(ValueError, match=r"column 'wind': '1' is text where a number must be"):
+            _load_pyfunc(str(folder)).predict(RAW.assign(wind=given))
+
+
+def test_only_what_the_model_reads_is_needed(tmp_path: Path) -> None:
+    """Of a recipe whose `model.inputs` names few of the dataset's features."""
+    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"inputs": ["carrier", "wind__null"]})})
+    assert [column["name"] for column in signature_inputs(config, manifest())] == ["carrier", "wind"]
 
 
 def test_rows_in_arrow_or_of_mixed_types_have_the_same_bits(folder: Path) -> None:
@@ -204,13 +219,18 @@ def test_a_language_model_continues_prompts(tmp_path: Path) -> None:
     assert greedy[1].startswith(greedy[0].rstrip("\ufffd"))  # greedy: more tokens only lengthen it
     with pytest.raises(KeyError, match="'prompt'"):
         writer.predict(pd.DataFrame({"text": ["x"]}))
-    assert [c["name"] for c in signature_inputs(described)] == ["prompt", "tokens", "temperature"]
+    assert [c["name"] for c in signature_inputs(config, described)] == ["prompt", "tokens", "temperature"]
     assert signature_outputs("language_model")[0]["name"] == "text"
 
 
 def test_signature_says_what_raw_columns_are_needed() -> None:
-    kinds = {column["name"]: column["type"] for column in signature_inputs(manifest())}
-    assert kinds == {"carrier": "any", "month": "any", "wind": "double", "hour": "double"}
+    columns = {column["name"]: (column["type"], column["required"]) for column in signature_inputs(CONFIG, manifest())}
+    assert columns == {
+        "carrier": ("string", True),
+        "month": ("any", True),
+        "wind": ("any", False),  # nulls were learned
+        "hour": ("any", True),
+    }
     assert signature_outputs("binary")[0]["name"] == "prediction" and signature_outputs("multiclass") == []
 
 
@@ -219,7 +239,7 @@ def test_the_registered_model_predicts_from_raw_rows_in_a_fresh_process(folder: 
     settings = TrackingConfig(experiment="serving", root=root, flush_every_s=0.05, system_metrics=False)
     info = ModelInfo(
         name="final", step=10, sha256="0" * 64, loader_module="sparkring.pipelines.serving", registered_model="flights",
-        inputs=signature_inputs(manifest()), outputs=signature_outputs("binary"), alias="champion",
+        inputs=signature_inputs(CONFIG, manifest()), outputs=signature_outputs("binary"), alias="champion",
     )  # fmt: skip
     with Tracker(settings, job="j", name="flights") as tracker:
         tracker.model("job", folder, info)

@@ -58,9 +58,20 @@ class ColumnCurves(nn.Module):
         self.height = nn.Parameter(torch.zeros(columns, bumps, outputs))
 
     def forward(self, x_BN: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            out: torch.Tensor = self.line(x_BN) + self._bumps_without_grad(x_BN)
+            return out
         bumps_BNK = torch.tanh(x_BN[:, :, None] * self.slope + self.shift)
-        out: torch.Tensor = self.line(x_BN) + torch.einsum("bnk,nko->bo", bumps_BNK, self.height)
+        out = self.line(x_BN) + torch.einsum("bnk,nko->bo", bumps_BNK, self.height)
         return out
+
+    def _bumps_without_grad(self, x_BN: torch.Tensor) -> torch.Tensor:
+        """Sum of the bumps, (B, outputs), with the bits of `forward`'s einsum in a third of its time."""
+        # TRICK: einsum sums over k before n, so it copies its operands to that order; here they are made in it. Not for
+        # training: the gradients' sums over rows would be taken in another order, and round differently.
+        bumps_BKN = (x_BN[:, None, :] * self.slope.t().contiguous()).add_(self.shift.t().contiguous()).tanh_()
+        height_KNO = self.height.transpose(0, 1)
+        return torch.bmm(bumps_BKN.flatten(1)[None], height_KNO.flatten(0, 1)[None])[0]
 
 
 class Tabular(nn.Module):

@@ -38,7 +38,7 @@ from sparkring.pipelines.predict.score import NOT_FINITE, About, Counts, ScoreTa
 from sparkring.pipelines.serving import _load_pyfunc, signature_inputs, signature_outputs
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
-from tests.pipelines.served import manifest, model_folder, random_rows
+from tests.pipelines.served import CONFIG, manifest, model_folder, random_rows
 from tests.spark.sales import recipe as sales_recipe
 from tests.spark.sales import write_sales
 
@@ -112,7 +112,7 @@ def register(folder: Path, seed: int) -> None:
     model_folder(folder / f"run-{seed}", seed)
     info = ModelInfo(
         name="final", step=1, sha256=f"{seed:064d}", loader_module="sparkring.pipelines.serving", alias="champion",
-        inputs=signature_inputs(manifest()), outputs=signature_outputs("binary"), registered_model="flights",
+        inputs=signature_inputs(CONFIG, manifest()), outputs=signature_outputs("binary"), registered_model="flights",
     )  # fmt: skip
     with Tracker(settings, job=f"j{seed}", name="flights") as tracker:
         tracker.model("job", Path(folder / f"run-{seed}"), info)

@@ -30,7 +30,7 @@ from sparkring.pipelines.etl_step import Dataset
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.model_folder import describe_model
 from sparkring.training.parallel.state import TensorInfo
-from sparkring.training.worker import build_model
+from sparkring.training.recipe_model import build_model
 
 COLUMNS = (
     Column(name="shop", dtype="string", role="input", nulls="keep"),

@@ -46,7 +46,10 @@ def as_text(value: Any, spark_type: str) -> str:
 
 
 def doubles(values: Sequence[Any]) -> Array:
+    """The numbers as doubles (n,), NaN where null. ValueError for text: what it stands for is not guessed."""
     array = np.asarray(values)
+    if texts := [value for value in values if isinstance(value, str)] if array.dtype.kind in "OUT" else []:
+        raise ValueError(f"{texts[0]!r} is text where a number must be; give an int, float, bool or None")
     if array.dtype == object:
         array = np.array([np.nan if is_null(v) else float(v) for v in values])
     return array.astype(np.float64)

@@ -274,7 +274,8 @@ class RawFeatures:
     def of(self, rows: Mapping[str, RawColumn]) -> dict[str, Array]:
         """Make the feature columns, each (rows,), as the reader serves them.
 
-        A null is None, NaN or NaT. Raises KeyError naming a raw column that is not given.
+        A null is None, NaN or NaT. Raises KeyError naming a raw column that is not given, ValueError one with values
+        that are none of its type.
         """
         out: dict[str, Array] = {}
         for state in self._states:
@@ -285,11 +286,15 @@ class RawFeatures:
             if state["kind"] == "passthrough":
                 convert = passthrough_arrow if isinstance(values, pa.Array) else passthrough
                 out |= convert(state, values, self._inputs[column])
-            elif isinstance(values, pa.Array):
-                out |= self._transforms[name].of_arrow(values)
             else:
-                out |= self._transforms[name].of_raw(values)
+                out |= self._transformed(self._transforms[name], values)
         return out
+
+    def _transformed(self, transform: Transform, values: RawColumn) -> dict[str, Array]:
+        try:
+            return transform.of_arrow(values) if isinstance(values, pa.Array) else transform.of_raw(values)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"column {transform.column!r}: {error}") from error
 
 
 def apply_numpy(features: State, rows: Mapping[str, RawColumn]) -> dict[str, Array]:

@@ -1,0 +1,1 @@
+"""A registered model that goes anywhere: its code, its requirements and a sample travel with it."""

@@ -1,0 +1,157 @@
+"""The Python files that a model needs where it is loaded, found by following imports, and the packages it needs.
+
+A module is ours or the user's, and is copied, or it is of an installed package, which becomes a requirement.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.references import module_of
+
+OURS = "sparkring"
+INSTALLED = {"site-packages", "dist-packages"}  # folders of pip's packages
+LOADER = "sparkring.pipelines.serving"
+TOKENIZER = "sparkring.etl.tokenizer"
+LOOK_ON = """
+# Added where this file was copied into a model: what it does not carry is taken from an installed sparkring.
+__path__ = __import__("pkgutil").extend_path(__path__, __name__)
+"""
+SERVER = "mlflow-skinny"  # `load_model`, `spark_udf` and `models serve`, without the store, its UI and plots
+
+
+@dataclass
+class Sources:
+    """Of some modules and all that they import. `files`: path below a folder on Python's path -> text."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    packages: set[str] = field(default_factory=set)  # top-level import names
+
+
+def model_sources(config: RunConfig) -> Sources:
+    """Collect what predicting with the recipe's model imports: our loader, and the modules of its factory and task."""
+    own = [module_of(each) for each in (config.model.factory, config.model.task) if ":" in each]
+    also = [TOKENIZER] if config.model.task == "language_model" else []
+    return collect([LOADER, *also, *own])
+
+
+def requirements(packages: set[str]) -> list[str]:
+    """Pin the distributions of import names to the versions installed here, and what serves a model to MLflow's.
+
+    A local part, as in 2.13.0+cpu, is left out: another host may have the build for its GPUs.
+    """
+    known = packages_distributions()
+    found = {name for package in packages for name in known.get(package, [])[:1]} | {SERVER}
+    return sorted(f"{name}=={version(name).partition('+')[0]}" for name in found)
+
+
+def collect(modules: list[str]) -> Sources:
+    """Follow the imports of `modules`. ValueError for a module of which there is no source text.
+
+    Of our own modules only imports at the top of a file count: others are of commands that do not serve. Imports of
+    names that cannot be found here are passed over, as optional ones are.
+    """
+    found, waiting, seen = Sources(), list(modules), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names:
+            continue
+        spec = find(name)
+        if spec is None:
+            continue
+        if is_installed(top):
+            found.packages.add(top)
+            continue
+        waiting += parents(name)
+        text = source_text(spec)
+        if text is None:  # a folder without __init__.py
+            continue
+        is_our_package = top == OURS and spec.submodule_search_locations is not None
+        found.files[file_name(spec)] = text + (LOOK_ON if is_our_package else "")
+        waiting += imported(ast.parse(text), spec, nested=top != OURS)
+    return found
+
+
+def parents(name: str) -> list[str]:
+    """The packages that are imported before a module: a.b.c -> a, a.b."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def find(name: str) -> ModuleSpec | None:
+    """Find a module without importing it, but for its packages; None where there is none of that name."""
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, AttributeError, ValueError):  # its parent is no package, or has no spec, as __main__
+        return None
+
+
+@cache
+def is_installed(top: str) -> bool:
+    """Whether an import name is of a package that pip installed; never ours."""
+    spec = None if top == OURS else find(top)
+    where = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
+    return any(INSTALLED & {*Path(place).parts} for place in where) or (spec is not None and spec.origin == "built-in")
+
+
+def source_text(spec: ModuleSpec) -> str | None:
+    """The text of a module, from a folder or an archive; None for a package without a file."""
+    if spec.origin is None:
+        return None
+    loader: Any = spec.loader
+    text = loader.get_source(spec.name) if hasattr(loader, "get_source") else None
+    if text is None:
+        raise ValueError(f"module {spec.name!r} ({spec.origin}) has no Python source that could travel with the model")
+    return str(text)
+
+
+def file_name(spec: ModuleSpec) -> str:
+    """Where a module's file is below a folder of Python's path: a.b -> a/b.py, or a/b/__init__.py of a package."""
+    path = spec.name.replace(".", "/")
+    return f"{path}.py" if spec.submodule_search_locations is None else f"{path}/__init__.py"
+
+
+def imported(tree: ast.Module, spec: ModuleSpec, nested: bool) -> Iterator[str]:
+    """Name the modules that a file imports; `nested`: inside of functions and classes too.
+
+    `from a import b` names a and a.b: whether b is a module is not known here.
+    """
+    package = spec.name if spec.submodule_search_locations is not None else spec.name.rpartition(".")[0]
+    for node in statements(tree.body, nested):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = importlib.util.resolve_name("." * node.level + base, package)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def statements(body: list[ast.stmt], nested: bool) -> Iterator[ast.stmt]:
+    """List statements, also those in `if` and `try`, except under TYPE_CHECKING; in functions where `nested`."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and not nested:
+            continue
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from statements(statement.orelse, nested)
+            continue
+        for child in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(statement, child, []), nested)
+        for handler in getattr(statement, "handlers", []):
+            yield from statements(handler.body, nested)

@@ -1,0 +1,82 @@
+"""What `serve-check` says of a model's predictions and of a folder that is no such model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkring.conf.config import TrackingConfig
+from sparkring.conf.stored import StoredError
+from sparkring.pipelines.portable.check import (
+    Answer,
+    clean_environment,
+    data_folder,
+    find_folder,
+    first_difference,
+    import_problem,
+    summary,
+)
+
+EXPECTED = pa.table({"prediction": [0.25, 0.5]})
+MODEL = "flavors:\n  python_function:\n    data: data/data\n"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"prediction": [0.25, 0.5]}, None),
+        ({"prediction": [0.25, 0.5 + 1e-7]}, None),
+        ({"prediction": [0.25, 0.5001]}, "row 1, column 'prediction': 0.5001 is predicted, 0.5 is recorded"),
+        ({"prediction": [None, 0.5]}, "row 0, column 'prediction': None is predicted"),
+        ({"prediction": [0.25]}, "1 predictions for 2 rows"),
+        ({"class_0": [0.25, 0.5]}, r"the columns are \['class_0'\], recorded are \['prediction'\]"),
+    ],
+)
+def test_the_first_difference_is_named_by_row_and_column(found: dict[str, list[Any]], words: str | None) -> None:
+    difference = first_difference(EXPECTED, found)
+    assert (difference is None) if words is None else re.search(words, difference or "")
+
+
+def test_the_summary_tells_equal_bits_from_another_processors_rounding() -> None:
+    exact = {"prediction": [0.25, 0.5]}
+    assert summary(EXPECTED, {"pandas": exact, "json": exact}).endswith(
+        "from pandas and from json: predictions are equal bit by bit"
+    )
+    rounded = {"prediction": [0.25, 0.5 + 1e-9]}
+    assert summary(EXPECTED, {"pandas": exact, "json": rounded}).endswith("equal but for the processor's rounding")
+
+
+def test_a_model_that_loads_code_from_elsewhere_does_not_pass(tmp_path: Path) -> None:
+    inside, outside = str(tmp_path / "code/sparkring"), "/opt/site/sparkring"
+    assert import_problem(Answer(inside, False, {}), tmp_path) is None
+    assert import_problem(Answer(outside, False, {}), tmp_path) == (
+        "sparkring was imported from /opt/site/sparkring, not from the model's own folder"
+    )
+    assert import_problem(Answer(inside, True, {}), tmp_path) == "pyspark was imported to load it"
+
+
+def test_the_environment_sees_pips_settings_and_no_other_packages() -> None:
+    given = {"PIP_INDEX_URL": "x", "PYTHONPATH": "/here", "SPARKRING_MODEL_MODULES": "os", "PATH": "/bin"}
+    assert clean_environment(given) == {"PIP_INDEX_URL": "x", "PATH": "/bin"}
+
+
+def test_a_folder_that_is_no_registered_model_is_refused(tmp_path: Path) -> None:
+    tracking = TrackingConfig()
+    with pytest.raises(
+        StoredError, match=r"no model as MLflow stores it: it has no MLmodel with requirements\.txt; give"
+    ):
+        find_folder(str(tmp_path), tracking, tmp_path)
+    (tmp_path / "requirements.txt").write_text("")
+    (tmp_path / "MLmodel").write_text(MODEL)
+    assert find_folder(str(tmp_path), tracking, tmp_path) == tmp_path
+    with pytest.raises(StoredError, match="by an older sparkring, without its code; train again"):
+        data_folder(tmp_path, "m")
+    (tmp_path / "MLmodel").write_text(MODEL + "    code: code\n")
+    assert data_folder(tmp_path, "m") == tmp_path / "data/data"
+    (tmp_path / "MLmodel").write_text("flavors: {sklearn: {}}\n")
+    with pytest.raises(StoredError, match="describes no model that sparkring registered"):
+        data_folder(tmp_path, "m")

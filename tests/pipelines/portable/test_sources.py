@@ -1,0 +1,96 @@
+"""Which files travel with a model, and which packages it needs installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from sparkring.conf.config import RunConfig
+from sparkring.pipelines.portable.sources import collect, model_sources, requirements
+
+FILES = {
+    "shop/__init__.py": "",
+    "shop/model.py": """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+import torch
+from . import layers
+from .deep.blocks import Block
+try:
+    import no_such_package
+except ImportError:
+    no_such_package = None
+if TYPE_CHECKING:
+    import shop.editor
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        from shop_helpers import scale
+        import sklearn
+        return scale(x)
+""",
+    "shop/layers.py": "import sys, json\n",
+    "shop/deep/blocks.py": "from ..layers import sys\nBlock = None\n",  # a folder without __init__.py
+    "shop/editor.py": "import pyspark\n",
+    "shop/unused.py": "",
+    "shop_helpers.py": "import numpy as np\nfrom sparkring.training.models.tabular import Tabular\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_users_modules_travel_with_all_they_import(project: Path) -> None:
+    found = collect(["shop.model"])
+    own = {name for name in found.files if not name.startswith("sparkring/")}
+    assert own == {"shop/__init__.py", "shop/model.py", "shop/layers.py", "shop/deep/blocks.py", "shop_helpers.py"}
+    assert found.files["shop/model.py"] == FILES["shop/model.py"]
+    assert "sparkring/training/models/tabular.py" in found.files
+    assert {"torch", "numpy", "sklearn"} <= found.packages and not {"pyspark", "no_such_package"} & found.packages
+
+
+def test_a_model_of_ours_needs_neither_spark_nor_plots_nor_the_store() -> None:
+    table = model_sources(RunConfig(name="t"))
+    assert table.packages == {"numpy", "pandas", "pyarrow", "pydantic", "pydantic_core", "torch", "typing_extensions"}
+    text = model_sources(RunConfig.model_validate({"name": "t", "model": {"task": "language_model"}}))
+    assert text.packages - table.packages == {"tokenizers"}
+    assert not [name for name in table.files if "/launch/" in name or "/etl/" in name or "/parallel/" in name]
+
+
+def test_requirements_are_pinned_without_a_builds_own_part() -> None:
+    pinned = requirements({"torch", "pydantic_core"})
+    assert pinned == [
+        f"mlflow-skinny=={version('mlflow-skinny')}",
+        f"pydantic_core=={version('pydantic_core')}",
+        f"torch=={version('torch').partition('+')[0]}",
+    ]
+
+
+def test_what_a_model_does_not_carry_is_found_in_an_installed_sparkring(tmp_path: Path) -> None:
+    """A notebook may load a model first, and use more of sparkring afterwards."""
+    for name, text in model_sources(RunConfig(name="t")).files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert not (tmp_path / "sparkring/conf/load.py").exists()
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import sparkring.pipelines.serving as s; print(s.__file__);"
+    program += "import sparkring.conf.load, sparkring.etl.errors; print('found')"
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(tmp_path / "sparkring/pipelines/serving.py"), "found"], done.stderr
+
+
+def test_a_module_without_source_is_refused_by_name(project: Path) -> None:
+    import py_compile
+
+    py_compile.compile(str(project / "shop_helpers.py"), cfile=str(project / "frozen_only.pyc"))
+    with pytest.raises(ValueError, match=r"module 'frozen_only' \(.*\) has no Python source that could travel"):
+        collect(["frozen_only"])

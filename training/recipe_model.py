@@ -1,0 +1,75 @@
+"""A recipe's model: which columns it reads, and its module. What ranks, the driver and serving have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.training.data.batch import SAMPLE
+from sparkring.training.models.initial import InitialModel, Unrecordable, record_model
+from sparkring.training.tasks import model_class
+
+
+@dataclass(frozen=True)
+class ModelColumns:
+    """Which columns of the dataset a model is fed, and which is its label."""
+
+    features: list[str]  # columns, and the masks of those that may be null (conf/manifest.py)
+    label: str | None
+    read: list[str]  # the stored columns they are made of
+
+
+def pick_columns(
+    manifest: DatasetManifest, inputs: list[str] | None, label: str | None, samples: bool = False
+) -> ModelColumns:
+    """Pick the model's columns by role, or as the recipe names them.
+
+    `samples`: add the rows' numbers, for a model that takes all columns as one dict. ValueError names the key and the
+    dataset's columns.
+    """
+    tensors = manifest.tensors
+    names = {column.name for column in tensors}
+    masks = {column.mask: column.name for column in tensors if column.mask is not None}
+    for key, given, known in (("model.inputs", inputs or [], names | set(masks)), ("model.label", [label], names)):
+        if unknown := [name for name in given if name and name not in known]:
+            raise ValueError(f"{key}: {unknown} not in dataset {manifest.name!r}, which has {sorted(known)}")
+    made = [column for column in tensors if column.role == "feature"]
+    features = inputs or [*(c.name for c in made), *(c.mask for c in made if c.mask is not None)]
+    features = [*features, *([SAMPLE] if samples and inputs is None else [])]
+    labels = [label] if label else [c.name for c in tensors if c.role == "label"]
+    if len(labels) > 1:
+        raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
+    if shown := [name for name in labels if name in features]:
+        raise ValueError(
+            f"model.label = {shown[0]!r}: it is among the model's inputs, which would be shown what they must predict; "
+            "leave it out of model.inputs"
+        )
+    read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
+    return ModelColumns(features, labels[0] if labels else None, list(read))
+
+
+def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
+    """Build the recipe's module in its master dtype. ValueError where the factory refuses the recipe's args."""
+    factory = model_class(config.model.factory)
+    try:
+        if hasattr(factory, "from_manifest"):
+            model: nn.Module = factory.from_manifest(manifest, **config.model.args)
+        else:
+            model = factory(**config.model.args)
+    except TypeError as error:
+        raise ValueError(
+            f"model.args = {config.model.args}: {config.model.factory} does not take them: {error}"
+        ) from error
+    return model.to(getattr(torch, config.train.dtype))
+
+
+def start_model(config: RunConfig, manifest: DatasetManifest) -> InitialModel | Unrecordable:
+    """Record the recipe's module and its initial values without memory; or why its constructor needs memory."""
+    try:
+        return record_model(lambda: build_model(config, manifest), config.train.seed)
+    except Unrecordable as error:
+        return error
