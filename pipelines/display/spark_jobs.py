@@ -72,18 +72,18 @@ def spark_progress(spark: SparkSession, interactive: bool | None = None) -> Iter
 
 
 def _show(spark: SparkSession, interactive: bool, ended: threading.Event) -> None:
-    began = said = time.monotonic()
+    began = last = time.monotonic()
     line = tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True, disable=not interactive)
     try:
         while not ended.wait(ASK_EVERY_S):
             now = time.monotonic()
-            if not interactive and now - said < LINE_EVERY_S:
+            if not interactive and now - last < LINE_EVERY_S:
                 continue
             text = progress_line(running_stages(spark), now - began)
             if interactive:
                 line.set_description_str(text)
             elif text:
-                said = now
+                last = now
                 log.info("%s", text)
     except (Py4JError, OSError) as error:  # the session has ended; whoever uses it says why
         log.debug("no progress is shown any more: %s", error)
