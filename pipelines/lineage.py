@@ -52,7 +52,7 @@ class Lineage:
 
 
 def trace(target: str, tracking: TrackingConfig) -> Lineage:
-    """Lineage `models:/...`, a run folder or a dataset folder. StoredError for anything else.
+    """Trace `models:/...`, a run folder or a dataset folder. StoredError for anything else.
 
     Sources are pinned again, which reads the files of those that are files. `tracking`: where the registry is.
     """
