@@ -539,6 +539,32 @@ class ModelConfig(Strict):
     label: str | None = Field(None, description="label column; None: the dataset's only column with role label")
 
 
+class ParameterGroup(Strict):
+    """Parameters that are trained in a way of their own. A parameter is of the first group that matches its name."""
+
+    match: str = Field(description="regular expression of the whole name, as in the model's named_parameters()")
+    lr_scale: NonNegativeFloat = Field(1.0, description="times the learning rate of the step")
+    weight_decay: NonNegativeFloat | None = Field(None, description="also of vectors; None: as without a group")
+    frozen: bool = Field(False, description="stays as it starts")
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, match: str) -> str:
+        try:
+            re.compile(match)
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+        return match
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.model_fields_set <= {"match"}:
+            raise ValueError("says nothing of its parameters: give lr_scale, weight_decay or frozen")
+        if self.frozen and self.model_fields_set & {"lr_scale", "weight_decay"}:
+            raise ValueError("frozen parameters have no learning rate: leave lr_scale and weight_decay out")
+        return self
+
+
 class OptimConfig(Strict):
     name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
     lr: PositiveFloat = 1e-3
@@ -554,6 +580,7 @@ class OptimConfig(Strict):
         "none", description="scale lr with global_batch / reference_batch (Goyal 2017; Krizhevsky 2014)"
     )
     reference_batch: PositiveInt = 256
+    groups: list[ParameterGroup] = Field([], description="parameters, by name, that are trained in a way of their own")
 
 
 class EarlyStopping(Strict):

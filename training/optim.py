@@ -6,37 +6,66 @@ Layer-wise rates take the norm of the whole parameter: on DTensors torch sums th
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from sparkring.conf.config import OptimConfig
+from sparkring.conf.config import OptimConfig, ParameterGroup
 from sparkring.training.parallel.dtensor import local_tensor
+from sparkring.training.parallel.strategy import LR_SCALE
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
 
-def parameter_groups(named: Named, weight_decay: float) -> list[dict[str, Any]]:
+def group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
+    """The first group whose pattern is the whole name; None where no group's is."""
+    return next((group for group in groups if re.fullmatch(group.match, name)), None)
+
+
+def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
+    """Take the gradients from parameters of frozen groups. ValueError for a group that no parameter is of."""
+    found = [(parameter, group_of(name, groups)) for name, parameter in model.named_parameters()]
+    for number, group in enumerate(groups):
+        if not any(of is group for _, of in found):
+            names = [name for name, _ in model.named_parameters()]
+            first = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+            raise ValueError(
+                f"optim.groups.{number}.match = {group.match!r}: is the whole name of no parameter that an earlier "
+                f"group does not have; the model's are {first}"
+            )
+    for parameter, of in found:
+        if of is not None and of.frozen:
+            parameter.requires_grad_(False)
+
+
+def parameter_groups(named: Named, weight_decay: float, groups: Sequence[ParameterGroup] = ()) -> list[dict[str, Any]]:
     """Matrices and embeddings decay; vectors and scalars (biases, norms) do not, and are not layer-adapted.
 
-    Whole and sharded parameters are in separate groups: torch's foreach kernels take no mixture.
+    `groups` may say otherwise by name. Whole and sharded parameters are in separate groups: torch's foreach kernels
+    take no mixture.
     """
-    sorted_out: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for _, parameter in named:
-        sorted_out.setdefault((parameter.ndim >= 2, isinstance(parameter, DTensor)), []).append(parameter)
+    sorted_out: dict[tuple[float, float, bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        group, matrix = group_of(name, groups), parameter.ndim >= 2
+        decay = weight_decay if matrix else 0.0
+        if group is not None and group.weight_decay is not None:
+            decay = group.weight_decay
+        scale = 1.0 if group is None else group.lr_scale
+        sorted_out.setdefault((scale, decay, matrix, isinstance(parameter, DTensor)), []).append(parameter)
     return [
-        {"params": params, "weight_decay": weight_decay if matrix else 0.0, "adapt": matrix}
-        for (matrix, _), params in sorted(sorted_out.items(), key=lambda item: item[0], reverse=True)
+        {"params": params, "weight_decay": decay, "adapt": matrix, LR_SCALE: scale}
+        for (scale, decay, matrix, _), params in sorted(sorted_out.items(), key=lambda item: item[0][2:], reverse=True)
     ]
 
 
 def build_optimizer(named: Named, optim: OptimConfig) -> torch.optim.Optimizer:
     """adamw (fused kernels), sgd (momentum), lars or lamb over `parameter_groups`."""
-    groups = parameter_groups(named, optim.weight_decay)
+    groups = parameter_groups(named, optim.weight_decay, optim.groups)
     if optim.name == "adamw":
         return AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     if optim.name == "sgd":

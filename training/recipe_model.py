@@ -11,6 +11,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.models.initial import InitialModel, Unrecordable, record_model
+from sparkring.training.optim import freeze
 from sparkring.training.tasks import model_class
 
 
@@ -53,7 +54,10 @@ def pick_columns(
 
 
 def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
-    """Build the recipe's module in its master dtype. ValueError where the factory refuses the recipe's args."""
+    """Build the recipe's module in its master dtype. ValueError where the factory refuses the recipe's args.
+
+    Parameters of frozen groups have no gradients.
+    """
     factory = model_class(config.model.factory)
     try:
         if hasattr(factory, "from_manifest"):
@@ -64,6 +68,7 @@ def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
         raise ValueError(
             f"model.args = {config.model.args}: {config.model.factory} does not take them: {error}"
         ) from error
+    freeze(model, config.optim.groups)
     return model.to(getattr(torch, config.train.dtype))
 
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.config import OptimConfig, ParallelConfig, ParameterGroup
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.task import Task
@@ -96,7 +96,8 @@ class Recorder:
         self.gradients: dict[str, torch.Tensor] | None = None
 
     def make(self, name: str, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        optimizer = build_optimizer(named, OptimConfig(name=name, weight_decay=0.1))
+        biases = ParameterGroup(match=r".*bias", lr_scale=0.5, weight_decay=0.2)  # by names that no strategy may change
+        optimizer = build_optimizer(named, OptimConfig(name=name, weight_decay=0.1, groups=[biases]))
         optimizer.register_step_pre_hook(lambda *_: self.before_step())
         return optimizer
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.config import OptimConfig
-from sparkring.training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
+from sparkring.conf.config import OptimConfig, ParameterGroup
+from sparkring.training.optim import LayerWise, build_optimizer, freeze, learning_rate, parameter_groups, scaled_lr
 from sparkring.training.parallel.state import optimizer_tensors
 
 
@@ -23,6 +25,45 @@ def test_only_matrices_decay() -> None:
     groups = parameter_groups(named, 0.1)
     assert [(len(g["params"]), g["weight_decay"], g["adapt"]) for g in groups] == [(1, 0.1, True), (1, 0.0, False)]
     assert groups[0]["params"][0] is named[0][1]
+
+
+def test_groups_are_by_name_and_the_first_that_matches_has_a_parameter() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    groups = [
+        ParameterGroup(match=r"0\..*", lr_scale=0.1),
+        ParameterGroup(match=r".*bias", weight_decay=0.3),
+    ]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    made = parameter_groups(model.named_parameters(), 0.2, groups)
+    assert {names[id(p)]: (g["lr_scale"], g["weight_decay"]) for g in made for p in g["params"]} == {
+        "0.weight": (0.1, 0.2), "0.bias": (0.1, 0.0), "1.weight": (1.0, 0.2), "1.bias": (1.0, 0.3)
+    }  # fmt: skip
+
+
+def test_frozen_parameters_have_no_gradients_and_a_pattern_of_nothing_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    freeze(model, [ParameterGroup(match=r"0\.weight", lr_scale=2.0), ParameterGroup(match=r"0\..*", frozen=True)])
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == ["0.weight", "1.weight", "1.bias"]
+    for groups in (
+        [ParameterGroup(match="weight", frozen=True)],  # a part of a name is not the name
+        [ParameterGroup(match=r"1\..*", lr_scale=2.0), ParameterGroup(match=r"1\.bias", frozen=True)],
+    ):
+        with pytest.raises(ValueError, match=r"match = .*: is the whole name of no parameter .* 0\.weight, 0\.bias"):
+            freeze(model, groups)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"match": "(", "frozen": True}, "no regular expression"),
+        ({"match": "a"}, "says nothing"),
+        ({"match": "a", "frozen": True, "lr_scale": 2.0}, "frozen parameters have no learning rate"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(keys: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        ParameterGroup(**keys)
 
 
 def test_adamw_is_torchs() -> None:

@@ -44,7 +44,7 @@ from sparkring.training.parallel.state import (
     plain_name,
     stream_tensors,
 )
-from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo, Strategy
+from sparkring.training.parallel.strategy import LR_SCALE, OptimizerFactory, StepInfo, Strategy
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class MeshStrategy(Strategy):
             return StepInfo(norm, skipped=True, first_bad_rank=self._first_bad_rank())
         scale_gradients(gradients, clip_factor(norm, self.clip_norm) / self.scaler.scale)
         for group in prepared.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get(LR_SCALE, 1.0)
         prepared.optimizer.step()
         if not self.memory:
             self.memory = memory_bytes(prepared.module, [p for _, p in prepared.named], prepared.optimizer)

@@ -19,6 +19,7 @@ from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.state import TensorInfo
 
+LR_SCALE = "lr_scale"  # key of an optimizer's parameter group: times the learning rate of the step; absent: 1
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters -> optimizer; the strategy decides which parameters (or shards) these are."""
 
