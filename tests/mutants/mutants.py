@@ -143,6 +143,21 @@ MUTANTS = (
     Mutant(HVD_ZERO, "foreach_copy_(self.sent, self.weights)", "pass", RING),
     Mutant(HVD_ZERO, "None if whole in unreached else gradient", "gradient", RING),
     Mutant(OPTIM, "weight_decay if matrix else 0.0", "weight_decay", T_OPTIM),
+    Mutant(OPTIM, "re.fullmatch(group.match, name)", "re.match(group.match, name)", T_OPTIM),
+    Mutant(OPTIM, "if not any(of is group for _, of in found):", "if False:", T_OPTIM),
+    Mutant("training/parallel/step.py", "lr * group.get(LR_SCALE, 1.0)", "lr", "tests/training/parallel/test_step.py"),
+    Mutant(
+        "training/launch/health.py", "slow.seconds >= self._lasting_s", "True", "tests/training/launch/test_health.py"
+    ),
+    Mutant("training/launch/health.py", "rank not in self._named", "True", "tests/training/launch/test_health.py"),
+    Mutant(
+        "pipelines/tracking/registry.py",
+        'or last == [now[DECISION], now.get(REASON, "")]',
+        "",
+        "tests/pipelines/tracking/test_registry.py -k sent_twice",
+    ),
+    Mutant("pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display"),
+    Mutant("pipelines/display/training.py", "step - began[0]", "step", "tests/pipelines/display"),
     Mutant(OPTIM, "(step + 1) / warmup_steps", "step / warmup_steps", T_OPTIM),
     Mutant(OPTIM, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_OPTIM),
     Mutant(LOSS, "weight_N = grad_N.to(norm_N.dtype) * kept_N", "weight_N = grad_N.to(norm_N.dtype)", T_LOSS),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.config import OptimConfig, ParallelConfig, ParameterGroup
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.task import Task
@@ -39,6 +39,25 @@ def prepared(model: nn.Module, **settings: Any) -> MeshStrategy:
     strategy = build_strategy(ParallelConfig(**settings), RankInfo(), torch.device("cpu"), clip_norm=0.5)
     strategy.prepare(model, SquaredOutput(), lambda named: build_optimizer(named, OptimConfig()))
     return strategy
+
+
+def moved(lr_scale: float) -> dict[str, torch.Tensor]:
+    """How far a step of plain SGD moves each parameter, where the bias has a rate of its own."""
+    groups = [ParameterGroup(match="bias", lr_scale=lr_scale)]
+    plain = OptimConfig(name="sgd", momentum=0.0, weight_decay=0.0, groups=groups)
+    strategy = build_strategy(ParallelConfig(), RankInfo(), torch.device("cpu"), clip_norm=None)
+    strategy.prepare(model := linear(), SquaredOutput(), lambda named: build_optimizer(named, plain))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    strategy.forward_backward(batch())
+    strategy.step(0.1)
+    return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}
+
+
+def test_a_group_has_its_share_of_the_steps_rate() -> None:
+    whole, half = moved(1.0), moved(0.5)
+    torch.testing.assert_close(half["weight"], whole["weight"])
+    torch.testing.assert_close(half["bias"], whole["bias"] / 2)
+    assert whole["bias"].all()
 
 
 def linear() -> nn.Module:
