@@ -143,7 +143,7 @@ def confusion_of(labels: np.ndarray, predicted: np.ndarray, some: np.ndarray, cl
 
 
 def _regression(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
-    labels, predictions, label = held.labels, held.scores, inputs.positive
+    labels, predictions, label = held.labels, held.scores, inputs.label
     some = len(labels[figures.every_nth(len(labels))])
     of_rows = "" if some == len(labels) else f", {some:,} of {len(labels):,} rows"
     errors = predictions - labels

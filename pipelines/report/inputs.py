@@ -36,8 +36,14 @@ class ReportInputs:
         return self.predictions if self.config.model.task in COMPARED_TASKS else None
 
     @property
+    def label(self) -> str:
+        """The label's column."""
+        labels = (column.name for column in self.manifest.columns if column.role == "label")
+        return self.config.model.label or next(labels, "label")
+
+    @property
     def positive(self) -> str:
-        """The label's column; what a label of 1 means, for the captions."""
+        """What a label of 1 means, for the captions."""
         labels = (column.name for column in self.manifest.columns if column.role == "label")
         return self.config.model.label or next(labels, "positive")
 
@@ -52,7 +58,7 @@ class ReportInputs:
         losses = split_losses(result.history, result.train.valid, result.scores.get(MODEL, {}))
         numbers = {int(name) for each in result.labels.values() for name in each.shares if name.isdecimal()}
         names = self.class_names(max(numbers, default=-1) + 1)
-        return differences(result.labels, losses, self.positive, {str(n): name for n, name in enumerate(names)})
+        return differences(result.labels, losses, self.label, {str(n): name for n, name in enumerate(names)})
 
     @property
     def stages(self) -> dict[str, float]:
