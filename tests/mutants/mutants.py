@@ -738,7 +738,6 @@ MUTANTS = (
     Mutant(PARAMS, "exclude=set(leave_out), exclude_defaults=True", "exclude=set(leave_out)", T_PARAMS),
     # --- scores of every task
     Mutant(SCORES, "2 * below_T + negative_T", "2 * below_T", T_SCORES),
-    Mutant(SCORES, "labels_N <= 0.5", "labels_N < 0.5", T_SCORES, "labels are 0 and 1"),
     Mutant(SCORES, ".nanmean()", ".nan_to_num().mean()", T_SCORES),
     Mutant(EVALUATION, "batch.row_weights().cpu() > 0", "batch.row_weights().cpu() >= 0", T_EVALUATION),
     Mutant(EVALUATION, "if not self.reports:", "if False:", T_EVALUATION),
