@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sparkring.pipelines.report.report import build_report
 from tests.pipelines.report.test_report import classes, held_out, inputs, values
+from tests.pipelines.tracking.test_pages import browser_module
 
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def load_browser() -> Any:
-    """The module of the benchmark, which is in no package."""
-    spec = importlib.util.spec_from_file_location("browser", ROOT / "benchmarks" / "browser.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["browser"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-browser_module = load_browser()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not any(map(shutil.which, browser_module.NAMES)), reason="no chromium on PATH"),
