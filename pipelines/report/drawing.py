@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ BARS = 40  # of a histogram
 QUANTILES = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)  # of the residuals; the outer two bound their figure
 SLICES = 10  # of rows by their predicted value
 Cell = str | int | float
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ def _losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawn:
     for name, points in losses.items():
         for step, value in points:
             by_step.setdefault(step, {})[name] = value
-    rows = [[step, *(values.get(name, "") for name in losses)] for step, values in sorted(by_step.items())]
-    return Drawn("loss", "Loss over steps", figures.curves(losses, "loss"), _numbers(["step", *losses], rows))
+    sparse = {step for step, _ in thinned(min(losses.values(), key=len), MOST_ROWS)}  # evaluations, between log lines
+    steps = sorted({*thinned(sorted(by_step), MOST_ROWS), *sparse})
+    rows = [[step, *(by_step[step].get(name, "") for name in losses)] for step in steps]
+    return Drawn("loss", "Loss over steps", figures.curves(losses, "loss"), Numbers(["step", *losses], rows))
 
 
 def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
@@ -184,8 +188,11 @@ def file_name(column: str) -> str:
     return plain if plain == column else f"{plain}-{digest(column)[:8]}"
 
 
+def thinned(items: Sequence[T], most: int) -> list[T]:
+    """The items; of too many `most` of them, evenly taken, with the first and the last."""
+    kept = np.unique(np.linspace(0, len(items) - 1, min(most, len(items))).astype(int))
+    return [items[at] for at in kept]
+
+
 def _numbers(columns: Sequence[str], rows: Iterable[Sequence[Cell]], most: int = MOST_ROWS) -> Numbers:
-    """A table; of too many rows `most` of them, evenly taken, with the first and the last."""
-    every = list(rows)
-    kept = np.unique(np.linspace(0, len(every) - 1, min(most, len(every))).astype(int))
-    return Numbers(columns, [every[at] for at in kept])
+    return Numbers(columns, thinned(list(rows), most))

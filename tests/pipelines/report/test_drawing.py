@@ -72,3 +72,11 @@ def test_long_curves_have_their_first_and_last_points_and_some_between_in_the_ta
     assert len(roc.rows) == MOST_ROWS and roc.rows[0] == (0.0, 0.0) and roc.rows[-1] == (1.0, 1.0)
     assert loss.columns == ["step", "train/loss", "valid/loss"] and loss.rows[0] == [1, 1.0, ""]
     assert len(loss.rows) == MOST_ROWS and loss.rows[-1][0] == 1999
+    assert [row for row in loss.rows if row[2] != ""] == [[500, 0.002, 0.4], [1000, 0.001, 0.3]]
+
+
+def test_evaluations_are_in_the_table_of_losses_however_few_they_are() -> None:
+    history = {"train/loss": [(step, 0.5) for step in range(0, 5000, 10)], "valid/loss": [(1237, 0.4)]}
+    held = HeldOut(np.arange(10) % 2, RANDOM.random(10))
+    loss = draw(inputs(held, history=history))[0].numbers
+    assert [1237, "", 0.4] in loss.rows and len(loss.rows) == MOST_ROWS + 1
