@@ -21,6 +21,7 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
+from sparkring.pipelines.balance import label_balance
 from sparkring.pipelines.baseline import fit_baselines
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
@@ -30,7 +31,7 @@ from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.models.gpt import perplexity
 from sparkring.training.recipe_model import pick_columns
-from sparkring.training.result import MODEL, TrainResult
+from sparkring.training.result import MODEL, LabelBalance, TrainResult
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow
@@ -56,7 +57,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         return replace(result, scores={MODEL: dict(result.train.valid)}), None
     if config.model.task == "language_model":
         return evaluate_text(config, dataset.manifest, job.folder, result), None
-    scores, missing = {MODEL: dict(result.train.test)}, dict[str, str]()
+    scores, missing, labels = {MODEL: dict(result.train.test)}, dict[str, str](), dict[str, LabelBalance]()
     if not result.predictions:
         return replace(result, scores=scores), None
     rows = scored_rows(config, dataset, result)
@@ -67,19 +68,31 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     check_finite(held_out.scores, rows)
     if config.model.task in COMPARED_TASKS:
         scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores)
+        columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
+        assert columns.label is not None, "build_task has asked for it"
+        train = split_rows(dataset, "train", config.data, result.train.train_left_out)
+        splits = compared_splits(config, dataset, train, rows)
+        labels = label_balance(job.spark, config.model.task, splits, columns.label)
         if config.report.baselines:
-            columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
-            assert columns.label is not None, "build_task has asked for it"
             baselines = fit_baselines(
                 job.spark,
                 config.model.task,
-                split_rows(dataset, "train", config.data, result.train.train_left_out),
+                train,
                 rows,
                 [dataset.manifest.tensor(name) for name in columns.read],
                 dataset.manifest.tensor(columns.label),
             )
             scores, missing = scores | baselines.scores, baselines.missing
-    return replace(result, scores=scores, missing=missing, unseen=unseen), held_out
+    return replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels), held_out
+
+
+def compared_splits(config: RunConfig, dataset: Dataset, train: SplitRows, test: SplitRows) -> dict[str, SplitRows]:
+    """The splits' rows by name, train first. Not of a mix, nor of Petastorm's: they train on other rows."""
+    data, valid, named = config.data, config.train.valid_split, str(config.train.test_split)
+    splits = {} if data.mix is not None or data.reader == "petastorm" else {"train": train}
+    if valid in dataset.manifest.splits:
+        splits[valid] = split_rows(dataset, valid, data, [])
+    return splits | {named: test}
 
 
 def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage, result: TrainResult) -> TrainResult:

@@ -139,6 +139,8 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         if gate is not None:
             job.hooks.before_publish("the alias")
             result = gate.settle()
+        version = result.promotion.version if result.promotion is not None else tracker.version(EVALUATE)
+        result = replace(result, version=version)
     timings["total_s"] = time.monotonic() - began
     cost = job_cost(spark_cores(job.spark), timings, job.config.launch, result.train)
     result = replace(result, timings=timings, tracking_url=tracker.url(), cost=cost)

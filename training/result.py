@@ -71,6 +71,18 @@ class FailedAttempt:
     recover_s: float | None = None  # from the last step before the failure to the first one after it
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelBalance:
+    """What the label is in the rows of a split."""
+
+    __pydantic_config__ = CLOSED
+
+    rows: Count
+    shares: Scores = field(default_factory=dict)  # class -> share of the rows; the most frequent classes
+    mean: float | None = None  # of a value; None: of classes
+    std: float | None = None
+
+
 Decision = Literal["promoted", "rejected", "held", "dry_run", "older_date", "disabled"]
 
 
@@ -166,9 +178,11 @@ class TrainResult:
     # Evaluation on the test split
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
+    labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
     start: str = ""  # where training began and why, where the recipe says `warm_start.from`
+    version: str | None = None  # of the registered model; None: the store had not said when this was written
     promotion: Promotion | None = None  # None: neither gates nor a date; the alias moves as report.must_beat says
 
     # Time

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
+from xml.sax.saxutils import escape
 
 import matplotlib
 import numpy as np
@@ -21,6 +22,7 @@ INK, MUTED, GRID = "#1c2430", "#6b7585", "#e3e7ed"
 COLORS = ("#2f6fdb", "#e07b26", "#2a9d74", "#9b5cc9", "#c8435a", "#5b6b7f")
 MOST_POINTS = 800  # of a curve: more cannot be seen at this size
 MOST_BARS = 40
+FEW_CLASSES = 12  # a confusion matrix of no more has its shares written into it
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -36,10 +38,12 @@ STYLE: Any = {
 History = Mapping[str, Sequence[tuple[int, float]]]
 
 
-def to_svg(figure: Figure) -> str:
-    """The `<svg>` element alone, for use in a page."""
+def to_svg(figure: Figure, title: str = "") -> str:
+    """The `<svg>` element alone, for use in a page. `title`: what it shows, for those who hear it."""
     text = _saved(figure, format="svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
-    return text[text.index("<svg") :]
+    text = text[text.index("<svg") :]
+    label = escape(_printable(title), {'"': "&quot;"})
+    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1) if title else text
 
 
 def to_png(figure: Figure) -> bytes:
@@ -87,9 +91,9 @@ def precision_recall(curves: ThresholdCurves) -> Figure:
     return _unit_square(figure, axes)
 
 
-def calibration_plot(bins: Sequence[Bin]) -> Figure:
+def calibration_plot(bins: Sequence[Bin], xlabel: str, ylabel: str) -> Figure:
     """Draw observed over predicted share; the area of a dot grows with the slice's rows."""
-    figure, axes = _new("predicted share", "observed share")
+    figure, axes = _new(xlabel, ylabel)
     predicted, observed = np.array([b.predicted for b in bins]), np.array([b.observed for b in bins])
     rows = np.array([b.rows for b in bins])
     top = min(1.0, 1.08 * max(predicted.max(), observed.max(), 0.05))
@@ -112,6 +116,62 @@ def shares(groups: Sequence[Group], column: str) -> Figure:
     axes.set_xticks(places, names, rotation=0 if len(shown) <= 26 else 90, fontsize=8)
     axes.set_xlim(-0.6, len(shown) - 0.4)
     axes.set_ylim(0, 1.18 * max([g.observed for g in shown] + [g.predicted for g in shown] + [0.01]))
+    axes.legend(frameon=False, ncols=2, loc="upper right")
+    return figure
+
+
+def predicted_and_actual(labels: np.ndarray, predictions: np.ndarray, label: str) -> Figure:
+    """Draw a dot per row at (actual, predicted), with the line where they are equal; of many rows every n-th.
+
+    labels, predictions (N,).
+    """
+    figure, axes = _new(f"actual {_printable(label)}", "predicted")
+    low, high = float(min(labels.min(), predictions.min())), float(max(labels.max(), predictions.max()))
+    axes.plot([low, high], [low, high], color=GRID, linestyle="--", linewidth=1.2)
+    some = every_nth(len(labels))
+    axes.scatter(labels[some], predictions[some], s=7, color=COLORS[0], alpha=0.45, linewidths=0)
+    return figure
+
+
+def every_nth(rows: int) -> slice:
+    """MOST_POINTS rows at most, evenly taken."""
+    return slice(None, None, max(1, -(-rows // MOST_POINTS)))
+
+
+def residuals(counts: np.ndarray, edges: np.ndarray, unit: str) -> Figure:
+    """Draw how many rows have which error. counts (bars,), edges (bars + 1,); unit: of the label."""
+    figure, axes = _new(f"predicted - actual {_printable(unit)}", "rows")
+    axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color="#bcd0f2", edgecolor="white", linewidth=0.4)
+    axes.axvline(0, color=MUTED, linestyle="--", linewidth=1.0)
+    return figure
+
+
+def confusion_matrix(counts: np.ndarray, names: Sequence[str]) -> Figure:
+    """Draw the share of each class's rows by predicted class. counts (classes, classes), in the order of `names`."""
+    few = len(names) <= FEW_CLASSES
+    size = 4.6 if few else 9.4
+    figure, axes = _new("predicted", "actual", width=size, height=size * 0.8)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.grid(False)
+    shown, places = [_printable(name[:14]) for name in names], np.arange(len(names))
+    axes.set_xticks(places, shown, rotation=90 if max(map(len, shown)) > 3 else 0, fontsize=8)
+    axes.set_yticks(places, shown, fontsize=8)
+    for (row, column), share in np.ndenumerate(shares) if few else ():
+        color = "white" if share > 0.55 else INK
+        axes.text(column, row, f"{share:.2f}", ha="center", va="center", color=color, fontsize=8)
+    return figure
+
+
+def class_bars(precision: np.ndarray, recall: np.ndarray, names: Sequence[str]) -> Figure:
+    """Draw precision (bars) and recall (dots) of each class, (classes,); NaN where there is none."""
+    figure, axes = _new("class", "share", width=9.4, height=2.9)
+    places = np.arange(len(names))
+    axes.bar(places, np.nan_to_num(precision), color="#bcd0f2", width=0.72, label="precision")
+    axes.scatter(places, recall, color=COLORS[1], s=20, zorder=3, label="recall")
+    axes.set_xticks(places, [_printable(n[:14]) for n in names], rotation=0 if len(names) <= 16 else 90, fontsize=8)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_ylim(0, 1.18)
     axes.legend(frameon=False, ncols=2, loc="upper right")
     return figure
 

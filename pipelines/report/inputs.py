@@ -10,8 +10,12 @@ from functools import cached_property
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.promotion import COMPARED_TASKS
+from sparkring.pipelines.balance import differences, split_losses
 from sparkring.pipelines.evaluate import HeldOut, lost_to
 from sparkring.training.result import MODEL, Scores, TrainResult
+
+TOTAL = "total_s"  # among the timings: of all stages together
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,14 @@ class ReportInputs:
 
     @property
     def held_out(self) -> HeldOut | None:
-        """The predictions of a binary task, which the figures are drawn from."""
-        return self.predictions if self.config.model.task == "binary" else None
+        """The predictions of a task whose figures are known."""
+        return self.predictions if self.config.model.task in COMPARED_TASKS else None
+
+    @property
+    def label(self) -> str:
+        """The label's column."""
+        labels = (column.name for column in self.manifest.columns if column.role == "label")
+        return self.config.model.label or next(labels, "label")
 
     @property
     def positive(self) -> str:
@@ -37,6 +47,26 @@ class ReportInputs:
         labels = (column.name for column in self.manifest.columns if column.role == "label")
         label = self.config.model.label or next(labels, "positive")
         return f"{label} = {self.manifest.classes[-1]}" if self.manifest.classes else label
+
+    def class_names(self, classes: int) -> list[str]:
+        """What the label's classes are called, by number. The manifest does not say, so by their numbers."""
+        return [str(number) for number in range(classes)]
+
+    @property
+    def differences(self) -> str:
+        """One sentence where train, valid and test differ much; empty elsewhere."""
+        result = self.result
+        losses = split_losses(result.history, result.train.valid, result.scores.get(MODEL, {}))
+        numbers = {int(name) for each in result.labels.values() for name in each.shares if name.isdecimal()}
+        names = self.class_names(max(numbers, default=-1) + 1)
+        return differences(result.labels, losses, self.label, {str(n): name for n, name in enumerate(names)})
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Stage of the job -> seconds, and what is left of its whole time."""
+        stages = {_cause(name): seconds for name, seconds in self.result.timings.items() if name != TOTAL}
+        rest = self.result.timings.get(TOTAL, 0.0) - sum(stages.values())
+        return stages | ({"other": rest} if rest > 0 else {})
 
     @property
     def scores(self) -> dict[str, Scores]:
@@ -53,7 +83,6 @@ class ReportInputs:
         """Label -> text or http(s) link."""
         config, result, train = self.config, self.result, self.result.train
         lost, alias = lost_to(result.scores, config.report.must_beat, result.missing), config.tracking.alias
-        model = f"models:/{config.tracking.named(config.name).registered_model}"
         facts = {
             "run": result.run,
             "dataset": result.dataset,
@@ -61,7 +90,7 @@ class ReportInputs:
             "code": result.commit or "not a git checkout",
             "configuration": result.config_digest,
             "engine": f"{train.engine}, {train.world} ranks",
-            "model": f"{model}@{alias}" if self.has_alias else model,
+            "model": self.model,
             "steps": f"{train.steps:,} ({train.consumed_samples:,} samples), best at step {train.best_step}; "
             f"the model is step {train.exported_step}'s",
         }
@@ -74,6 +103,18 @@ class ReportInputs:
         if result.tracking_url:
             facts["MLflow"] = result.tracking_url
         return facts
+
+    @property
+    def model(self) -> str:
+        """The registered model by its version, which does not move, and whether it got the alias."""
+        tracking = self.config.tracking.named(self.config.name)
+        version = self.result.version or (self.result.promotion.version if self.result.promotion else None)
+        if not tracking.enabled:
+            return f"{self.result.run}/{self.result.train.weights}, not registered"
+        named = f"models:/{tracking.registered_model}"
+        if version is None:
+            return f"{named}, whose version the tracking store had not said when this was written"
+        return f"{named}/{version}" + (f", given the alias {tracking.alias!r}" if self.has_alias else "")
 
     @property
     def has_alias(self) -> bool:
@@ -103,6 +144,7 @@ class ReportInputs:
         """Label -> text with its unit."""
         result = self.result
         rates = {
+            "whole job": f"{result.timings.get(TOTAL, sum(result.timings.values())):.1f} s",
             "training": f"{result.train.rows_per_s:,.0f} rows/s",
             "launch": f"{result.timings['launch_s']:.1f} s",
         }

@@ -7,30 +7,28 @@ opens in a browser, in MLflow's artifact viewer and in a mail.
 from __future__ import annotations
 
 import logging
-import re
+import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from sparkring.conf.load import Resolved
-from sparkring.conf.manifest import ManifestError, digest, read_manifest
+from sparkring.conf.manifest import ManifestError, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluate import read_held_out, scored_rows
-from sparkring.pipelines.metrics.binary import calibration, share_by, threshold_curves
 from sparkring.pipelines.metrics.held_out import BEST_IS_LOW, is_better
 from sparkring.pipelines.report import figures
+from sparkring.pipelines.report.drawing import Drawn, draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.runs import Runs
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.result import read_result
 
 log = logging.getLogger(__name__)
-Drawn = tuple[str, str, Figure, bool]
 LOSSES = {
     "binary": "log loss (nats)",
     "multiclass": "log loss (nats)",
@@ -43,7 +41,13 @@ NAMES = {
     "brier": "Brier score",
     "calibration_error": "calibration error",
     "abs_error": "mean absolute error",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "f1": "F1",
+    "macro_f1": "macro F1",
+    "top_5_accuracy": "top-5 accuracy",
 }
+COMPARED = ("loss", "auc", "macro_f1", "r2")  # what the verdict is about, as far as all have it
 
 
 def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage) -> None:
@@ -55,8 +59,8 @@ def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage) -> Non
         drawn = draw(inputs)
         html = build_report(inputs, drawn).encode()
         tracker.artifact(JOB, html, "report.html")  # as bytes: everything in it is redacted, and its SQL is no prose
-        for name, _, figure, _ in drawn:
-            tracker.artifact(JOB, figures.to_png(figure), f"{name}.png", "figures")
+        for each in drawn:
+            tracker.artifact(JOB, figures.to_png(each.figure), f"{each.name}.png", "figures")
         folder.put_atomic("report.html", html)
     except Exception as error:
         log.exception("the report could not be drawn; once that is mended, `sparkring report` draws it")
@@ -100,39 +104,11 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         verdict=verdict(scores),
         columns=[(name, _title(name, inputs.config.model.task)) for name in _score_columns(scores)],
         best=_best(scores),
-        figures=[(caption, Markup(figures.to_svg(figure)), wide) for _, caption, figure, wide in shown],
-        time_figure=Markup(figures.to_svg(figures.time_bar(inputs.result.timings))),
+        figures=[(each, Markup(figures.to_svg(each.figure, each.caption))) for each in shown],
+        time_figure=Markup(figures.to_svg(figures.time_bar(inputs.stages), "Seconds by stage")),
         attempt_columns=list(dict.fromkeys(key for attempt in inputs.attempts for key in attempt)),
     )
     return page.encode(errors="replace").decode()  # a lone surrogate has no bytes
-
-
-def draw(inputs: ReportInputs) -> list[Drawn]:
-    """Every figure as (file name, caption, figure, whether it is wide); MLflow gets the same ones as PNG."""
-    drawn: list[Drawn] = []
-    if inputs.losses:
-        drawn.append(("loss", "Loss over steps", figures.curves(inputs.losses, "loss"), False))
-    held = inputs.held_out
-    if held is None:
-        return drawn
-    curves = threshold_curves(held.labels, held.scores)
-    if curves is not None:
-        drawn.append(("roc", "ROC over all held-out rows", figures.roc(curves), False))
-        drawn.append(("precision_recall", "Precision and recall", figures.precision_recall(curves), False))
-    bins = calibration(held.labels, held.scores)
-    drawn.append(("calibration", "Calibration, slices of equal counts", figures.calibration_plot(bins), False))
-    for name, values in held.groups.items():
-        groups = share_by(values, held.labels, held.scores)
-        drawn.append(
-            (f"share_by_{file_name(name)}", f"Share of {inputs.positive} by {name}", figures.shares(groups, name), True)
-        )
-    return drawn
-
-
-def file_name(column: str) -> str:
-    """A file name for a column of any name, unique to it."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", column)[:100]
-    return plain if plain == column else f"{plain}-{digest(column)[:8]}"
 
 
 def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
@@ -140,7 +116,7 @@ def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     if len(scores) < 2:
         return ""
     (name, ours), *others = scores.items()
-    shared = [m for m in ("loss", "auc") if m in ours and all(m in theirs for _, theirs in others)]
+    shared = [m for m in COMPARED if m in ours and all(m in theirs for _, theirs in others)]
     lost = [
         f"{other} in {NAMES.get(m, m)}"
         for m in shared
@@ -160,9 +136,11 @@ def _sentence(text: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Four significant digits; integers and texts as they are."""
+    """Four significant digits; integers and texts as they are, a dash for what is no number."""
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value)
+    if math.isnan(value):
+        return "–"
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}".replace(",", " ")
 
 

@@ -150,12 +150,15 @@ def run_differences(result: TrainResult, record: Record) -> list[Difference]:
 
 
 def differing_metrics(was: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Names of the metrics that are not equal within TOLERANCE, relative to values above 1."""
-    return [name for name in sorted(was.keys() | now.keys()) if not _close(was.get(name), now.get(name))]
+    """Names of the recorded metrics that are not equal within TOLERANCE, relative to values above 1.
+
+    One that only `now` has is of newer code, and says nothing of the run as it was.
+    """
+    return [name for name in sorted(was) if not _close(was[name], now.get(name))]
 
 
-def _close(was: float | None, now: float | None) -> bool:
-    if was is None or now is None:
+def _close(was: float, now: float | None) -> bool:
+    if now is None:
         return False
     if math.isfinite(was) and math.isfinite(now):
         return abs(was - now) <= TOLERANCE * max(1.0, abs(was))
@@ -171,8 +174,8 @@ def is_reproduced(
 
 def metric_lines(was: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
     """Each metric as it was, as it is, and whether these are equal within TOLERANCE."""
-    other = differing_metrics(was, now)
+    other = dict.fromkeys(differing_metrics(was, now), "differs") | dict.fromkeys(now.keys() - was.keys(), "new")
     return [
-        f"{name}: recorded {was.get(name, GONE)}, now {now.get(name, GONE)}, {'differs' if name in other else 'equal'}"
+        f"{name}: recorded {was.get(name, GONE)}, now {now.get(name, GONE)}, {other.get(name, 'equal')}"
         for name in sorted(was.keys() | now.keys())
     ]

@@ -369,6 +369,14 @@ class Tracker:
         self._wait(lambda: self._sink is not None and key in self._sink.runs, timeout_s)
         return self._sink.runs.get(key) if self._sink else None
 
+    def version(self, key: str, timeout_s: float = 10.0) -> str | None:
+        """The version of the model that the run `key` has registered; None while the store has not said."""
+        if self._journal is None:
+            return None
+        state = self._journal.state
+        self._wait(lambda: key in state.get("versions", {}) or self._down_since is not None, timeout_s)
+        return state.get("versions", {}).get(key)
+
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wake the sender until the condition holds; False after `timeout_s`, or if the sender has ended."""
         deadline = time.monotonic() + timeout_s

@@ -72,6 +72,14 @@ T_TRACKER = "tests/pipelines/tracking/test_tracker.py"
 OL = ("datasets", "events", "send", "driver", "record")
 OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER, OL_RECORD = (f"pipelines/tracking/openlineage/{name}.py" for name in OL)
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
+SCORES, T_SCORES = "training/models/scores.py", "tests/training/models/test_scores.py"
+EVALUATION, T_EVALUATION = "training/evaluation.py", "tests/training/test_evaluation.py"
+MULTICLASS, T_MULTICLASS = "pipelines/metrics/multiclass.py", "tests/pipelines/metrics/test_multiclass.py"
+T_RESAMPLED, T_HELD_OUT = "tests/pipelines/promotion/test_scores.py", "tests/pipelines/metrics/test_held_out.py"
+BASELINE, T_BASELINE = "pipelines/baseline.py", "tests/pipelines/test_baseline.py"
+BALANCE, T_BALANCE = "pipelines/balance.py", "tests/pipelines/test_balance.py"
+DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
+REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
 PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
@@ -764,4 +772,56 @@ MUTANTS = (
         "        pass",
         "tests/pipelines/schedule/test_run_date.py -k mistyped",
     ),
+    # --- scores of every task
+    Mutant(SCORES, "2 * below_T + negative_T", "2 * below_T", T_SCORES),
+    Mutant(SCORES, ".nanmean()", ".nan_to_num().mean()", T_SCORES),
+    Mutant(EVALUATION, "batch.row_weights().cpu() > 0", "batch.row_weights().cpu() >= 0", T_EVALUATION),
+    Mutant(EVALUATION, "if not self.reports:", "if False:", T_EVALUATION),
+    Mutant(EVALUATION, 'values[np.argsort(ids, kind="stable")]', "values", f"{T_EVALUATION} -k order"),
+    Mutant(EVALUATION, "if not np.isfinite(values).all():", "if False:", T_EVALUATION),
+    Mutant(EVALUATION, "*([stop.metric] if stop else [])", "", T_EVALUATION),
+    Mutant(MULTICLASS, "(scores == own).sum(axis=1) - 1) / 2", "(scores == own).sum(axis=1) - 1)", T_MULTICLASS),
+    Mutant(MULTICLASS, "np.nanmean(self.f1)", "np.mean(np.nan_to_num(self.f1))", T_MULTICLASS),
+    Mutant(
+        MULTICLASS,
+        "calibration(scores.argmax(axis=1) == labels, scores.max",
+        "calibration(labels == 0, scores.max",
+        T_MULTICLASS,
+    ),
+    Mutant("pipelines/metrics/held_out.py", "if not is_higher", "if is_higher", T_HELD_OUT),
+    Mutant(
+        "pipelines/metrics/regression.py",
+        "1 - squared / variance",
+        "1 - squared",
+        "tests/pipelines/metrics/test_regression.py",
+    ),
+    Mutant(
+        "pipelines/promotion/scores.py",
+        "labels - _weighted_mean(labels, weights)",
+        "labels - labels.mean()",
+        T_RESAMPLED,
+    ),
+    Mutant("pipelines/promotion/scores.py", "predicted, classes, weights)", "predicted, classes)", T_RESAMPLED),
+    Mutant(
+        BASELINE,
+        "key=lambda label: (-trained[label], label)",
+        "key=lambda label: trained[label]",
+        f"{T_BASELINE} -k rates_of",
+    ),
+    Mutant(
+        BASELINE, "trained.get(label, 0) / rows, CLIP", "trained.get(label, 0) / rows, 0.1", f"{T_BASELINE} -k rates_of"
+    ),
+    Mutant(
+        "conf/rules/recipe.py",
+        '(mode == "max") != known[metric]',
+        '(mode == "max") == known[metric]',
+        "tests/conf/rules/test_recipe.py",
+    ),
+    Mutant(BALANCE, "max(MUCH_SHARE, SURE * error)", "MUCH_SHARE", T_BALANCE),
+    Mutant(BALANCE, "max(MUCH_MEAN * train.std, SURE * error)", "SURE * error", T_BALANCE),
+    Mutant(BALANCE, "b - a > MUCH_LOSS * abs(a)", "abs(b - a) > MUCH_LOSS * abs(a)", T_BALANCE),
+    Mutant(DRAWING, "size = len(some) + (len(some) < classes)", "size = len(some) + 1", T_DRAWING),
+    Mutant(DRAWING, "np.argsort(-rows, kind", "np.argsort(rows, kind", T_DRAWING),
+    Mutant(REPORT_INPUTS, "if name != TOTAL}", "}", T_REPORT_INPUTS),
+    Mutant(REPORT_INPUTS, "if self.has_alias else", "if True else", T_REPORT_INPUTS),
 )

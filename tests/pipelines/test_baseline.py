@@ -237,6 +237,10 @@ def test_all_is_compared_on_the_rows_the_ranks_read(spark: Any, tmp_path: Path) 
     test, train = (split_rows(dataset, s, config.data, left["test_left_out"]) for s in ("test", "train"))
     assert test.frame(spark, ["late"]).count() == len(kept)
     share = np.mean(train.column("late").to_pylist())
+    assert {split: (each.rows, each.shares["1"]) for split, each in found.labels.items()} == {
+        "train": (len(train.row_numbers()), pytest.approx(share)),
+        "test": (len(kept), pytest.approx(kept["late"].mean())),
+    }
     assert found.scores[MAJORITY] == pytest.approx(constant_scores(float(share), float(kept["late"].mean())))
     unfiltered = config.model_copy(update={"data": config.data.model_copy(update={"filters": []})})
     job.config = unfiltered

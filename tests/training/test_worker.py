@@ -52,10 +52,10 @@ COLUMNS = (
 )
 
 
-def write_table(folder: Path, poisoned: bool = False) -> Path:
+def write_table(folder: Path, poisoned: bool = False, sizes: dict[str, int] = ROWS) -> Path:
     """A learnable binary task in Parquet with a manifest; `poisoned` puts one NaN among the training rows."""
     files = []
-    for number, (split, rows) in enumerate(ROWS.items()):
+    for number, (split, rows) in enumerate(sizes.items()):
         random = np.random.default_rng(number)
         code, x, y = random.integers(0, 7, rows), random.normal(size=rows), random.normal(size=rows)
         late = random.random(rows) < 1 / (1 + np.exp(-(x + 0.5 * code - 2)))
@@ -74,7 +74,7 @@ def write_table(folder: Path, poisoned: bool = False) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=100)
         data = path.read_bytes()
-        groups = tuple([100] * (rows // 100))
+        groups = tuple(min(100, rows - first) for first in range(0, rows, 100))
         sha = hashlib.sha256(data).hexdigest()
         files.append(
             DataFile(path=f"data/{path.name}", split=split, rows=rows, bytes=len(data), sha256=sha, row_groups=groups)
@@ -85,8 +85,8 @@ def write_table(folder: Path, poisoned: bool = False) -> Path:
         created_at="",
         columns=COLUMNS,
         files=tuple(files),
-        splits={split: SplitInfo(rows=rows, files=1) for split, rows in ROWS.items()},
-        accounting=Accounting(rows_in=sum(ROWS.values()), rows_out=sum(ROWS.values())),
+        splits={split: SplitInfo(rows=rows, files=1) for split, rows in sizes.items()},
+        accounting=Accounting(rows_in=sum(sizes.values()), rows_out=sum(sizes.values())),
         lineage=Lineage(sources={}),
     )
     (folder / MANIFEST_NAME).write_text(manifest.to_json())
@@ -230,6 +230,20 @@ def test_a_checkpoint_is_chosen_by_a_metric_of_all_rows_of_all_ranks(
     assert len(rows) == 200 and job.result.test["auc"] == sum(pairs) / len(pairs)
     right = sum(score > 0.5 for score in positive)
     assert job.result.test["f1"] == 2 * right / (len(positive) + sum(score > 0.5 for score, _ in rows))
+
+
+def test_ranks_that_have_no_row_to_evaluate_see_the_metrics_of_the_others_rows(
+    group: WorkerGroup, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two rows in each held-out split, for three ranks."""
+    table = write_table(tmp_path_factory.mktemp("small"), sizes={"train": 1000, "valid": 2, "test": 2})
+    words = ["train.best_metric=f1", "train.best_mode=max", "train.steps=10", "parallel.engine=torch"]
+    alone = Job(tmp_path / "alone", table, *words).run(group, 1).result
+    job = Job(tmp_path / "run", table, *words).run(group, 3)
+    assert alone.test.keys() >= {"auc", "f1"} and sum(r["predictions"] is None for r in job.results) >= 1
+    for found in job.results:
+        assert found["valid"] == pytest.approx(alone.valid, rel=1e-9, nan_ok=True)
+        assert found["test"] == pytest.approx(alone.test, rel=1e-9, nan_ok=True)
 
 
 def kill_one_rank(step: int, at: int, killed: list[int]) -> None:

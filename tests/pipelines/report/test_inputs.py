@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.training.result import MODEL, FailedAttempt
+from sparkring.training.result import MODEL, FailedAttempt, LabelBalance, Promotion
 from tests.pipelines.results import rank_result, train_result
 
 MANIFEST = DatasetManifest(
@@ -16,27 +20,64 @@ MANIFEST = DatasetManifest(
     splits={"train": SplitInfo(rows=10, files=2)}, accounting=Accounting(rows_in=10, rows_out=10),
     lineage=Lineage(sources={}),
 )  # fmt: skip
+LOST = {"name": "again", "dataset": "/d", "report": {"must_beat": ["loss"]}}
+UNTRACKED = {"name": "again", "dataset": "/d", "tracking": {"enabled": False}}
 BEATEN = {MODEL: {"loss": 0.5}, "majority rate": {"loss": 0.4}}
 
 
 def test_facts_name_the_model_and_the_step_whose_weights_it_has() -> None:
     facts = ReportInputs(train_result(train=rank_result(steps=12_000, exported_step=900)), MANIFEST).facts
-    assert facts["model"] == "models:/again@champion" and facts["engine"] == "torch-gloo, 3 ranks"
+    assert facts["engine"] == "torch-gloo, 3 ranks"
     assert facts["steps"] == "12,000 (100 samples), best at step 10; the model is step 900's"
     assert "MLflow" not in facts and "not good enough" not in facts
 
 
 def test_facts_say_why_a_model_did_not_get_the_alias() -> None:
-    config = {"name": "again", "dataset": "/d", "report": {"must_beat": ["loss"]}}
-    facts = ReportInputs(train_result(config=config, scores=BEATEN, missing={"other": "no memory"}), MANIFEST).facts
-    assert facts["model"] == "models:/again", "no alias"
+    facts = ReportInputs(train_result(config=LOST, scores=BEATEN, missing={"other": "no memory"}), MANIFEST).facts
+    assert "champion" not in facts["model"]
     assert "loss 0.5000 does not beat 0.4000 of majority rate" in facts["not good enough"]
     assert facts["baselines without scores"] == "other (no memory)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "model"),
+    [
+        ({"version": "7"}, "models:/again/7, given the alias 'champion'"),
+        ({"version": "7", "config": LOST, "scores": BEATEN}, "models:/again/7"),
+        ({"promotion": Promotion(decision="rejected", reasons=[], alias="champion", version="8")}, "models:/again/8"),
+        ({}, "models:/again, whose version the tracking store had not said when this was written"),
+        ({"config": UNTRACKED}, "/runs/again/1/model, not registered"),
+    ],
+)
+def test_the_model_is_named_by_its_version_and_an_alias_is_what_it_was_given(changes: Any, model: str) -> None:
+    assert ReportInputs(train_result(**changes), MANIFEST).facts["model"] == model
+
+
+def test_stages_add_up_to_the_whole_job_which_is_none_of_them() -> None:
+    timings = {"spark_s": 2.0, "launch_s": 3.0, "train_s": 4.0, "total_s": 10.0}
+    given = ReportInputs(train_result(timings=timings), MANIFEST)
+    assert given.stages == {"spark": 2.0, "launch": 3.0, "train": 4.0, "other": 1.0}
+    assert given.rates["whole job"] == "10.0 s"
+    assert ReportInputs(train_result(), MANIFEST).stages == {"launch": 1.0}
+
+
+def test_splits_that_differ_are_named_with_the_label_and_losses_that_are_known() -> None:
+    labels = {
+        "train": LabelBalance(rows=900, shares={"0": 0.9, "1": 0.1}),
+        "test": LabelBalance(rows=900, shares={"0": 1.0}),
+    }
+    changes = {"labels": labels, "history": {"train/loss": [(1, 0.9), (2, 0.3)]}, "scores": {MODEL: {"loss": 0.31}}}
+    assert ReportInputs(train_result(**changes), MANIFEST).differences == (
+        "The splits differ: late = 1 is 10.0% of train, 0.0% of test; "
+        "the loss is 0.3 in train, 0.5 in valid, 0.31 in test."
+    )
+    assert ReportInputs(train_result(), MANIFEST).differences == ""
 
 
 def test_rates_have_units_and_tell_seconds_per_step_from_those_of_the_beginning() -> None:
     result = train_result(per_step_s={"decode_s": 0.002}, once_s={"first_batch_s": 0.75})
     assert ReportInputs(result, MANIFEST).rates == {
+        "whole job": "1.0 s",
         "training": "50 rows/s", "launch": "1.0 s", "first batch": "0.75 s", "decode, a step": "2.0 ms",
     }  # fmt: skip
 

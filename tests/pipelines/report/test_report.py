@@ -14,10 +14,11 @@ from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.evaluate import HeldOut
-from sparkring.pipelines.metrics import binary as metrics
+from sparkring.pipelines.metrics.held_out import held_out_scores
 from sparkring.pipelines.report import figures
+from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.pipelines.report.report import build_report, draw, number, redraw, verdict, write_report
+from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.runs import Runs
 from sparkring.training.result import MODEL, SUMMARY, FailedAttempt
 from tests.pipelines.results import train_result
@@ -83,7 +84,8 @@ FAILED = FailedAttempt(
 def inputs(predictions: HeldOut | None = None, model: dict[str, Any] | None = None, **changes: Any) -> ReportInputs:
     """Of a binary task that has been scored, or of one with this `model` block and without predictions."""
     held = predictions or (held_out() if model is None else None)
-    ours = {"positive_share": 0.3} | ({} if held is None else metrics.binary_scores(held.labels, held.scores))
+    task = (model or {}).get("task", "binary")
+    ours = {"positive_share": 0.3} | ({} if held is None else held_out_scores(task, held.labels, held.scores))
     values: dict[str, Any] = {
         "scores": {MODEL: ours, "majority rate": {"loss": 0.7, "auc": 0.5}},
         "tracking_url": "http://127.0.0.1:5000/#/runs/1",
@@ -114,6 +116,53 @@ def test_the_page_holds_everything_and_needs_nothing() -> None:
     assert build_report(inputs()) == html  # the same run gives the same bytes
 
 
+def test_each_figure_has_a_name_and_its_numbers_and_each_score_its_metric() -> None:
+    given = inputs()
+    html = build_report(given)
+    for each in draw(given):
+        assert f'<svg role="img" aria-label="{each.caption}"' in html
+    assert html.count("<details><summary>numbers</summary>") == len(draw(given))
+    assert f'data-metric="ROC AUC" class="n best">{number(given.scores[MODEL]["auc"])}<' in html
+    assert 'data-metric="Brier score" class="n none">–<' in html and '<pre class="table">' not in html
+    assert '<pre class="table">bubble' in build_report(inputs(plan="bubble"))
+
+
+def classes() -> HeldOut:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 600)
+    return HeldOut(labels.astype(float), generator.dirichlet(np.ones(3), 600) + np.eye(3)[labels])
+
+
+def values() -> HeldOut:
+    generator = np.random.default_rng(0)
+    labels = generator.normal(50, 9, 5000)
+    return HeldOut(labels, labels + generator.normal(0, 3, 5000))
+
+
+@pytest.mark.parametrize(
+    ("task", "held", "names", "texts"),
+    [
+        ("multiclass", classes(), ["loss", "confusion", "calibration", "classes"], ["macro F1", "F1", "predicted"]),
+        ("regression", values(), ["loss", "predicted_and_actual", "residuals"], ["RMSE", "R²", "715 of 5,000 rows"]),
+    ],
+)
+def test_classes_and_values_have_their_own_figures_and_scores(
+    task: str, held: HeldOut, names: list[str], texts: list[str]
+) -> None:
+    given = inputs(held, model={"task": task, "label": "kind"})
+    page = Page(build_report(given))
+    assert [each.name for each in draw(given)] == names and page.open == []
+    assert not [text for text in texts if text not in page.text]
+    assert build_report(given) == build_report(inputs(held, model={"task": task, "label": "kind"}))
+    assert all(figures.to_png(each.figure)[:4] == b"\x89PNG" for each in draw(given))
+
+
+def test_splits_that_differ_are_said_at_the_top() -> None:
+    sentence = "The splits differ: the loss is 0.0005003 in train, 0.5 in valid"
+    assert sentence in Page(build_report(inputs())).text
+    assert "splits differ" not in Page(build_report(inputs(history={}, scores={MODEL: {}}))).text
+
+
 def test_what_users_write_is_text_not_markup() -> None:
     config = {"description": "<script>alert(1)</script>"}
     html = build_report(inputs(config=config, sample="</pre><img src=x onerror=alert(1)>"))
@@ -135,11 +184,11 @@ def test_a_language_model_shows_its_loss_curve_its_perplexity_and_its_sample() -
     )  # fmt: skip
     page = Page(build_report(given))
     assert "7.389" in page.text and "loss (nats per token)" in page.text and "def f(x):\n    return" in page.text
-    assert [name for name, *_ in draw(given)] == ["loss"]
+    assert [each.name for each in draw(given)] == ["loss"]
 
 
 def test_one_class_only_has_no_curves_but_a_report() -> None:
-    names = [name for name, *_ in draw(inputs(HeldOut(np.zeros(9), np.linspace(0, 1, 9))))]
+    names = [each.name for each in draw(inputs(HeldOut(np.zeros(9), np.linspace(0, 1, 9))))]
     assert "roc" not in names and "calibration" in names
 
 
@@ -205,7 +254,7 @@ def test_any_category_is_text() -> None:
     page = Page(html)
     assert page.open == [] and "b" not in page.tags
     assert not [value for value in ODD if value.isprintable() and value not in page.text], "as they are, not typeset"
-    assert figures.to_png(draw(given)[-1][2])[:4] == b"\x89PNG"
+    assert figures.to_png(draw(given)[-1].figure)[:4] == b"\x89PNG"
 
 
 RECIPE = """

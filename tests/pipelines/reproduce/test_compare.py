@@ -160,11 +160,13 @@ def test_metrics_are_equal_within_a_ten_thousandth(was: float, now: float, equal
     assert (differing_metrics({"loss": was}, {"loss": now}) == []) == equal
 
 
-def test_a_metric_on_one_side_only_is_not_equal() -> None:
-    assert differing_metrics({"loss": 0.5}, {"loss": 0.5, "auc": 0.7}) == ["auc"]
-    assert metric_lines({"loss": 0.5}, {"loss": 0.5, "auc": 0.7}) == [
-        "auc: recorded not there, now 0.7, differs",
+def test_a_recorded_metric_that_is_gone_is_not_equal_and_one_that_newer_code_adds_is_no_difference() -> None:
+    assert differing_metrics({"loss": 0.5, "auc": 0.7}, {"loss": 0.5}) == ["auc"]
+    assert differing_metrics({"loss": 0.5}, {"loss": 0.5, "auc": 0.7}) == []
+    assert metric_lines({"loss": 0.5, "old": 0.1}, {"loss": 0.5, "auc": 0.7}) == [
+        "auc: recorded not there, now 0.7, new",
         "loss: recorded 0.5, now 0.5, equal",
+        "old: recorded 0.1, now not there, differs",
     ]
 
 

@@ -220,8 +220,9 @@ def test_the_model_loads_in_a_fresh_process(store: Path, tmp_path: Path) -> None
                 outputs=[{"name": "score", "type": "double", "required": True}],
                 tags={"sparkring.fingerprint": "f"},
             )
+            assert tracker.version("job", timeout_s=0.0) is None, "nothing is registered yet"
             tracker.model("job", tmp_path, info)
-            tracker.flush()
+            assert tracker.version("job", timeout_s=60.0) == {"m1": "1", "m2": "2"}[job]
             run = tracker.run_id()
     assert run
     version = client_of(settings).get_model_version_by_alias("tripler", "champion")
@@ -567,6 +568,7 @@ def test_a_server_that_comes_and_goes(tmp_path: Path, caplog: pytest.LogCaptureF
         assert tracker.flush(60)
         assert client.get_model_version_by_alias("remote", "champion").run_id == run
     tracker.metrics("job", 101, {"loss": 0.5})
+    assert tracker.version("job") == "1" and tracker.version("other", timeout_s=0.5) is None
     began = time.monotonic()
     tracker.close(ValueError("the job failed, too"), timeout_s=30)
     assert time.monotonic() - began < 20

@@ -1,0 +1,198 @@
+"""Which figures a result has, each with the numbers that it is drawn from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from sparkring.conf.manifest import digest
+from sparkring.pipelines.evaluate import HeldOut
+from sparkring.pipelines.metrics.binary import Bin, Group, calibration, share_by, threshold_curves
+from sparkring.pipelines.metrics.multiclass import class_counts, top_calibration
+from sparkring.pipelines.report import figures
+from sparkring.pipelines.report.inputs import ReportInputs
+
+MOST_ROWS = 25  # of a table under a figure
+MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more
+BARS = 40  # of a histogram
+QUANTILES = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)  # of the residuals; the outer two bound their figure
+SLICES = 10  # of rows by their predicted value
+Cell = str | int | float
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A table under a figure."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure. MLflow gets it as PNG under `name`, the page as SVG with its numbers."""
+
+    name: str  # a file's
+    caption: str
+    figure: Figure
+    numbers: Numbers
+    wide: bool = False
+
+
+def draw(inputs: ReportInputs) -> list[Drawn]:
+    """Every figure of the page, in its order."""
+    drawn = []
+    if inputs.losses:
+        drawn.append(_losses(inputs.losses))
+    held = inputs.held_out
+    if held is None:
+        return drawn
+    drawn += {"binary": _binary, "multiclass": _multiclass, "regression": _regression}[inputs.config.model.task](
+        inputs, held
+    )
+    return drawn
+
+
+def _losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawn:
+    by_step: dict[int, dict[str, float]] = {}
+    for name, points in losses.items():
+        for step, value in points:
+            by_step.setdefault(step, {})[name] = value
+    sparse = {step for step, _ in thinned(min(losses.values(), key=len), MOST_ROWS)}  # evaluations, between log lines
+    steps = sorted({*thinned(sorted(by_step), MOST_ROWS), *sparse})
+    rows = [[step, *(by_step[step].get(name, "") for name in losses)] for step in steps]
+    return Drawn("loss", "Loss over steps", figures.curves(losses, "loss"), Numbers(["step", *losses], rows))
+
+
+def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
+    drawn = []
+    curves = threshold_curves(held.labels, held.scores)
+    if curves is not None:
+        roc = zip(curves.false_positive_rate, curves.true_positive_rate, strict=True)
+        columns = ["false positive rate", "true positive rate"]
+        drawn.append(Drawn("roc", "ROC over all held-out rows", figures.roc(curves), _numbers(columns, roc)))
+        shown = _numbers(["recall", "precision"], zip(curves.recall, curves.precision, strict=True))
+        drawn.append(Drawn("precision_recall", "Precision and recall", figures.precision_recall(curves), shown))
+    bins = calibration(held.labels, held.scores)
+    drawn.append(_calibration(bins, "predicted share", "observed share"))
+    for name, values in held.groups.items():
+        groups = share_by(values, held.labels, held.scores)
+        caption = f"Share of {inputs.positive} by {name}"
+        figure = figures.shares(groups, name)
+        drawn.append(Drawn(f"share_by_{file_name(name)}", caption, figure, _groups(name, groups), wide=True))
+    return drawn
+
+
+def _groups(column: str, groups: Sequence[Group]) -> Numbers:
+    rows = [(group.value, group.rows, group.observed, group.predicted) for group in groups]
+    return _numbers([column, "rows", "observed", "predicted"], rows, most=figures.MOST_BARS)
+
+
+def _calibration(bins: Sequence[Bin], predicted: str, observed: str) -> Drawn:
+    rows = [(each.rows, each.predicted, each.observed) for each in bins]
+    figure = figures.calibration_plot(bins, predicted, observed)
+    return Drawn(
+        "calibration", "Calibration, slices of equal counts", figure, _numbers(["rows", predicted, observed], rows)
+    )
+
+
+def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
+    labels, predicted, classes = held.labels.astype(np.int64), held.scores.argmax(axis=1), held.scores.shape[1]
+    names, counts = inputs.class_names(classes), class_counts(labels, predicted, classes)
+    some = most_frequent(counts.rows + counts.predicted, MOST_CLASSES)
+    matrix, shown = confusion_of(labels, predicted, some, classes), [names[one] for one in some]
+    shown += ["others"] if len(matrix) > len(shown) else []
+    by_row = [(name, *row.tolist()) for name, row in zip(shown, matrix, strict=True)]
+    of_classes = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
+                   counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
+    return [
+        Drawn(
+            "confusion",
+            "Confusion: share of each class's rows by predicted class",
+            figures.confusion_matrix(matrix, shown),
+            Numbers(["actual \\ predicted", *shown], by_row),
+            wide=len(shown) > figures.FEW_CLASSES,
+        ),
+        _calibration(top_calibration(labels, held.scores), "probability of the predicted class", "share that is right"),
+        Drawn(
+            "classes",
+            "Precision and recall by class",
+            figures.class_bars(counts.precision[some], counts.recall[some], [names[one] for one in some]),
+            Numbers(["class", "rows", "predicted", "precision", "recall", "F1"], of_classes),
+            wide=True,
+        ),
+    ]
+
+
+def most_frequent(rows: np.ndarray, most: int) -> np.ndarray:
+    """The classes with most rows, by number. rows (classes,)."""
+    return np.sort(np.argsort(-rows, kind="stable")[:most])
+
+
+def confusion_of(labels: np.ndarray, predicted: np.ndarray, some: np.ndarray, classes: int) -> np.ndarray:
+    """Rows by class and predicted class, of `some` classes; the others, if there are any, together as the last.
+
+    labels, predicted (N,) int64; some (chosen,) -> (chosen, chosen) or (chosen + 1, chosen + 1) int64.
+    """
+    place = np.full(classes, len(some))
+    place[some] = np.arange(len(some))
+    size = len(some) + (len(some) < classes)
+    return np.bincount(place[labels] * size + place[predicted], minlength=size * size).reshape(size, size)
+
+
+def _regression(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
+    labels, predictions, label = held.labels, held.scores, inputs.label
+    some = len(labels[figures.every_nth(len(labels))])
+    of_rows = "" if some == len(labels) else f", {some:,} of {len(labels):,} rows"
+    errors = predictions - labels
+    quantiles = np.quantile(errors, QUANTILES)
+    low, high = quantiles[0], quantiles[-1]
+    counts, edges = np.histogram(errors, BARS, (low, high) if low < high else (low - 0.5, high + 0.5))
+    shares = [f"{share:.1%}" for share in QUANTILES]
+    columns = ["rows", "predicted, mean", "actual, mean", "absolute error, mean"]
+    return [
+        Drawn(
+            "predicted_and_actual",
+            f"Predicted against actual {label}{of_rows}",
+            figures.predicted_and_actual(labels, predictions, label),
+            Numbers(columns, by_prediction(labels, predictions)),
+        ),
+        Drawn(
+            "residuals",
+            f"Residuals, the middle 99 % of {len(labels):,} rows",
+            figures.residuals(counts, edges, label),
+            Numbers(["quantile", "predicted - actual"], [*zip(shares, map(float, quantiles), strict=True)]),
+        ),
+    ]
+
+
+def by_prediction(labels: np.ndarray, predictions: np.ndarray) -> list[tuple[int, float, float, float]]:
+    """(rows, mean prediction, mean label, mean absolute error) of slices of equal counts by rising prediction."""
+    order = np.argsort(predictions, kind="stable")
+    return [
+        (len(part), float(predictions[part].mean()), float(labels[part].mean()),
+         float(np.abs(predictions[part] - labels[part]).mean()))
+        for part in np.array_split(order, min(SLICES, len(order)))
+    ]  # fmt: skip
+
+
+def file_name(column: str) -> str:
+    """A file name for a column of any name, unique to it."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", column)[:100]
+    return plain if plain == column else f"{plain}-{digest(column)[:8]}"
+
+
+def thinned(items: Sequence[T], most: int) -> list[T]:
+    """The items; of too many `most` of them, evenly taken, with the first and the last."""
+    kept = np.unique(np.linspace(0, len(items) - 1, min(most, len(items))).astype(int))
+    return [items[at] for at in kept]
+
+
+def _numbers(columns: Sequence[str], rows: Iterable[Sequence[Cell]], most: int = MOST_ROWS) -> Numbers:
+    return Numbers(columns, thinned(list(rows), most))

@@ -1,0 +1,76 @@
+"""When splits are said to differ, and by what."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sparkring.pipelines.balance import OTHER, class_balance, differences, split_losses
+from sparkring.training.result import LabelBalance
+
+
+def shares(rows: int, share: float) -> LabelBalance:
+    return LabelBalance(rows=rows, shares={"0": 1 - share, "1": share})
+
+
+def mean(rows: int, value: float) -> LabelBalance:
+    return LabelBalance(rows=rows, mean=value, std=4.0)
+
+
+@pytest.mark.parametrize(
+    ("balances", "sentence"),
+    [
+        ({"train": shares(10_000, 0.2), "valid": shares(5000, 0.21), "test": shares(5000, 0.3)},
+         "The splits differ: late = yes is 20.0% of train, 21.0% of valid, 30.0% of test."),
+        ({"train": shares(10_000, 0.2), "test": shares(5000, 0.24)}, ""),  # too little to matter
+        ({"train": shares(100, 0.2), "test": shares(20, 0.4)}, ""),  # chance alone gives as much
+        ({"train": shares(10_000, 0.2), "test": LabelBalance(rows=900, shares={"0": 1.0})},
+         "The splits differ: late = yes is 20.0% of train, 0.0% of test."),
+        ({"train": mean(10_000, 10.0), "test": mean(5000, 11.5)},
+         "The splits differ: the mean of late is 10 in train, 11.5 in test, with a standard deviation of 4 in train."),
+        ({"train": mean(10_000, 10.0), "test": mean(5000, 10.9)}, ""),
+        ({"train": mean(40, 10.0), "test": mean(4, 12.0)}, ""),
+        ({"valid": mean(40, 10.0), "test": mean(4, 99.0)}, ""),  # nothing is known of train
+        ({"train": shares(10_000, 0.2)}, ""),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_labels_that_differ_much_and_by_more_than_chance_are_named(
+    balances: dict[str, LabelBalance], sentence: str
+) -> None:
+    assert differences(balances, {}, "late", {"1": "yes"}) == sentence
+
+
+@pytest.mark.parametrize(
+    ("losses", "sentence"),
+    [
+        ({"train": 0.5, "valid": 0.55, "test": 0.59}, ""),
+        ({"train": 0.5, "valid": 0.55, "test": 0.61},
+         "The splits differ: the loss is 0.5 in train, 0.55 in valid, 0.61 in test."),
+        ({"train": 0.9, "valid": 0.5, "test": 0.65},
+         "The splits differ: the loss is 0.9 in train, 0.5 in valid, 0.65 in test."),
+        ({"train": 0.9, "test": 0.5}, ""), ({"train": math.nan, "test": 0.5}, ""), ({"test": 0.5}, ""),
+    ],
+)  # fmt: skip
+def test_losses_that_grow_from_split_to_split_are_named(losses: dict[str, float], sentence: str) -> None:
+    assert differences({}, losses, "late", {}) == sentence
+
+
+def test_losses_are_the_last_window_the_last_validation_and_the_test() -> None:
+    history = {"train/loss": [(1, 3.0), (2, 2.0)], "valid/loss": [(1, 9.0)]}
+    assert split_losses(history, {"loss": 2.5, "auc": 0.5}, {"loss": 2.75}) == {
+        "train": 2.0,
+        "valid": 2.5,
+        "test": 2.75,
+    }
+    assert split_losses({}, {}, {"auc": 0.5}) == {}
+
+
+def test_of_many_classes_the_frequent_ones_have_a_share_of_their_own() -> None:
+    counted = {"train": {str(n): 1000 - n for n in range(60)}, "test": {"0": 3, "59": 1}}
+    found = class_balance(counted)
+    assert len(found["train"].shares) == 51 and "59" not in found["train"].shares
+    assert found["train"].shares["0"] == 1000 / sum(counted["train"].values()) and found["train"].rows == 58_230
+    assert found["test"].shares["0"] == 0.75 and found["test"].shares[OTHER] == pytest.approx(0.25)
+    assert class_balance({"train": {"1": 3, "0": 1}})["train"].shares == {"0": 0.25, "1": 0.75}
