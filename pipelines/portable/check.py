@@ -36,7 +36,6 @@ class Answer:
     """What check_program.py prints. code: where sparkring was imported from; predictions: by how rows came."""
 
     code: str
-    has_spark: bool
     predictions: dict[str, Predictions]
 
 
@@ -135,7 +134,7 @@ def import_problem(answer: Answer, folder: Path) -> str | None:
     """What was imported that the model's folder does not hold; None: nothing."""
     if not Path(answer.code).is_relative_to(folder.resolve()):
         return f"sparkring was imported from {answer.code}, not from the model's own folder"
-    return "pyspark was imported to load it" if answer.has_spark else None
+    return None
 
 
 def first_difference(expected: pa.Table, found: Predictions) -> str | None:

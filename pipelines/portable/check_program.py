@@ -33,11 +33,7 @@ def main(model: Path, rows: Path) -> dict[str, Any]:
             raise ValueError(f"JSON rows are refused: {response.response}")
         found = json.loads(response.response)["predictions"]
         answers["json"] = {name: [row[name] for row in found] for name in (found[0] if found else {})}
-    return {
-        "code": str(Path(sparkring.__file__).resolve().parent),
-        "has_spark": "pyspark" in sys.modules,
-        "predictions": answers,
-    }
+    return {"code": str(Path(sparkring.__file__).resolve().parent), "predictions": answers}
 
 
 def as_json(value: Any) -> Any:
