@@ -1,4 +1,4 @@
-"""Two commits side by side: launch, reader, step overhead and checkpoint stall, in turns on one machine.
+"""Two commits side by side: launch, reader, scoring, step overhead and checkpoint stall, in turns on one machine.
 
 usage (root, Linux): unshare --net python benchmarks/before_after.py COMMIT [COMMIT] [--turns 2] [--only NAME ...]
        [--write FILE]
@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -76,7 +77,14 @@ def stall(tree: Path) -> Numbers:
     return {f"checkpoint: {name}": found[name] for name in ("plain_copy_s", "stall_s", "stall_over_copy")}
 
 
-MEASURES: list[Callable[[Path], Numbers]] = [stall, reader, steps, launch]
+def scoring(tree: Path) -> Numbers:
+    """Million rows per CPU second that a loaded model scores, by this commit's benchmark."""
+    shutil.copyfile(ROOT / "benchmarks/scoring.py", tree / "benchmarks/scoring.py")  # the older one may lack it
+    found = json.loads(run(tree, "benchmarks/scoring.py").splitlines()[-1])
+    return {f"scoring, M rows per CPU s: {name}": rate / 1e6 for name, rate in found.items()}
+
+
+MEASURES: list[Callable[[Path], Numbers]] = [stall, reader, scoring, steps, launch]
 
 
 def table(commits: list[str], found: list[dict[str, list[float]]]) -> str:

@@ -36,7 +36,6 @@ class Answer:
     """What check_program.py prints. code: where sparkring was imported from; predictions: by how rows came."""
 
     code: str
-    has_spark: bool
     predictions: dict[str, Predictions]
 
 
@@ -103,7 +102,8 @@ def make_environment(requirements: Path, folder: Path, target: str) -> Path:
     """Install the requirements, by pip with its user's configuration, into a new environment; its Python."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, env=clean_environment(os.environ))
     python = folder / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements)]
+    quick = ["--quiet", "--disable-pip-version-check", "--no-compile"]
+    command = [str(python), "-m", "pip", "install", *quick, "-r", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(os.environ))
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
@@ -134,7 +134,7 @@ def import_problem(answer: Answer, folder: Path) -> str | None:
     """What was imported that the model's folder does not hold; None: nothing."""
     if not Path(answer.code).is_relative_to(folder.resolve()):
         return f"sparkring was imported from {answer.code}, not from the model's own folder"
-    return "pyspark was imported to load it" if answer.has_spark else None
+    return None
 
 
 def first_difference(expected: pa.Table, found: Predictions) -> str | None:

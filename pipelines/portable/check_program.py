@@ -7,7 +7,6 @@ predicted from a pandas frame, as `load_model` and `spark_udf` get rows, and fro
 from __future__ import annotations
 
 import datetime
-import decimal
 import json
 import sys
 from pathlib import Path
@@ -33,20 +32,16 @@ def main(model: Path, rows: Path) -> dict[str, Any]:
             raise ValueError(f"JSON rows are refused: {response.response}")
         found = json.loads(response.response)["predictions"]
         answers["json"] = {name: [row[name] for row in found] for name in (found[0] if found else {})}
-    return {
-        "code": str(Path(sparkring.__file__).resolve().parent),
-        "has_spark": "pyspark" in sys.modules,
-        "predictions": answers,
-    }
+    return {"code": str(Path(sparkring.__file__).resolve().parent), "predictions": answers}
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON has it: dates and decimals as text, NaN as null, arrays as lists."""
+    """The value as JSON has it: dates as text, NaN as null, arrays as lists."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):
         return [as_json(each) for each in value]
-    if isinstance(value, (datetime.date, decimal.Decimal)):
+    if isinstance(value, datetime.date):
         return None if value != value else str(value)
     return None if value is None or value != value else value
 

@@ -83,7 +83,7 @@ def test_cron_watches_the_age_of_the_last_success() -> None:
 
 def test_the_spark_operators_arguments_are_a_dated_run() -> None:
     arguments = parse(manifest("spark_operator.yaml")["spec"]["arguments"])
-    assert arguments.date == "2013-03-01" and arguments.overrides == ["launch.world=4"]
+    assert arguments.date == "2026-06-05" and arguments.overrides == ["launch.world=4"]
 
 
 def test_no_scheduler_tries_again_what_another_try_cannot_change() -> None:

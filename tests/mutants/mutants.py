@@ -32,6 +32,10 @@ ELASTIC, POLICY, LOOP = "training/launch/restart.py", "training/checkpoint/polic
 CATALOG, PLAN, READER = "training/checkpoint/catalog.py", "training/checkpoint/dcp.py", "training/data/reader.py"
 FEATURES, CHECKS, SPLIT = "training/data/features/transform.py", "etl/checks.py", "etl/split.py"
 SERVING, T_SERVING = "pipelines/serving.py", "tests/pipelines/test_serving.py"
+PORTABLE, TABULAR = "pipelines/portable", "training/models/tabular.py"
+T_PORTABLE_CHECK, T_PORTABLE_SAMPLE, T_PORTABLE_SOURCES = (
+    f"tests/pipelines/portable/test_{name}.py" for name in ("check", "sample", "sources")
+)
 RAW_FEATURES, PREDICT = "training/data/features/raw.py", "pipelines/predict"
 PUBLISH, T_PUBLISH = f"{PREDICT}/publish.py", "tests/pipelines/predict/test_publish.py"
 LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
@@ -357,7 +361,7 @@ MUTANTS = (
     Mutant(WARM, 'new["std"] / old["std"], (new', 'old["std"] / new["std"], (new', T_WARM),
     Mutant(WARM, "known = out[FIRST_CODE:]", "known = out[0:]", T_WARM),
     Mutant(WARM, "root = s[:new].sqrt()", "root = s[:new]", T_WARM),
-    Mutant("training/models/tabular.py", "order = [place[column]", "order = [self.numeric_names.index(column)", T_WARM),
+    Mutant(TABULAR, "order = [place[column]", "order = [self.numeric_names.index(column)", T_WARM),
     Mutant(
         "training/worker.py",
         'is not None and not committed(run.at("checkpoints"))[0]',
@@ -521,6 +525,26 @@ MUTANTS = (
     Mutant(KEEP_RULES, "redact(self.url) != self.url", "False", T_KEEP_RULES),
     Mutant(COST, "rank_0.world * rank_0.threads_per_rank", "rank_0.world", T_COST),
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
+    # A model that goes anywhere.
+    Mutant(SERVING, "named if codes and", "named if codes or", T_SERVING),
+    Mutant(SERVING, "if wanted & {*output_names(state)}]", "]", T_SERVING),
+    Mutant(SERVING, "for name in self._raw.optional - {*rows}", "for name in ()", T_SERVING),
+    Mutant(SERVING, '"required": name not in raw.optional', '"required": True', T_SERVING),
+    Mutant(RAW_FEATURES, 'array.dtype.kind in "OUT"', 'array.dtype.kind in "UT"', T_SERVING),
+    Mutant(TABULAR, "self.height.transpose(0, 1)", "self.height", "tests/training/models/test_tabular.py"),
+    Mutant(f"{PORTABLE}/sources.py", "nested=top != OURS", "nested=False", T_PORTABLE_SOURCES),
+    Mutant(f"{PORTABLE}/sources.py", "waiting += parents(name)", "pass", T_PORTABLE_SOURCES),
+    Mutant(f"{PORTABLE}/sources.py", "version(name).partition('+')[0]", "version(name)", T_PORTABLE_SOURCES),
+    Mutant(f"{PORTABLE}/sources.py", "if is_our_package else", "if False else", T_PORTABLE_SOURCES),
+    Mutant(f"{PORTABLE}/sample.py", "passed[name] for name", "name for name", T_PORTABLE_SAMPLE),
+    Mutant(f"{PORTABLE}/sample.py", "count - sum(map(len, found))", "count", T_PORTABLE_SAMPLE),
+    Mutant(f"{PORTABLE}/check.py", "max(1.0, abs(wanted))", "max(1e6, abs(wanted))", T_PORTABLE_CHECK),
+    Mutant(f"{PORTABLE}/check.py", "if expected.column_names != list(found)", "if False", T_PORTABLE_CHECK),
+    Mutant(f"{PORTABLE}/check.py", "is_relative_to(folder.resolve())", "is_absolute()", T_PORTABLE_CHECK),
+    Mutant(f"{PORTABLE}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
+    Mutant("pipelines/scratch.py", "folder.is_symlink() or ", "", "tests/pipelines/test_scratch.py"),
+    Mutant("pipelines/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
+    Mutant(CLI, "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE),
     # Raw rows in Arrow, and batch scoring.
     Mutant(FEATURES, 'return self._type == "boolean"', "return True", T_NUMPY),
     Mutant(FEATURES, 'return self._type == "date"', "return True", T_NUMPY),

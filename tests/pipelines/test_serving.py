@@ -65,6 +65,26 @@ def test_a_model_folder_names_no_code_that_is_not_trusted(
     assert not made.exists()
 
 
+def test_only_modules_that_travel_with_the_model_are_trusted_without_asking(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow puts a model's folder `code` on Python's path before it calls the loader."""
+    code, own = folder.parent / "code", "class Own:\n    pass\n"
+    (code / "shop").mkdir(parents=True)
+    (code / "shop/net.py").write_text(own)
+    rewrite(folder, factory="shop.net:Own")
+    with pytest.raises(StoredError, match=r"model\.factory = 'shop\.net:Own': a stored file may name"):
+        _load_pyfunc(str(folder))  # not on the path
+    monkeypatch.syspath_prepend(code)
+    with pytest.raises(
+        ValueError, match=r"'shop\.net:Own'.*must|not a class|derived"
+    ):  # imported: it is no module of torch
+        _load_pyfunc(str(folder))
+    rewrite(folder, factory="subprocess:Popen")
+    with pytest.raises(StoredError, match=r"model\.factory = 'subprocess:Popen': a stored file may name"):
+        _load_pyfunc(str(folder))
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [

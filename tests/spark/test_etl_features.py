@@ -117,6 +117,8 @@ def test_missing_values_are_not_counted_as_zeros_of_a_logarithm(spark):
     (state,) = (each for each in fitted(rows, FEATURES)["features"] if each["name"] == "count_log")
     known = [max(row["count"], 0) for row in rows.collect() if row["count"] is not None]
     assert state["train_nulls"] == 400 - len(known) > 0
+    carrier = fitted(rows, FEATURES)["features"][0]
+    assert carrier["train_nulls"] == sum(row["carrier"] is None for row in rows.collect()) > 0
     assert state["mean"] == pytest.approx(np.log1p(known).mean()) and state["std"] == pytest.approx(
         np.log1p(known).std()
     )

@@ -172,7 +172,7 @@ def test_a_fresh_environment_of_the_models_folder_predicts_alike(tracking: Track
     lines: list[str] = []
     assert serve_check("models:/flights@champion", tracking, lines.append) == Exit.OK
     assert lines[-1].endswith("4 rows, from pandas and from json: predictions are equal bit by bit")
-    assert int(lines[0].split(" in ")[1].split()[0]) < 120
+    assert "its requirements are installed, in " in lines[0]
     import pyarrow.parquet as pq
 
     recorded = data_folder(folder, "m") / PREDICTIONS

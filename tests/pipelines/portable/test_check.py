@@ -52,11 +52,10 @@ def test_the_summary_tells_equal_bits_from_another_processors_rounding() -> None
 
 def test_a_model_that_loads_code_from_elsewhere_does_not_pass(tmp_path: Path) -> None:
     inside, outside = str(tmp_path / "code/sparkring"), "/opt/site/sparkring"
-    assert import_problem(Answer(inside, False, {}), tmp_path) is None
-    assert import_problem(Answer(outside, False, {}), tmp_path) == (
+    assert import_problem(Answer(inside, {}), tmp_path) is None
+    assert import_problem(Answer(outside, {}), tmp_path) == (
         "sparkring was imported from /opt/site/sparkring, not from the model's own folder"
     )
-    assert import_problem(Answer(inside, True, {}), tmp_path) == "pyspark was imported to load it"
 
 
 def test_the_environment_sees_pips_settings_and_no_other_packages() -> None:

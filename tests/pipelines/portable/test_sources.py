@@ -83,9 +83,10 @@ def test_what_a_model_does_not_carry_is_found_in_an_installed_sparkring(tmp_path
         (tmp_path / name).write_text(text)
     assert not (tmp_path / "sparkring/conf/load.py").exists()
     program = "import sys; sys.path.insert(0, sys.argv[1]); import sparkring.pipelines.serving as s; print(s.__file__);"
+    program += "print('pyspark' in sys.modules);"
     program += "import sparkring.conf.load, sparkring.etl.errors; print('found')"
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == [str(tmp_path / "sparkring/pipelines/serving.py"), "found"], done.stderr
+    assert done.stdout.split() == [str(tmp_path / "sparkring/pipelines/serving.py"), "False", "found"], done.stderr
 
 
 def test_a_module_without_source_is_refused_by_name(project: Path) -> None:

@@ -326,6 +326,7 @@ def test_the_command_line_runs_a_date(tmp_path: Path, job: Any, capsys: pytest.C
         (["run"], "this recipe has dates; give one"),
         (["etl"], "this recipe has dates; give one"),
         (["train"], "this recipe has dates; give one"),
+        (["predict"], "give one: sparkring predict "),
         (["run", "--rerun"], "--date: say which date"),
         (["run", "--date", "2024-02-01"], "is before schedule.begin"),
         (["run", "--date", "2199-01-01"], "is in the future"),

@@ -41,6 +41,22 @@ def test_it_starts_as_a_linear_model() -> None:
     torch.testing.assert_close(model(columns), model.wide_numeric.line(numbers).squeeze(1))
 
 
+@pytest.mark.parametrize(("numbers", "outputs"), [(1, 1), (3, 1), (16, 1), (30, 1), (5, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_gives_the_same_bits_without_gradients(numbers: int, outputs: int, dtype: torch.dtype) -> None:
+    """Serving and evaluation sum the bumps by another way than training does."""
+    torch.manual_seed(numbers)
+    names = [f"n{i}" for i in range(numbers)]
+    model = Tabular({}, names, width=8, outputs=outputs).to(dtype)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight)
+    for count in (1, 7, 256, 1000):
+        columns = {name: torch.randn(count) for name in names}
+        with torch.inference_mode():
+            served = model(columns)
+        assert torch.equal(served, model(columns).detach()) and served.abs().sum() > 0
+
+
 def test_additive_only_columns_are_never_combined_with_others() -> None:
     """d2 out / (d temp d wind) is zero for such columns, and is not for the others."""
     model = Tabular(CODED, NUMERIC, width=8, additive_only=["temp"])

@@ -117,6 +117,8 @@ def _is_missing(value: Any) -> bool:
 def _stored(value: Any, spark_type: str) -> Any:
     if isinstance(value, (list, tuple, np.ndarray)):
         return [_stored(v, spark_type) for v in value]
+    if isinstance(value, str) and spark_type in ("date", "timestamp", "timestamp_ntz"):  # as JSON has them
+        value = dt.datetime.fromisoformat(value)
     value = _as_spark(value, spark_type)
     if isinstance(value, dt.datetime):
         utc = value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value

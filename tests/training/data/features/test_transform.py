@@ -77,6 +77,8 @@ DAY, INSTANT = dt.date(1970, 1, 3), dt.datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=d
         ("timestamp_ntz", {}, [INSTANT.replace(tzinfo=None)], [1_000_005], "int64"),
         ("date", {}, [DAY, pd.Timestamp(DAY)], [2, 2], "int32"),
         ("timestamp", {}, [DAY], [2 * 86_400_000_000], "int64"),
+        ("date", {}, ["1970-01-03"], [2], "int32"),  # as JSON has it
+        ("timestamp", {}, [str(pd.Timestamp(INSTANT)), "1970-01-01T01:00:01.000005+01:00"], [1_000_005] * 2, "int64"),
         ("array<date>", {"shape": [2]}, [[pd.Timestamp(DAY), DAY]], [[2, 2]], "int32"),
         ("decimal(6,2)", {}, [Decimal("1.25")], [1.25], "float64"),
         ("double", {"dtype": "float16"}, [1 / 3], [np.float16(1 / 3)], "float16"),
