@@ -24,6 +24,8 @@ from pyspark.sql import functions as F
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
+from sparkring.etl.session import described
+from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.metrics.binary import CLIP
 from sparkring.pipelines.metrics.multiclass import class_counts
 from sparkring.pipelines.split_rows import SplitRows
@@ -68,10 +70,15 @@ def fit_baselines(
         names = [c.name for c in (*scalar, label)]
         return prepared(train.frame(spark, names), scalar, label), prepared(test.frame(spark, names), scalar, label)
 
-    fits = {constant_name: lambda: constant(*frames())}
+    def shown(name: str, fit: Callable[[], Scores]) -> Scores:
+        with described(spark, f"baseline, {name}"):
+            return fit()
+
+    fits = {constant_name: lambda: shown(constant_name, lambda: constant(*frames()))}
     if scalar:
-        fits[linear_name] = lambda: linear(*assembled(*frames(), scalar))
-    return attempted(fits)
+        fits[linear_name] = lambda: shown(linear_name, lambda: linear(*assembled(*frames(), scalar)))
+    with spark_progress(spark):
+        return attempted(fits)
 
 
 def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
