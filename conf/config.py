@@ -362,7 +362,7 @@ def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
     if etl.kind == "text":
         return "interval: text is packed across documents, so there are no parts of it; remove `interval`"
     if etl.limit_rows is not None:
-        return "limit_rows: which rows are kept would depend on the window; use a window of one interval in a trial"
+        return "limit_rows: which rows are kept would depend on the window; remove `interval` or limit_rows"
     if unknown := sorted(interval.sources.keys() - etl.sources.keys()):
         return f"interval.sources: {unknown[0]!r} is no source; there are {sorted(etl.sources)}"
     for name, column in interval.sources.items():

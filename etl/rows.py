@@ -122,9 +122,8 @@ def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
     _check_names(rows)
     if missing := [c for c in job.config.key if c not in rows.columns]:
         raise EtlError(f"etl.key: rows have no column {missing[0]!r}; they have {rows.columns}")
-    return (
-        rows if job.config.limit_rows is None else limited(rows, job.config.key or rows.columns, job.config.limit_rows)
-    )
+    limit = job.config.limit_rows
+    return rows if limit is None else limited(rows, job.config.key or rows.columns, limit)
 
 
 def limited(rows: DataFrame, key: list[str], limit: int) -> DataFrame:

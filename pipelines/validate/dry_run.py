@@ -28,11 +28,8 @@ def _read(config: RunConfig, examined: Examined) -> Iterator[str]:
         size = ""
         if name in examined.files:
             rows = f", {examined.rows[name]:,} rows" if name in examined.rows else ""
-            part = (
-                " in the last interval"
-                if config.etl and config.etl.interval and name in config.etl.interval.sources
-                else ""
-            )
+            interval = config.etl.interval if config.etl else None
+            part = " in the last interval" if interval and name in interval.sources else ""
             size = f": {examined.files[name]:,} files, {examined.bytes[name] / 1e6:,.1f} MB{rows}{part}"
         yield f"read     {name} ({where}){size}"
 

@@ -13,22 +13,22 @@ TAG = "sparkring.trial"
 def trial_overrides(resolved: Resolved, limit_rows: int) -> list[str]:
     """Overrides of a recipe that make a run of it a trial. ConfigError where it has dates or intervals, or no etl.
 
-    Name, experiment and registered model get SUFFIX, so no dataset, run or model of the recipe is touched. What judges a
-    model (`report.must_beat`, `promote`, `drift`) would judge a trial's rows; targets of `notify` hear of jobs only.
+    Name, experiment and registered model get SUFFIX, so no dataset, run or model of the recipe is touched. Nothing
+    judges the model (`report.must_beat`, `promote`, `drift`), and no target of `notify` hears of it.
     """
     config = resolved.config
     if config.etl is None or config.etl.interval is not None or config.schedule is not None:
-        why = "has no etl block" if config.etl is None else "has dates or intervals; run one date with a window of one"
+        why = "has no etl block" if config.etl is None else "has dates or intervals, which a trial has not"
         raise ConfigError(config.name, [f"--limit-rows: the recipe {why}"])
-    tracking = config.tracking.named(config.name)
+    tracking = config.tracking
     values = {
         "name": config.name + SUFFIX,
         "etl.limit_rows": limit_rows,
         "etl.one_per": None,
         "train.global_batch": trial_batch(config.train.global_batch, limit_rows),
-        "tracking.experiment": tracking.experiment + SUFFIX,
-        "tracking.registered_model": tracking.registered_model + SUFFIX,
-        "tracking.tags": config.tracking.tags | {TAG: f"{limit_rows} rows"},
+        "tracking.experiment": (tracking.experiment or config.name) + SUFFIX,
+        "tracking.registered_model": (tracking.registered_model or config.name) + SUFFIX,
+        "tracking.tags": tracking.tags | {TAG: f"{limit_rows} rows"},
         "report.must_beat": [],
         "promote": None,
         "drift": None,
