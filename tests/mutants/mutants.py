@@ -38,6 +38,7 @@ LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
+T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
@@ -742,4 +743,12 @@ MUTANTS = (
         "        pass",
         "tests/pipelines/schedule/test_run_date.py -k mistyped",
     ),
+    # a label of texts, trials, tracebacks
+    Mutant("etl/classes.py", "if None in classes:", "if False:", T_CLASSES),
+    Mutant("etl/classes.py", "if declared is not None and (other", "if declared is None and (other", T_CLASSES),
+    Mutant("etl/rows.py", "if total <= limit:", "if total >= limit:", T_CLASSES),
+    Mutant("training/data/features/transform.py", "if (codes < 0).any():", "if False:", T_CLASSES),
+    Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
+    Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
+    Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
 )

@@ -135,13 +135,3 @@ def test_a_limit_keeps_the_same_rows_in_every_pass_and_some_of_each_split(
     assert 110 < manifest.accounting.rows_out < 190 and all(split.rows for split in manifest.splits.values())
     again = build(spark, block(table, limit_rows=150), tmp_path / "b")
     assert [file.sha256 for file in manifest.files] == [file.sha256 for file in again.files]
-    assert build(spark, block(table, limit_rows=ROWS), tmp_path / "c").accounting.rows_out == ROWS
-
-
-def test_a_limit_keeps_the_same_rows_in_every_pass_and_some_of_each_split(
-    spark: Any, table: Path, tmp_path: Path
-) -> None:
-    manifest = build(spark, block(table, limit_rows=150), tmp_path / "a")
-    assert 110 < manifest.accounting.rows_out < 190 and all(split.rows for split in manifest.splits.values())
-    again = build(spark, block(table, limit_rows=150), tmp_path / "b")
-    assert [file.sha256 for file in manifest.files] == [file.sha256 for file in again.files]

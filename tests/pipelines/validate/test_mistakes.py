@@ -104,8 +104,9 @@ def test_the_recipe_without_a_mistake_is_valid(here: Path, capsys: pytest.Captur
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "mine.yaml", "--dry-run"]) == Exit.OK
     said = capsys.readouterr().out
-    for part in ("points (points.parquet): 1 files", f"{ROWS} rows", "datasets/mistakes-", "would be built",
-                 "Tabular as binary: 1 epochs of 50 rows a step on 1 ranks", "scored on 'test'", "model 'mistakes'"):  # fmt: skip
+    training = "Tabular as binary: 1 epochs of 50 rows a step on 1 ranks"
+    tables = ("points (points.parquet): 1 files", f"{ROWS} rows", "datasets/mistakes-", "would be built")
+    for part in (*tables, training, "scored on 'test'", "model 'mistakes'"):
         assert part in said, part
     assert main(["run", "mine.yaml", "--dry-run", "--limit-rows", "100"]) == Exit.OK
     assert "model 'mistakes-trial'" in capsys.readouterr().out

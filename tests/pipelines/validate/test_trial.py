@@ -27,7 +27,7 @@ RECIPE: dict[str, Any] = {
     "report": {"must_beat": ["auc"]},
     "promote": {"rules": [{"metric": "auc", "threshold": 0.9}]},
     "tracking": {"experiment": "shop", "tags": {"team": "a"}},
-    "notify": {"targets": [{"command": ["true"]}]},
+    "notify": {"targets": [{"kind": "command", "command": ["true"]}]},
 }
 
 
@@ -57,7 +57,7 @@ def test_the_batch_fits_into_the_rows_and_stays_divisible() -> None:
 @pytest.mark.parametrize(
     ("keys", "words", "said"),
     [
-        ({"dataset": "somewhere", "etl": None}, [], "--limit-rows: the recipe has no etl block"),
+        ({"dataset": "somewhere", "etl": None, "promote": None}, [], "--limit-rows: the recipe has no etl block"),
         ({}, ["--date", "2026-01-01"], "--limit-rows: a trial has no date"),
     ],
 )
