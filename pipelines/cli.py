@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import metadata
 from typing import TypeAlias
 
 from sparkring.conf.housekeeping import notify_problems
@@ -126,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="sparkring", description="One Spark application from raw tables to a tracked model."
     )
+    top.add_argument("--version", action="version", version=_version())
     top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
@@ -168,6 +170,14 @@ def parser() -> argparse.ArgumentParser:
     text = "serve the MLflow UI on the recipe's store, on this machine only"
     _add_recipe(commands, "ui", _ui, text, default="flights").add_argument("--port", type=int, default=5000)
     return top
+
+
+def _version() -> str:
+    """The installed version; code that Spark ships as a zip has none."""
+    try:
+        return f"sparkring {metadata.version('sparkring')}"
+    except metadata.PackageNotFoundError:
+        return "sparkring, not installed"
 
 
 def _add(commands: Commands, name: str, command: Command, text: str) -> argparse.ArgumentParser:
@@ -315,7 +325,9 @@ def _run(arguments: argparse.Namespace) -> int:
         base = _load(arguments)
         arguments.overrides = [*arguments.overrides, *trial_overrides(base, arguments.limit_rows)]
     if arguments.dry_run:
-        return _dry_run(load_config(arguments.recipe, arguments.overrides, request if dated else None))
+        return _dry_run(
+            load_config(arguments.recipe, arguments.overrides, request) if dated else _load_undated(arguments)
+        )
     if dated:
         return _run_date(arguments, request)
     return _run_job(arguments, etl=True, trial=arguments.limit_rows is not None)
@@ -326,7 +338,7 @@ def _dry_run(resolved: Resolved) -> int:
     from sparkring.pipelines.validate.recipe import validate
     from sparkring.pipelines.validate.tables import examine
 
-    config = _checked_date(resolved).config
+    config = resolved.config
     validate(config).raise_any(config.name)
     print("\n".join(describe_run(config, examine(config))))
     return Exit.OK
