@@ -313,6 +313,10 @@ class EtlConfig(Strict):
     text: TextConfig | None = None
     shard: ShardConfig = ShardConfig()
     interval: IntervalConfig | None = None
+    limit_rows: PositiveInt | None = Field(
+        None,
+        description="about so many rows, by the hash of their key: for a trial (`sparkring run RECIPE --limit-rows N`)",
+    )
 
     @model_validator(mode="after")
     def _kinds_agree(self) -> EtlConfig:
@@ -320,6 +324,8 @@ class EtlConfig(Strict):
             raise ValueError("`kind: text` and the `text` block come together")
         if self.kind == "text" and (self.features or self.label or self.keep):
             raise ValueError("a text dataset has no features, label or keep")
+        if self.limit_rows is not None and self.one_per is not None:
+            raise ValueError("limit_rows: with one_per every row is counted; set one_per to null in a trial")
         if self.classes is not None and (self.label is None or len(set(self.classes)) < len(self.classes)):
             raise ValueError("classes: there is no label" if self.label is None else "classes: one is listed twice")
         if self.kind == "table" and not self.features:
@@ -364,6 +370,8 @@ def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
     """Say why the dataset cannot be made of parts that do not depend on each other; None where it can."""
     if etl.kind == "text":
         return "interval: text is packed across documents, so there are no parts of it; remove `interval`"
+    if etl.limit_rows is not None:
+        return "limit_rows: which rows are kept would depend on the window; remove `interval` or limit_rows"
     if unknown := sorted(interval.sources.keys() - etl.sources.keys()):
         return f"interval.sources: {unknown[0]!r} is no source; there are {sorted(etl.sources)}"
     for name, column in interval.sources.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import re
 import time
@@ -57,6 +58,7 @@ STAGES = {"read": "read sources", "check": "check rows", "write": "write shards"
 DEAD_BUILD_AGE = timedelta(days=1)
 PLAN_CHARACTERS = 20_000
 TEXT_BYTES = "text_bytes"
+LIMIT_SALT, LIMIT_BUCKETS = "sparkring.limit", 1_000_000_000  # of the hash; apart from those of split and order
 COLUMNAR, ROW_BY_ROW = {"Parquet", "ORC"}, {"Project", "Filter", "Union"}  # Spark's names
 
 
@@ -123,7 +125,17 @@ def rows_of(job: RowsJob, tables: dict[str, DataFrame]) -> DataFrame:
     _check_names(rows)
     if missing := [c for c in job.config.key if c not in rows.columns]:
         raise EtlError(f"etl.key: rows have no column {missing[0]!r}; they have {rows.columns}")
-    return rows
+    limit = job.config.limit_rows
+    return rows if limit is None else limited(rows, job.config.key or rows.columns, limit)
+
+
+def limited(rows: DataFrame, key: list[str], limit: int) -> DataFrame:
+    """Keep about `limit` rows, the same in every pass; all where there are no more. They are counted for that."""
+    total = rows.count()
+    if total <= limit:
+        return rows
+    hashed = F.pmod(F.xxhash64(F.lit(LIMIT_SALT), *[F.col(f"`{name}`") for name in key]), F.lit(LIMIT_BUCKETS))
+    return rows.where(hashed < math.ceil(limit / total * LIMIT_BUCKETS))
 
 
 def write_rows(

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import metadata
 from typing import TypeAlias
 
 from sparkring.conf.housekeeping import notify_problems
@@ -24,6 +25,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule.errors import TryLater
 from sparkring.pipelines.tracking.rules import StoreUnreachable
+from sparkring.pipelines.validate.trial import trial_overrides
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 
 EXITS: list[tuple[type[BaseException], Exit]] = [
@@ -84,6 +86,8 @@ def _run_command(arguments: argparse.Namespace) -> int:
         failure = exit_code(error)
         if arguments.verbose or failure is Exit.BUG:
             print(redact(traceback.format_exc()), file=sys.stderr, end="")
+            if isinstance(error, WorkerFailed):
+                print(f"in rank {error.rank}:\n{redact(error.failure.traceback)}", file=sys.stderr)
         print(f"sparkring: {redact(message(error))}", file=sys.stderr)
         return failure
 
@@ -123,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="sparkring", description="One Spark application from raw tables to a tracked model."
     )
+    top.add_argument("--version", action="version", version=_version())
     top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
@@ -171,6 +176,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _version() -> str:
+    """The installed version; code that Spark ships as a zip has none."""
+    try:
+        return f"sparkring {metadata.version('sparkring')}"
+    except metadata.PackageNotFoundError:
+        return "sparkring, not installed"
+
+
 def _add(commands: Commands, name: str, command: Command, text: str) -> argparse.ArgumentParser:
     sub = commands.add_parser(name, help=text, description=text)
     sub.set_defaults(command=command)
@@ -202,6 +215,10 @@ def _add_dated_run(commands: Commands) -> None:
     sub.add_argument("--data-interval-start", default="", metavar="T", help="the same, as an instant")
     sub.add_argument("--data-interval-end", default="", metavar="T", help="must be where the date's interval ends")
     sub.add_argument("--rerun", action="store_true", help="although the date is done")
+    text = "find what is wrong, say what would be read, built, trained and recorded, and stop; starts no Spark"
+    sub.add_argument("--dry-run", action="store_true", help=text)
+    text = "a trial of every part on about so many rows, for one epoch, under names of its own; the alias stays"
+    sub.add_argument("--limit-rows", type=_count, metavar="N", help=text)
 
 
 def _add_backfill(commands: Commands) -> None:
@@ -305,9 +322,30 @@ def _load(arguments: argparse.Namespace) -> Resolved:
 
 def _run(arguments: argparse.Namespace) -> int:
     request = DateRequest(arguments.date, arguments.data_interval_start, arguments.data_interval_end)
-    if request.date or request.start or request.end or arguments.rerun:
+    dated = bool(request.date or request.start or request.end or arguments.rerun)
+    if arguments.limit_rows is not None and dated:
+        raise ConfigError(arguments.recipe, ["--limit-rows: a trial has no date; leave --date out"])
+    if arguments.limit_rows is not None:
+        base = _load(arguments)
+        arguments.overrides = [*arguments.overrides, *trial_overrides(base, arguments.limit_rows)]
+    if arguments.dry_run:
+        return _dry_run(
+            load_config(arguments.recipe, arguments.overrides, request) if dated else _load_undated(arguments)
+        )
+    if dated:
         return _run_date(arguments, request)
-    return _run_job(arguments, etl=True)
+    return _run_job(arguments, etl=True, trial=arguments.limit_rows is not None)
+
+
+def _dry_run(resolved: Resolved) -> int:
+    from sparkring.pipelines.validate.dry_run import describe_run
+    from sparkring.pipelines.validate.recipe import validate
+    from sparkring.pipelines.validate.tables import examine
+
+    config = resolved.config
+    validate(config).raise_any(config.name)
+    print("\n".join(describe_run(config, examine(config))))
+    return Exit.OK
 
 
 def _run_date(arguments: argparse.Namespace, request: DateRequest) -> int:
@@ -372,11 +410,12 @@ def _checked_date(resolved: Resolved, remedy: str) -> Resolved:
     return resolved
 
 
-def _run_job(arguments: argparse.Namespace, etl: bool) -> int:
+def _run_job(arguments: argparse.Namespace, etl: bool, trial: bool = False) -> int:
     def work(resolved: Resolved) -> int:
+        from sparkring.pipelines.context import JobHooks
         from sparkring.pipelines.job import run_job
 
-        return run_job(resolved, etl=etl)
+        return run_job(resolved, etl=etl, hooks=JobHooks(may_promote=not trial))
 
     return _announced(_load_undated(arguments), work)
 

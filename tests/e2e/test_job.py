@@ -290,7 +290,7 @@ def wait_until_gone(pid: int) -> None:
         (["optim.lr=-1"], 2, "optim.lr = -1: input should be greater than 0"),
         (["optimm.lr=1"], 2, "did you mean 'optim'?"),
         (["train.global_batch=1000000"], 2, "train.global_batch = 1000000: larger than the training split"),
-        (["train.test_split=nonsense"], 2, "train.test_split = 'nonsense': the dataset has the splits"),
+        (["train.test_split=nonsense"], 2, "train.test_split = 'nonsense': the dataset will have the splits"),
         (["etl.sources.weather.path=data/raw/flights/nothing.parquet"], 3, "nothing.parquet"),
         (["launch.world=3", "spark.master=local[2]"], 5, "launch.world = 3: local[2] has 2 task slots"),
         (["model.factory=my_model:Nothing"], 2, "model.factory = 'my_model:Nothing'"),

@@ -42,6 +42,7 @@ LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
+T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
@@ -168,7 +169,9 @@ MUTANTS = (
         "",
         "tests/pipelines/tracking/test_registry.py -k sent_twice",
     ),
-    Mutant("pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"),
+    Mutant(
+        "pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"
+    ),
     Mutant("pipelines/display/training.py", "step - began[0]", "step", "tests/pipelines/display/test_training.py"),
     Mutant(OPTIM, "(step + 1) / warmup_steps", "step / warmup_steps", T_OPTIM),
     Mutant(OPTIM, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_OPTIM),
@@ -848,4 +851,12 @@ MUTANTS = (
     Mutant(DRAWING, "np.argsort(-rows, kind", "np.argsort(rows, kind", T_DRAWING),
     Mutant(REPORT_INPUTS, "if name != TOTAL}", "}", T_REPORT_INPUTS),
     Mutant(REPORT_INPUTS, "if self.has_alias else", "if True else", T_REPORT_INPUTS),
+    # a label of texts, trials, tracebacks
+    Mutant("etl/classes.py", "if None in classes:", "if False:", T_CLASSES),
+    Mutant("etl/classes.py", "if declared is not None and (other", "if declared is None and (other", T_CLASSES),
+    Mutant("etl/rows.py", "if total <= limit:", "if total >= limit:", T_CLASSES),
+    Mutant("training/data/features/transform.py", "if (codes < 0).any():", "if False:", T_CLASSES),
+    Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
+    Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
+    Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
 )

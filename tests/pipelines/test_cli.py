@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,6 +35,14 @@ def test_a_recipe_that_cannot_be_read_is_a_usage_error(tmp_path: Path, capsys: p
     (tmp_path / "mine.yaml").write_bytes(b"name: caf\xe9\n")
     assert main(["config", "validate", str(tmp_path / "mine.yaml")]) == Exit.USAGE
     assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and re.fullmatch(
+        r"sparkring (\d+\.\d+\.\d+|, not installed)\n", capsys.readouterr().out
+    )
 
 
 def is_open(port: int) -> bool:

@@ -126,3 +126,12 @@ def test_the_parts_of_a_window_add_up_to_its_classes(spark: Any, table: Path, tm
     window = build_window(spark, request, pin_window(config, spark.version, {})).manifest
     whole = build(spark, block(table), tmp_path / "whole")
     assert (window.classes, window.class_counts) == (whole.classes, whole.class_counts)
+
+
+def test_a_limit_keeps_the_same_rows_in_every_pass_and_some_of_each_split(
+    spark: Any, table: Path, tmp_path: Path
+) -> None:
+    manifest = build(spark, block(table, limit_rows=150), tmp_path / "a")
+    assert 110 < manifest.accounting.rows_out < 190 and all(split.rows for split in manifest.splits.values())
+    again = build(spark, block(table, limit_rows=150), tmp_path / "b")
+    assert [file.sha256 for file in manifest.files] == [file.sha256 for file in again.files]

@@ -17,6 +17,9 @@ _RING_BROKE = re.compile(
     r"|HTTP request failed",
     re.IGNORECASE,
 )
+_FRAME = re.compile(r'  File "([^"]+)", line \d+')
+# Of a frame's file: an installed package, Python itself, or ours, in a checkout, a wheel or the zip that Spark ships.
+_FRAMEWORK = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/sparkring/(conf|etl|training|pipelines)/")
 # ENOSPC and EDQUOT as Python, torch and pyarrow word them, and as a rank repeats what another one met.
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
@@ -76,6 +79,45 @@ def cause_of(error_type: str, message: str) -> Cause:
     return "disk" if _DISK_FULL.search(message) else "exception"
 
 
+def fold_traceback(text: str) -> str:
+    """Fold the frames of Python, installed packages and sparkring in a traceback, so that the user's stand out.
+
+    The innermost frame stays, and says where the error arose. A traceback without a frame of the user's is left whole.
+    """
+    blocks = _blocks(text.splitlines())
+    if not any(is_frame and not _is_framework(lines[0]) for is_frame, lines in blocks):
+        return text
+    shown: list[str] = []
+    folded = 0
+    for (is_frame, lines), (next_is_frame, _) in zip(blocks, [*blocks[1:], (False, [])], strict=True):
+        if is_frame and next_is_frame and _is_framework(lines[0]):
+            folded += 1
+            continue
+        if folded:
+            shown.append(f"  [{folded} frame{'s' if folded > 1 else ''} of Python, packages and sparkring]")
+            folded = 0
+        shown += [line for line in lines if not is_frame or line.strip("~^ ")]
+    return "\n".join(shown)
+
+
+def _blocks(lines: Sequence[str]) -> list[tuple[bool, list[str]]]:
+    """Cut a traceback into its frames (True), each with the lines of its source, and other lines."""
+    blocks: list[tuple[bool, list[str]]] = []
+    for line in lines:
+        if _FRAME.match(line):
+            blocks.append((True, [line]))
+        elif blocks and blocks[-1][0] and line.startswith("    "):
+            blocks[-1][1].append(line)
+        else:
+            blocks.append((False, [line]))
+    return blocks
+
+
+def _is_framework(frame: str) -> bool:
+    found = _FRAME.match(frame)
+    return found is not None and bool(_FRAMEWORK.search(found[1]))
+
+
 class WorkerFailed(RuntimeError):
     """A rank failed, and with it the attempt. `failure` is the first one, `others` are those it caused."""
 
@@ -99,7 +141,7 @@ class WorkerFailed(RuntimeError):
         if f.cause in REMEDIES:
             parts.append(f"what to do: {REMEDIES[f.cause]}")
         if f.traceback:
-            parts.append(f"traceback of rank {f.rank}:\n{f.traceback.rstrip()}")
+            parts.append(f"traceback of rank {f.rank}:\n{fold_traceback(f.traceback).rstrip()}")
         if f.last_lines:
             lines = "\n".join(f"  {line}" for line in f.last_lines)
             parts.append(f"last {len(f.last_lines)} lines of rank {f.rank}:\n{lines}")

@@ -27,6 +27,7 @@ class Own(Task):
     """Its one metric is `gini`."""
 
     def __init__(self, features: list[str], label: str, inputs: list[str] | None) -> None:
+        assert {"x", "z"} <= set(features) and label == "y", "made with the recipe's columns, as it will be"
         self.features, self.label = features, label
 
     def inputs(self, columns: Any) -> tuple[Any, ...]:
@@ -46,7 +47,7 @@ class Refuses(Own):
 
 class WithoutLabel(Own):
     def __init__(self, features: list[str]) -> None:
-        super().__init__(features, "", None)
+        super().__init__(features, "y", None)
 
 
 def rows(tables: dict[str, Any]) -> Any:

@@ -101,7 +101,21 @@ def test_the_recipe_without_a_mistake_is_valid(here: Path, capsys: pytest.Captur
     assert not (here / "data").exists(), "nothing is written"
 
 
-@pytest.mark.parametrize("command", [["config", "validate"], ["run"]], ids=["validate", "run"])
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "mine.yaml", "--dry-run"]) == Exit.OK
+    said = capsys.readouterr().out
+    training = "Tabular as binary: 1 epochs of 50 rows a step on 1 ranks"
+    tables = ("points (points.parquet): 1 files", f"{ROWS} rows", "datasets/mistakes-", "would be built")
+    for part in (*tables, training, "scored on 'test'", "model 'mistakes'"):
+        assert part in said, part
+    assert main(["run", "mine.yaml", "--dry-run", "--limit-rows", "100"]) == Exit.OK
+    assert "model 'mistakes-trial'" in capsys.readouterr().out
+    assert not (here / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["config", "validate"], ["run"], ["run", "--dry-run"]], ids=["validate", "run", "dry-run"]
+)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[m.words[0][:50] for m in MISTAKES])
 def test_a_mistake_is_named_once_and_spark_is_not_started(
     here: Path, capsys: pytest.CaptureFixture[str], command: list[str], mistake: Mistake

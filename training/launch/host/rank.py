@@ -175,8 +175,7 @@ def run_rank(start: StartRank, sock: socket.socket, stacks_fd: int, store_fd: in
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
     except BaseException as error:
-        context.send(describe_error(error, context.rank, context.attempt))
-        traceback.print_exc()
+        context.send(describe_error(error, context.rank, context.attempt))  # the driver shows it, and nobody else
         code = 1
     finally:
         _flush()

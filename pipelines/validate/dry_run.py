@@ -1,0 +1,68 @@
+"""Say what a run would read, build, train and record, without Spark and without writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.storage import open_storage
+from sparkring.etl.sources.examine import Examined
+from sparkring.pipelines.etl_step import pins_without_spark
+from sparkring.pipelines.plan import known_manifest
+from sparkring.pipelines.runs import Runs, training_digest
+
+HASHED_BYTES = 1 << 30  # of sources, up to which a dry run reads them to find the dataset
+
+
+def describe_run(config: RunConfig, examined: Examined) -> Iterator[str]:
+    """Yield a line for each part of a run. `examined`: the recipe's tables."""
+    yield from _read(config, examined)
+    yield _built(config, examined)
+    yield from _trained(config)
+    yield from _recorded(config)
+
+
+def _read(config: RunConfig, examined: Examined) -> Iterator[str]:
+    for name, source in config.etl.sources.items() if config.etl else ():
+        where = getattr(source, "path", None) or getattr(source, "table", None) or "a query"
+        size = ""
+        if name in examined.files:
+            rows = f", {examined.rows[name]:,} rows" if name in examined.rows else ""
+            interval = config.etl.interval if config.etl else None
+            part = " in the last interval" if interval and name in interval.sources else ""
+            size = f": {examined.files[name]:,} files, {examined.bytes[name] / 1e6:,.1f} MB{rows}{part}"
+        yield f"read     {name} ({where}){size}"
+
+
+def _built(config: RunConfig, examined: Examined) -> str:
+    if config.dataset is not None:
+        return f"dataset  {config.dataset}"
+    assert config.etl is not None
+    folder = open_storage(config.storage.datasets).at(f"{config.name}-<fingerprint>").uri
+    what = f"dataset  {folder}: {len(config.etl.features)} features of {config.etl.rows!r}"
+    if not pins_without_spark(config) or sum(examined.bytes.values()) > HASHED_BYTES:
+        return f"{what}; whether it is built already is found when its tables are read"
+    return f"{what}; {'is built already' if known_manifest(config) else 'would be built'}"
+
+
+def _trained(config: RunConfig) -> Iterator[str]:
+    train = config.train
+    length = f"{train.steps} steps" if train.steps is not None else f"{train.epochs} epochs"
+    yield (
+        f"train    {config.model.factory} as {config.model.task}: {length} of {train.global_batch} rows a step on "
+        f"{config.launch.world} ranks, {train.device}"
+    )
+    held = f"scored on {train.test_split!r}" if train.test_split else "not scored on held-out rows"
+    yield f"judge    chosen by {train.best_metric} on {train.valid_split!r}, {held}"
+
+
+def _recorded(config: RunConfig) -> Iterator[str]:
+    tracking, runs = config.tracking.named(config.name), Runs(config.storage.runs, config.name)
+    going = [r for r in runs.records() if r.status != "finished" and r.training_digest == training_digest(config)]
+    begun = f"; may go on with {going[-1].folder}" if going and config.checkpoint.resume else ""
+    yield f"run      {runs.storage.uri}{begun}"
+    if config.tracking.enabled:
+        yield (
+            f"MLflow   {tracking.store_uri}: experiment {tracking.experiment!r}, model {tracking.registered_model!r}, "
+            f"alias {tracking.alias!r}"
+        )
