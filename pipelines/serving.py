@@ -40,7 +40,7 @@ from sparkring.training.tasks import build_task
 if TYPE_CHECKING:
     from sparkring.pipelines.tracking.ops import NamedType
 
-BATCH_ROWS = 8192
+BATCH_ROWS = 4096
 ARROW_KINDS = ("numpy", "string", "integer", "floating", "boolean")  # as pandas infers them
 TRUSTED = "SPARKRING_MODEL_MODULES"
 CODE = "code"  # MLflow's folder for modules, beside that of the model's files; load_model puts it on Python's path

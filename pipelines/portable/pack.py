@@ -30,6 +30,8 @@ def pack_model(config: RunConfig, dataset: Dataset, model: Storage, folder: Path
     data, code = folder / "data", folder / "code"
     copy_model_folder(model, data)
     sources = model_sources(config)
+    if sources.left_out:
+        log.warning("%s: no Python source, so not in the model; install it where the model is loaded", sources.left_out)
     for name, text in sources.files.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(text, encoding="utf-8")

@@ -32,10 +32,15 @@ SERVER = "mlflow-skinny"  # `load_model`, `spark_udf` and `models serve`, withou
 
 @dataclass
 class Sources:
-    """Of some modules and all that they import. `files`: path below a folder on Python's path -> text."""
+    """Of some modules and all that they import.
+
+    files: path below a folder on Python's path -> text; packages: top-level import names; left_out: modules without
+    source text, such as compiled ones.
+    """
 
     files: dict[str, str] = field(default_factory=dict)
-    packages: set[str] = field(default_factory=set)  # top-level import names
+    packages: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)
 
 
 def model_sources(config: RunConfig) -> Sources:
@@ -51,12 +56,12 @@ def requirements(packages: set[str]) -> list[str]:
     A local part, as in 2.13.0+cpu, is left out: another host may have the build for its GPUs.
     """
     known = packages_distributions()
-    found = {name for package in packages for name in known.get(package, [])[:1]} | {SERVER}
+    found = {name for package in packages for name in known.get(package, [])} | {SERVER}
     return sorted(f"{name}=={version(name).partition('+')[0]}" for name in found)
 
 
 def collect(modules: list[str]) -> Sources:
-    """Follow the imports of `modules`. ValueError for a module of which there is no source text.
+    """Follow the imports of `modules`.
 
     Of our own modules only imports at the top of a file count: others are of commands that do not serve. Imports of
     names that cannot be found here are passed over, as optional ones are.
@@ -70,15 +75,16 @@ def collect(modules: list[str]) -> Sources:
         top = name.partition(".")[0]
         if top in sys.stdlib_module_names:
             continue
-        spec = find(name)
-        if spec is None:
-            continue
         if is_installed(top):
             found.packages.add(top)
             continue
+        spec = find(name)
+        if spec is None or spec.origin is None:  # not a module, or a folder without __init__.py
+            continue
         waiting += parents(name)
         text = source_text(spec)
-        if text is None:  # a folder without __init__.py
+        if text is None:
+            found.left_out.append(name)
             continue
         is_our_package = top == OURS and spec.submodule_search_locations is not None
         found.files[file_name(spec)] = text + (LOOK_ON if is_our_package else "")
@@ -96,7 +102,7 @@ def find(name: str) -> ModuleSpec | None:
     """Find a module without importing it, but for its packages; None where there is none of that name."""
     try:
         return importlib.util.find_spec(name)
-    except (ImportError, AttributeError, ValueError):  # its parent is no package, or has no spec, as __main__
+    except Exception:  # its parent is no package, or is the user's and raises anything
         return None
 
 
@@ -109,14 +115,14 @@ def is_installed(top: str) -> bool:
 
 
 def source_text(spec: ModuleSpec) -> str | None:
-    """The text of a module, from a folder or an archive; None for a package without a file."""
-    if spec.origin is None:
-        return None
+    """The text of a module, from a folder or an archive; None where it has none that is Python."""
     loader: Any = spec.loader
-    text = loader.get_source(spec.name) if hasattr(loader, "get_source") else None
-    if text is None:
-        raise ValueError(f"module {spec.name!r} ({spec.origin}) has no Python source that could travel with the model")
-    return str(text)
+    text: str | None = loader.get_source(spec.name) if hasattr(loader, "get_source") else None
+    try:
+        ast.parse(text or "")
+    except SyntaxError:
+        return None
+    return text
 
 
 def file_name(spec: ModuleSpec) -> str:

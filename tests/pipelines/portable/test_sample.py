@@ -9,13 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column, DataFile, DatasetManifest, SplitInfo
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.portable.pack import add_sample, pack_model
 from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS, first_rows, sample_of
 from sparkring.pipelines.serving import Predictor, make_predictor
-from tests.pipelines.served import CONFIG, FEATURES, manifest, model_folder
+from sparkring.training.model_folder import describe_model
+from sparkring.training.recipe_model import build_model
+from tests.pipelines.served import CONFIG, FEATURES, export, manifest, model_folder
 
 PASSED = {
     "name": "level",
@@ -111,3 +114,19 @@ def test_a_model_that_cannot_be_tried_is_registered_with_a_warning(
     (packed.data / "weights.safetensors").write_bytes(b"")
     add_sample(CONFIG, Dataset(*dataset), packed.data)
     assert "registered without a sample of predictions: " in caplog.text and not (packed.data / ROWS).exists()
+
+
+def test_the_sample_of_a_language_model_is_a_prompt(tmp_path: Path) -> None:
+    text = {"tokenizer_json": "", "size": 256, "vocab_size": 258, "end_id": 256, "pad_id": 257, "seq_len": 16,
+            "splits": {}}  # fmt: skip
+    tokens = Column(name="tokens", dtype="int32", layout="vector", shape=(16,), cardinality=258)
+    described = manifest().model_copy(update={"columns": (tokens,), "features": {}, "text": text})
+    small = {"width": 16, "layers": 1, "heads": 2}
+    model = {"factory": "sparkring.training.models.gpt:GPT", "task": "language_model", "args": small}
+    config = RunConfig.model_validate({"name": "text", "model": model, "report": {"sample_prompt": "def f("}})
+    folder = export(tmp_path, build_model(config, described))
+    describe_model(folder, config, described)
+    writer = make_predictor(folder)
+    rows, predictions = sample_of(config, described, folder, writer)
+    assert rows.to_pylist() == [{"prompt": "def f(", "tokens": 20, "temperature": 0.0}]
+    assert writer.predict(rows.to_pandas())["text"].tolist() == predictions["text"].to_pylist() != [""]
