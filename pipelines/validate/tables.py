@@ -19,17 +19,17 @@ def check_tables(config: RunConfig, folders: Sequence[str]) -> None:
 
     `folders`: keys of those that the job writes to whatever it finds.
     """
-    problems = table_problems(config, examine(config, lakes=False))
+    problems = table_problems(config, examine(config, pinned_soon=True))
     (problems + storage_problems(config, folders)).raise_any(config.name)
     check_folders(config, folders)
 
 
-def examine(config: RunConfig, lakes: bool = True) -> Examined:
+def examine(config: RunConfig, pinned_soon: bool = False) -> Examined:
     """Examine the recipe's tables, where their declarations are right; nothing without an etl block.
 
-    `lakes`: Delta and Iceberg tables too, which else are looked at when they are pinned.
+    `pinned_soon`: as of `examine_sources`.
     """
-    return Examined() if config.etl is None or type_problems(config) else examine_sources(config.etl, lakes)
+    return Examined() if config.etl is None or type_problems(config) else examine_sources(config.etl, pinned_soon)
 
 
 def table_problems(config: RunConfig, examined: Examined) -> Problems:

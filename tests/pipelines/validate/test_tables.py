@@ -68,10 +68,19 @@ def test_of_a_table_read_by_intervals_the_last_is_looked_at(tmp_path: Path) -> N
 
     def found(last: str) -> list[str]:
         interval = dict(block["interval"], last=last)  # type: ignore[arg-type]
-        return examine_sources(EtlConfig.model_validate(block | {"interval": interval}), lakes=False).problems
+        return examine_sources(EtlConfig.model_validate(block | {"interval": interval})).problems
 
     assert found("2026-11-21") == [] == found("2026-11-22"), (
         "a missing interval is what `etl.interval.missing` is about"
     )
     (said,) = found("2026-11-20")
     assert "column 'amount' is string, declared int" in said
+
+
+def test_what_a_job_pins_without_reading_it_is_left_to_the_pin(tmp_path: Path) -> None:
+    """The tables of a lake are listed once: a listing is what a job on a known dataset spends its time on."""
+    columns = {"path": str(tmp_path / "gone"), "format": "parquet", "columns": {"x": "int"}}
+    sources = {"read": columns, "listed": columns | {"fingerprint": "stat"}}
+    etl = EtlConfig.model_validate({"sources": sources, "rows": "read", "features": {"x": {"kind": "numeric"}}})
+    assert [line.split(".")[2] for line in examine_sources(etl).problems] == ["read", "listed"]
+    assert [line.split(".")[2] for line in examine_sources(etl, pinned_soon=True).problems] == ["read"]
