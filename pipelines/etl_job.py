@@ -24,6 +24,7 @@ from sparkring.pipelines.tracking.openlineage.driver import send_events_left_beh
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.rules import DATE, RECIPE
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
+from sparkring.pipelines.validate.folders import DATASETS, check_folders
 from sparkring.pipelines.validate.tables import check_tables
 
 log = logging.getLogger("sparkring")
@@ -35,7 +36,7 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
     `session`: of several jobs; None: one of this job's own, opened when it is needed.
     """
     config = resolved.config
-    check_tables(config)
+    check_tables(config, ["tracking.root"])
     tracking = config.tracking.named(config.name)
     own = session_on_demand(config.name, config.spark, config.launch) if session is None else nullcontext(session)
     with own as session:
@@ -48,6 +49,7 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
             send_left_behind(tracking)
             send_events_left_behind(tracking)
             return Exit.OK
+        check_folders(config, [DATASETS])
         etl_step.foresee(session(), config, sources)
         job_id, commit = digest([resolved.digest, fingerprint])[:16], git_commit(Path(__file__).parent) or ""
         tags = job_tags(config.name, commit, hooks.ds)

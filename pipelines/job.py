@@ -41,6 +41,7 @@ from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.rules import DATE, WEIGHTS, StoreUnreachable, client_limits
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
+from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
 from sparkring.training.checkpoint.weights import FILE
@@ -64,7 +65,7 @@ def run_job(
     """
     config = resolved.config
     check_recipe(config)
-    check_tables(config)
+    check_tables(config, JOB_FOLDERS)
     if session is not None:
         return run_parts(resolved, session, etl=etl, hooks=hooks)
     with session_on_demand(config.name, config.spark, config.launch) as session:
@@ -80,6 +81,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
     if found is not None:
         check_against(config, found)
     else:
+        check_folders(config, [DATASETS])
         check_foreseen(config, etl_step.foresee(session(), config, sources))
     runs, commit = Runs(config.storage.runs, config.name), git_commit(Path(__file__).parent) or ""
     with runs.begin(config, fingerprint, skip_taken=hooks.leased) as (record, continued):

@@ -30,6 +30,7 @@ from sparkring.pipelines.schedule.errors import LeaseLost, NotReady, TryLater
 from sparkring.pipelines.schedule.lease import Lease, LeaseRequest, held
 from sparkring.pipelines.schedule.ledger import DateRecord, DateStatus, Ledger
 from sparkring.pipelines.schedule.upstream import wait_for
+from sparkring.pipelines.validate.folders import check_folders
 from sparkring.training.result import SUMMARY
 
 if TYPE_CHECKING:  # a date that is done imports neither Spark's session nor torch
@@ -116,6 +117,7 @@ def run_date(resolved: Resolved, options: DateOptions, say: Callable[[str], None
 
 def do_date(resolved: Resolved, options: DateOptions, shared: Shared = ALONE) -> DateRecord:
     """Run a date unless it is done; returns its entry. Raises TryLater, and what the job raises."""
+    check_folders(resolved.config, ["storage.runs"])
     interval, ledger = interval_of(resolved), ledger_of(resolved)
     record = ledger.read(interval.ds)
     if record is not None and is_done(record, options):
@@ -125,7 +127,8 @@ def do_date(resolved: Resolved, options: DateOptions, shared: Shared = ALONE) ->
     assert schedule is not None
     check_ended(interval, datetime.now(UTC))
     wait_for(schedule.wait_for, seconds(schedule.wait_timeout))
-    check(resolved, options)
+    if options.train:
+        check(resolved)
     job = DateJob(resolved, options, ledger, DateRecord(ds=interval.ds, status="running"))
     with job_leases(job, interval.ds, shared) as job.leases:
         record = ledger.read(interval.ds)  # another may have finished it before we took its lease
@@ -134,15 +137,11 @@ def do_date(resolved: Resolved, options: DateOptions, shared: Shared = ALONE) ->
         return work(job, interval, record, shared)
 
 
-def check(resolved: Resolved, options: DateOptions) -> None:
+def check(resolved: Resolved) -> None:
     """Raise an error for a wrong recipe: the entry of a date says what became of its data, not of a mistyped key."""
-    from sparkring.pipelines.validate.tables import storage_problems
+    from sparkring.pipelines.validate.recipe import check_recipe
 
-    storage_problems(resolved.config).raise_any(resolved.config.name)
-    if options.train:
-        from sparkring.pipelines.validate.recipe import check_recipe
-
-        check_recipe(resolved.config)
+    check_recipe(resolved.config)
 
 
 def work(job: DateJob, interval: DataInterval, before: DateRecord | None, shared: Shared) -> DateRecord:

@@ -23,8 +23,9 @@ from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
 from sparkring.pipelines.plan import knows_its_size, layout_problems_of
 from sparkring.pipelines.spark import session_settings, submitted
+from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
-from sparkring.pipelines.validate.tables import examine, storage_problems, table_problems
+from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
 from sparkring.training.worker import change_since, starting_model

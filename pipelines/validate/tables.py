@@ -1,37 +1,35 @@
-"""Check what the dataset is made of, and where it goes. Imports no torch: `sparkring etl` begins with it."""
+"""Check what the dataset is made of. Imports no torch: `sparkring etl` begins with it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
-import pyarrow.fs as pafs
+from collections.abc import Iterator, Sequence
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.errors import first_line
-from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.foreseen import row_problems
 from sparkring.etl.sources.examine import Examined, examine_sources
 from sparkring.etl.sources.types import NoSuchType, parse_type
 from sparkring.etl.views import own_modules, rows_function
+from sparkring.pipelines.validate.folders import check_folders, storage_problems
 from sparkring.pipelines.validate.problems import Problems
 
 
-def check_tables(config: RunConfig) -> None:
-    """Raise one error with everything that is wrong with a recipe's tables, its rows and its storage, which is made."""
-    problems = table_problems(config, examine(config, lakes=False))
-    (problems + storage_problems(config)).raise_any(config.name)
-    storage_problems(config, make=True).raise_any(config.name)
+def check_tables(config: RunConfig, folders: Sequence[str]) -> None:
+    """Raise one error with everything that is wrong with a recipe's tables, its rows, and `folders`, which are made.
+
+    `folders`: keys of those that the job writes to whatever it finds.
+    """
+    problems = table_problems(config, examine(config, pinned_soon=True))
+    (problems + storage_problems(config, folders)).raise_any(config.name)
+    check_folders(config, folders)
 
 
-def examine(config: RunConfig, lakes: bool = True) -> Examined:
+def examine(config: RunConfig, pinned_soon: bool = False) -> Examined:
     """Examine the recipe's tables, where their declarations are right; nothing without an etl block.
 
-    `lakes`: Delta and Iceberg tables too, which else are looked at when they are pinned.
+    `pinned_soon`: as of `examine_sources`.
     """
-    return Examined() if config.etl is None or type_problems(config) else examine_sources(config.etl, lakes)
+    return Examined() if config.etl is None or type_problems(config) else examine_sources(config.etl, pinned_soon)
 
 
 def table_problems(config: RunConfig, examined: Examined) -> Problems:
@@ -82,55 +80,3 @@ def batch_problems(config: RunConfig, examined: Examined) -> list[str]:
         f"train.global_batch = {batch}: larger than the whole table {table!r} of {rows} rows, so an epoch has no full "
         "batch; make it smaller, or set data.tail to pad"
     ]
-
-
-def storage_problems(config: RunConfig, make: bool = False) -> Problems:
-    """The folders of the recipe that cannot be made or written. `make`: local ones are made, else only looked at."""
-    folders = {"storage.datasets": config.storage.datasets, "storage.runs": config.storage.runs}
-    if config.tracking.enabled and config.tracking.uri is None:
-        folders["tracking.root"] = config.tracking.root
-    problems = {key: _unwritable(uri, make) for key, uri in folders.items()}
-    return Problems(
-        resources=[
-            f"{key} = {folders[key]!r}: cannot be made or written: {why}; name a folder that can"
-            for key, why in problems.items()
-            if why
-        ]
-    )
-
-
-def _unwritable(uri: str, make: bool) -> str:
-    """Why a folder cannot be written; '' where it can, as far as is known without writing a file."""
-    try:
-        storage = open_storage(uri)
-        if not storage.is_local:
-            return _remote_problem(storage)
-        problem = _local_problem(Path(storage.root))
-        if make and not problem:
-            os.makedirs(storage.root, exist_ok=True)
-        return problem
-    except (OSError, ValueError) as error:
-        return first_line(error)
-
-
-def _local_problem(folder: Path) -> str:
-    there = next(above for above in (folder, *folder.parents) if above.exists() or above.is_symlink())
-    if not there.is_dir():
-        return f"{there} is a file" if there.exists() else f"{there} is a link to nothing"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"no right to write in {there}"
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
-        return f"{there} is on a filesystem that is read-only"
-    return ""
-
-
-def _remote_problem(storage: Storage) -> str:
-    """OSError where it does not answer."""
-    storage.fs.get_file_info(storage.root)
-    bucket = storage.root.partition("/")[0]
-    if not isinstance(storage.fs, pafs.S3FileSystem):
-        return ""
-    try:
-        return f"there is no bucket {bucket!r}" if not Storage(storage.fs, bucket, storage.uri).exists() else ""
-    except OSError:  # the right to write below a prefix does not include that to look at the bucket
-        return ""

@@ -791,12 +791,12 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/recipe.py", "if ceiling is not None and least > ceiling", "if False", T_MISTAKES),
     Mutant(f"{VALIDATE}/recipe.py", "elif own and config.etl is not None:", "elif False:", T_MISTAKES),
     Mutant(f"{VALIDATE}/tables.py", "if rows is None or batch <= rows:", "if True:", T_MISTAKES),
-    Mutant(f"{VALIDATE}/tables.py", "if make and not problem:", "if not problem:", T_TABLES),
+    Mutant(f"{VALIDATE}/folders.py", "if make and not problem:", "if not problem:", T_TABLES),
     Mutant(f"{VALIDATE}/problems.py", "if self.resources:", "if False:", T_MISTAKES),
     Mutant(
         "pipelines/schedule/run_date.py",
-        "        check_recipe(resolved.config)",
-        "        pass",
+        "    check_recipe(resolved.config)",
+        "    pass",
         "tests/pipelines/schedule/test_run_date.py -k mistyped",
     ),
     # --- scores of every task

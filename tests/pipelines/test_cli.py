@@ -41,7 +41,7 @@ def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and re.fullmatch(
-        r"sparkring (\d+\.\d+\.\d+|, not installed)\n", capsys.readouterr().out
+        r"sparkring( \d+\.\d+\.\d+|, not installed)\n", capsys.readouterr().out
     )
 
 

@@ -19,7 +19,7 @@ _RING_BROKE = re.compile(
 )
 _FRAME = re.compile(r'  File "([^"]+)", line \d+')
 # Of a frame's file: an installed package, Python itself, or ours, in a checkout, a wheel or the zip that Spark ships.
-_FRAMEWORK = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/sparkring/(conf|etl|training|pipelines)/")
+_FRAMEWORK = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen|/sparkring/(conf|etl|training|pipelines)/")
 # ENOSPC and EDQUOT as Python, torch and pyarrow word them, and as a rank repeats what another one met.
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 

@@ -101,7 +101,7 @@ def test_a_mistyped_key_leaves_no_entry_and_is_found_before_the_job(tmp_path: Pa
     rules = "promote={rules: [{metric: auc, min_absolute_change: 0.1}], slices: [amunt]}"
     for word, said, code in (
         (rules, "promote.slices = 'amunt'", Exit.USAGE),
-        ("storage.datasets=/dev/null/x", "storage.datasets", Exit.RESOURCES),
+        ("storage.runs=/dev/null/x", "storage.runs", Exit.RESOURCES),
     ):
         wrong = load_config(write_recipe(tmp_path), [word], DateRequest(DS))
         with pytest.raises((ConfigError, LaunchError), match=said) as caught:

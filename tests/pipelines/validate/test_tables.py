@@ -12,13 +12,13 @@ from moto.server import ThreadedMotoServer
 
 from sparkring.conf.config import EtlConfig, RunConfig
 from sparkring.etl.sources.examine import LOOKED_AT, examine_sources, spread
-from sparkring.pipelines.validate.tables import storage_problems
+from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
+
+ETL = {"sources": {"t": {"path": "t", "format": "text"}}, "rows": "t", "features": {"path": {"kind": "categorical"}}}
 
 
 def storage(**uris: str) -> RunConfig:
-    return RunConfig.model_validate(
-        {"name": "a", "dataset": "somewhere", "storage": uris, "tracking": {"enabled": False}}
-    )
+    return RunConfig.model_validate({"name": "a", "storage": uris, "tracking": {"enabled": False}, "etl": ETL})
 
 
 def test_a_bucket_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,9 @@ def test_a_folder_is_made_by_a_job_only(tmp_path: Path) -> None:
     assert not storage_problems(config).resources and not list(tmp_path.iterdir())
     assert not storage_problems(config, make=True).resources and (tmp_path / "a/runs").is_dir()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    (said,) = storage_problems(storage(runs=str(tmp_path / "link"), datasets=str(tmp_path / "b"))).resources
+    config = storage(runs=str(tmp_path / "link"), datasets="/dev/null/x")
+    assert len(storage_problems(config).resources) == 2
+    (said,) = storage_problems(config, JOB_FOLDERS).resources
     assert "link is a link to nothing" in said
 
 
@@ -66,10 +68,19 @@ def test_of_a_table_read_by_intervals_the_last_is_looked_at(tmp_path: Path) -> N
 
     def found(last: str) -> list[str]:
         interval = dict(block["interval"], last=last)  # type: ignore[arg-type]
-        return examine_sources(EtlConfig.model_validate(block | {"interval": interval}), lakes=False).problems
+        return examine_sources(EtlConfig.model_validate(block | {"interval": interval})).problems
 
     assert found("2026-11-21") == [] == found("2026-11-22"), (
         "a missing interval is what `etl.interval.missing` is about"
     )
     (said,) = found("2026-11-20")
     assert "column 'amount' is string, declared int" in said
+
+
+def test_what_a_job_pins_without_reading_it_is_left_to_the_pin(tmp_path: Path) -> None:
+    """The tables of a lake are listed once: a listing is what a job on a known dataset spends its time on."""
+    columns = {"path": str(tmp_path / "gone"), "format": "parquet", "columns": {"x": "int"}}
+    sources = {"read": columns, "listed": columns | {"fingerprint": "stat"}}
+    etl = EtlConfig.model_validate({"sources": sources, "rows": "read", "features": {"x": {"kind": "numeric"}}})
+    assert [line.split(".")[2] for line in examine_sources(etl).problems] == ["read", "listed"]
+    assert [line.split(".")[2] for line in examine_sources(etl, pinned_soon=True).problems] == ["read"]

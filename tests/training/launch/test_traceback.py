@@ -84,3 +84,23 @@ def test_a_failure_shows_one_traceback_and_keeps_it_whole(tmp_path: Path) -> Non
     error = WorkerFailed(Failure(0, "host", "exception", "raised RuntimeError: mat1", traceback=whole))
     assert str(error).count("Traceback (most") == 1 and len(str(error).splitlines()) < 16
     assert error.failure.traceback == whole
+
+
+def test_a_cell_of_a_notebook_is_the_users() -> None:
+    text = "\n".join(
+        [
+            "Traceback (most recent call last):",
+            '  File "/a/sparkring-1.zip/sparkring/training/launch/host/rank.py", line 3, in call_entry',
+            "    x()",
+            '  File "<ipython-input-3>", line 5, in train',
+            "    y()",
+            '  File "<frozen importlib._bootstrap>", line 5, in z',
+            '  File "/usr/lib/python3.11/json/decoder.py", line 5, in w',
+            "    w()",
+            "KeyError: 'z'",
+        ]
+    )
+    assert [line.split(",")[0] for line in fold_traceback(text).splitlines() if "File" in line] == [
+        '  File "<ipython-input-3>"',
+        '  File "/usr/lib/python3.11/json/decoder.py"',
+    ]

@@ -1,0 +1,81 @@
+"""Check that the folders a job writes to can be made and written. Light: every date begins with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.fs as pafs
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.pipelines.validate.problems import Problems
+
+DATASETS = "storage.datasets"  # a dataset that is there may be on a disk that cannot be written
+JOB_FOLDERS = ("storage.runs", "tracking.root")
+ALL_FOLDERS = (*JOB_FOLDERS, DATASETS)
+
+
+def check_folders(config: RunConfig, folders: Sequence[str]) -> None:
+    """Make the folders of these keys. LaunchError for those that cannot be made or written."""
+    storage_problems(config, folders, make=True).raise_any(config.name)
+
+
+def storage_problems(config: RunConfig, keys: Sequence[str] = ALL_FOLDERS, make: bool = False) -> Problems:
+    """The folders of the recipe that cannot be made or written. `make`: local ones are made, else only looked at.
+
+    Not of a recipe without etl, which writes no dataset, nor of one whose runs go to a tracking server or nowhere.
+    """
+    folders = {"storage.runs": config.storage.runs}
+    if config.etl is not None:
+        folders[DATASETS] = config.storage.datasets
+    if config.tracking.enabled and config.tracking.uri is None:
+        folders["tracking.root"] = config.tracking.root
+    folders = {key: uri for key, uri in folders.items() if key in keys}
+    problems = {key: _unwritable(uri, make) for key, uri in folders.items()}
+    return Problems(
+        resources=[
+            f"{key} = {folders[key]!r}: cannot be made or written: {why}; name a folder that can"
+            for key, why in problems.items()
+            if why
+        ]
+    )
+
+
+def _unwritable(uri: str, make: bool) -> str:
+    """Why a folder cannot be written; '' where it can, as far as is known without writing a file."""
+    try:
+        storage = open_storage(uri)
+        if not storage.is_local:
+            return _remote_problem(storage)
+        problem = _local_problem(Path(storage.root))
+        if make and not problem:
+            os.makedirs(storage.root, exist_ok=True)
+        return problem
+    except (OSError, ValueError) as error:
+        return first_line(error)
+
+
+def _local_problem(folder: Path) -> str:
+    there = next(above for above in (folder, *folder.parents) if above.exists() or above.is_symlink())
+    if not there.is_dir():
+        return f"{there} is a file" if there.exists() else f"{there} is a link to nothing"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"no right to write in {there}"
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{there} is on a filesystem that is read-only"
+    return ""
+
+
+def _remote_problem(storage: Storage) -> str:
+    """OSError where it does not answer."""
+    storage.fs.get_file_info(storage.root)
+    bucket = storage.root.partition("/")[0]
+    if not isinstance(storage.fs, pafs.S3FileSystem):
+        return ""
+    try:
+        return f"there is no bucket {bucket!r}" if not Storage(storage.fs, bucket, storage.uri).exists() else ""
+    except OSError:  # the right to write below a prefix does not include that to look at the bucket
+        return ""
