@@ -54,12 +54,12 @@ def sweep(purpose: str) -> None:
     """Delete the folders of a purpose that no process holds. Only this user's, and only those with a lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{purpose}-*"):
         try:
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not (folder / LOCK).is_file():
+            if folder.lstat().st_uid != os.getuid() or not (folder / LOCK).is_file():
                 continue
             lock = lock_file(folder / LOCK)
         except OSError:  # it went while it was looked at
             continue
         if lock is not None:
             log.info("deleting %s: left by a process that was killed", folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # which follows no link
             os.close(lock)

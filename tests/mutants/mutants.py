@@ -545,7 +545,7 @@ MUTANTS = (
     Mutant(f"{PORTABLE}/check.py", "if expected.column_names != list(found)", "if False", T_PORTABLE_CHECK),
     Mutant(f"{PORTABLE}/check.py", "is_relative_to(folder.resolve())", "is_absolute()", T_PORTABLE_CHECK),
     Mutant(f"{PORTABLE}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
-    Mutant("pipelines/scratch.py", "folder.is_symlink() or ", "", "tests/pipelines/test_scratch.py"),
+    Mutant("pipelines/scratch.py", "not (folder / LOCK).is_file()", "False", "tests/pipelines/test_scratch.py"),
     Mutant("pipelines/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
     Mutant(CLI, "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE),
     # Raw rows in Arrow, and batch scoring.

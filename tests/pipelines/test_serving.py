@@ -176,7 +176,7 @@ def test_raw_rows_give_what_the_module_gives_for_their_features(folder: Path) ->
 
 
 def test_text_where_a_number_must_be_is_refused_by_column(folder: Path) -> None:
-    for given in (["1", 2.0, 3.0], pd.Series(["1", "2", "3"])):
+    for given in (["1", 2.0, 3.0], ["1", None, 3.0], pd.Series(["1", "2", "3"])):
         with pytest.raises(ValueError, match=r"column 'wind': '1' is text where a number must be"):
             _load_pyfunc(str(folder)).predict(RAW.assign(wind=given))
 
