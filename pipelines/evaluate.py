@@ -148,8 +148,8 @@ def check_labels(labels: np.ndarray, name: str) -> None:
     """Raise EtlError that names the label where it is not finite in a test row. labels (N,)."""
     if bad := int(np.count_nonzero(~np.isfinite(labels))):
         raise EtlError(
-            f"{bad} of {len(labels)} test rows have a label {name!r} that is infinite or NaN, so nothing can be compared "
-            "with it; leave such rows out in SQL, or add a check of level row"
+            f"{bad} of {len(labels)} test rows have a label {name!r} that is infinite or NaN, with which nothing "
+            "can be compared; leave such rows out in SQL, or add a check of level row"
         )
 
 
