@@ -67,9 +67,10 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         log.info("test rows whose value was in no training row: %s", unseen)
     check_finite(held_out.scores, rows)
     if config.model.task in COMPARED_TASKS:
-        scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores)
         columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
         assert columns.label is not None, "build_task has asked for it"
+        check_labels(held_out.labels, columns.label)
+        scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores)
         train = split_rows(dataset, "train", config.data, result.train.train_left_out)
         splits = compared_splits(config, dataset, train, rows)
         labels = label_balance(job.spark, config.model.task, splits, columns.label)
@@ -141,6 +142,15 @@ def check_finite(scores: np.ndarray, rows: SplitRows) -> None:
         odd = [name for name in numbers if pc.all(pc.is_finite(rows.column(name))).as_py() is False]
         why = f"{odd} hold infinite or NaN values; null or clip them in SQL, or add a check" if odd else "it diverged"
         raise EtlError(f"{bad} of {len(scores)} predictions of the test rows are not finite: {why}")
+
+
+def check_labels(labels: np.ndarray, name: str) -> None:
+    """Raise EtlError that names the label where it is not finite in a test row. labels (N,)."""
+    if bad := int(np.count_nonzero(~np.isfinite(labels))):
+        raise EtlError(
+            f"{bad} of {len(labels)} test rows have a label {name!r} that is infinite or NaN, with which nothing "
+            "can be compared; leave such rows out in SQL, or add a check of level row"
+        )
 
 
 def count_unseen(rows: SplitRows) -> dict[str, int]:

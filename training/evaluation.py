@@ -101,7 +101,7 @@ class WholeSplit:
 def wants_whole_split(config: TrainConfig, names: Iterable[str]) -> bool:
     """Whether checkpoints are chosen, or training is stopped, by one of these metrics.
 
-    Else the rows are not gathered at each evaluation: 16 bytes a row and value, to every rank.
+    Else rows are not gathered at each evaluation: 8 bytes a row and 8 for each of its values, to every rank.
     """
     stop = config.early_stopping
     return bool({config.best_metric, *([stop.metric] if stop else [])} & set(names))

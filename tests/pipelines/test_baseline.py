@@ -198,7 +198,7 @@ def test_a_multinomial_regression_of_too_many_coefficients_is_not_fitted(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkring.pipelines.baseline.MOST_COEFFICIENTS", 14)
-    frame = spark.createDataFrame([(Vectors.dense([0.0] * 5), 2.0)], "__features: vector, __label: double")
+    frame = spark.createDataFrame([(Vectors.dense([0.0] * 5), 2.0)], ["__features", "__label"])
     with pytest.raises(ValueError, match="15 coefficients, more than 14"):
         multinomial_scores(frame, frame)
 

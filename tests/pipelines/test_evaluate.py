@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparkring.etl.errors import EtlError
-from sparkring.pipelines.evaluate import check_finite, count_unseen, group_values, lost_to
+from sparkring.pipelines.evaluate import check_finite, check_labels, count_unseen, group_values, lost_to
 from sparkring.training.result import MODEL
 
 BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}
@@ -71,6 +71,12 @@ def test_a_prediction_that_is_not_finite_names_the_columns_that_are_not() -> Non
     stored["x"] = stored["y"]
     with pytest.raises(EtlError, match=r"2 of 3 predictions .*: it diverged"):
         check_finite(np.array([[0.1, 0.9], [math.nan, 1.0], [1.0, math.inf]]), rows)
+
+
+def test_a_label_that_is_not_finite_is_named() -> None:
+    check_labels(np.array([0.0, 1.5]), "cost")
+    with pytest.raises(EtlError, match="2 of 3 test rows have a label 'cost' that is infinite or NaN"):
+        check_labels(np.array([0.0, math.nan, math.inf]), "cost")
 
 
 def test_a_baseline_that_could_not_be_computed_is_not_beaten() -> None:
