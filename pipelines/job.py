@@ -212,21 +212,19 @@ def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult)
     if not config.enabled:
         return folder
     later = f"{folder}, not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
-    run = tracker.run_id(EVALUATE, timeout_s=0.0)
-    if run is None or tracker.waiting:
+    version = tracker.version(EVALUATE, timeout_s=0.0)
+    if version is None or tracker.waiting:
         return later
     from sparkring.pipelines.tracking.registry import Registry  # seconds of imports, and done by now
 
     registry = Registry(config)
     try:
         with client_limits(config):
-            version, holder = registry.version_of_run(run), registry.with_alias(config.alias)
+            holder = registry.with_alias(config.alias)
     except StoreUnreachable:
-        return later
-    if version is None:
-        return later
-    has = holder is not None and holder.version == version.version
-    return f"models:/{version.name}/{version.version}" + (f", {config.alias!r} now" if has else "")
+        return f"models:/{registry.name}/{version}"
+    has = holder is not None and holder.version == version
+    return f"models:/{registry.name}/{version}" + (f", {config.alias!r} now" if has else "")
 
 
 def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
