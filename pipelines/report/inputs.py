@@ -49,7 +49,7 @@ class ReportInputs:
         return f"{label} = {self.manifest.classes[-1]}" if self.manifest.classes else label
 
     def class_names(self, classes: int) -> list[str]:
-        """What the label's classes are called, in the order of the model's outputs; numbers where they have no names."""
+        """Name the label's classes, in the order of the model's outputs; by number where they have no names."""
         return self.manifest.classes or [str(number) for number in range(classes)]
 
     @property
