@@ -70,14 +70,14 @@ def test_only_modules_that_travel_with_the_model_are_trusted_without_asking(
 ) -> None:
     """MLflow puts a model's folder `code` on Python's path before it calls the loader."""
     code, own = folder.parent / "code", "class Own:\n    pass\n"
-    (code / "shop").mkdir(parents=True)
-    (code / "shop/net.py").write_text(own)
-    rewrite(folder, factory="shop.net:Own")
-    with pytest.raises(StoredError, match=r"model\.factory = 'shop\.net:Own': a stored file may name"):
+    (code / "bakery").mkdir(parents=True)
+    (code / "bakery/net.py").write_text(own)
+    rewrite(folder, factory="bakery.net:Own")
+    with pytest.raises(StoredError, match=r"model\.factory = 'bakery\.net:Own': a stored file may name"):
         _load_pyfunc(str(folder))  # not on the path
     monkeypatch.syspath_prepend(code)
     with pytest.raises(
-        ValueError, match=r"'shop\.net:Own'.*must|not a class|derived"
+        ValueError, match=r"'bakery\.net:Own'.*must|not a class|derived"
     ):  # imported: it is no module of torch
         _load_pyfunc(str(folder))
     rewrite(folder, factory="subprocess:Popen")
