@@ -23,7 +23,7 @@ from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
 from sparkring.pipelines.display.outcome import outcome
 from sparkring.pipelines.etl_job import describe_job, job_tags
-from sparkring.pipelines.evaluate import EVALUATE, evaluate, lost_to
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
 from sparkring.pipelines.launch.barrier import launch_options

@@ -20,7 +20,7 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import serving
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.split_rows import SplitRows
+from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.pipelines.tracking.rules import Version
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.build import make_reader

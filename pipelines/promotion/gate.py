@@ -19,9 +19,9 @@ from sparkring.conf.promotion import COMPARED_TASKS, PromoteConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.evaluate import EVALUATE, HeldOut, group_values, prediction_values, scored_rows
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, group_values, prediction_values, scored_rows
+from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.metrics.held_out import held_out_scores
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
 from sparkring.pipelines.promotion.drift import NoReference, drift_metrics, line_of, lines_of, prediction_drift
 from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, previous_result

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkring.pipelines.metrics.binary import CLIP
-from sparkring.pipelines.metrics.multiclass import TOP, class_counts, label_loss, label_ranks
+from sparkring.pipelines.evaluation.binary import CLIP
+from sparkring.pipelines.evaluation.multiclass import TOP, class_counts, label_loss, label_ranks
 
 Array = NDArray[Any]
 RESAMPLES, SEED = 1000, 0

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from sparkring.conf.manifest import digest
-from sparkring.pipelines.evaluate import HeldOut
-from sparkring.pipelines.metrics.binary import Bin, Group, calibration, share_by, threshold_curves
-from sparkring.pipelines.metrics.multiclass import class_counts, top_calibration
+from sparkring.pipelines.evaluation.binary import Bin, Group, calibration, share_by, threshold_curves
+from sparkring.pipelines.evaluation.evaluate import HeldOut
+from sparkring.pipelines.evaluation.multiclass import class_counts, top_calibration
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
 

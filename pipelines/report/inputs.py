@@ -11,8 +11,8 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.promotion import COMPARED_TASKS
-from sparkring.pipelines.balance import differences, split_losses
-from sparkring.pipelines.evaluate import HeldOut, lost_to
+from sparkring.pipelines.evaluation.balance import differences, split_losses
+from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
 from sparkring.training.result import MODEL, Scores, TrainResult
 
 TOTAL = "total_s"  # among the timings: of all stages together

@@ -19,8 +19,8 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import ManifestError, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.evaluate import read_held_out, scored_rows
-from sparkring.pipelines.metrics.held_out import BEST_IS_LOW, is_better
+from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
+from sparkring.pipelines.evaluation.held_out import BEST_IS_LOW, is_better
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Drawn, draw
 from sparkring.pipelines.report.inputs import ReportInputs

@@ -27,7 +27,7 @@ from sparkring.etl.tokenizer import Codec, train_bpe
 from sparkring.etl.windows.parts import PART_NAME, Part, find_part
 from sparkring.etl.windows.window import list_files
 from sparkring.pipelines import serving
-from sparkring.pipelines.evaluate import read_predictions
+from sparkring.pipelines.evaluation.evaluate import read_predictions
 from sparkring.pipelines.predict.publish import MANIFEST as PREDICTIONS
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions
 from sparkring.pipelines.runs import RunRecord, Runs

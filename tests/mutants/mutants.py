@@ -56,7 +56,7 @@ T_CONVERT = (
     "tests/training/data/petastorm_adapter/test_petastorm_reader.py"
     "::test_dates_and_timestamps_are_what_the_native_reader_makes_of_them"
 )
-STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluate.py"
+STATE, MANIFEST, EVALUATE = "etl/features.py", "conf/manifest.py", "pipelines/evaluation/evaluate.py"
 PREDICATE, T_PREDICATE = "etl/sources/predicate.py", "tests/etl/sources/test_predicate.py"
 PARTITIONS, T_PARTITIONS = "etl/sources/partitions.py", "tests/etl/sources/test_partitions.py"
 JSON_FILE, T_JSON_FILE = "etl/sources/json_file.py", "tests/etl/sources/test_json_file.py"
@@ -69,7 +69,7 @@ ICE_TABLE, ICE_WHERE, ICE_SCHEMA = (f"etl/sources/iceberg/{name}.py" for name in
 T_ICE_TABLE, T_ICE_WHERE = (f"tests/etl/sources/iceberg/test_{name}.py" for name in ("table", "where"))
 KEEPING, T_KEEPING = "pipelines/housekeeping/retention.py", "tests/pipelines/housekeeping/test_retention.py"
 EVENTS, T_EVENTS = "pipelines/housekeeping/events.py", "tests/pipelines/housekeeping/test_events.py"
-EVALUATE, T_EVALUATE = "pipelines/evaluate.py", "tests/pipelines/test_evaluate.py"
+EVALUATE, T_EVALUATE = "pipelines/evaluation/evaluate.py", "tests/pipelines/evaluation/test_evaluate.py"
 NOTIFY, T_NOTIFY = "pipelines/housekeeping/notify.py", "tests/pipelines/housekeeping/test_notify.py"
 GC, T_GC = "pipelines/housekeeping/gc.py", "tests/pipelines/housekeeping/test_gc.py"
 CLEANUP = "pipelines/tracking/cleanup.py"
@@ -79,10 +79,10 @@ OL_DATASETS, OL_EVENTS, OL_SEND, OL_DRIVER, OL_RECORD = (f"pipelines/tracking/op
 T_OL_DATASETS, T_OL_EVENTS, T_OL_SEND = (f"tests/pipelines/tracking/openlineage/test_{name}.py" for name in OL[:3])
 SCORES, T_SCORES = "training/models/scores.py", "tests/training/models/test_scores.py"
 EVALUATION, T_EVALUATION = "training/evaluation.py", "tests/training/test_evaluation.py"
-MULTICLASS, T_MULTICLASS = "pipelines/metrics/multiclass.py", "tests/pipelines/metrics/test_multiclass.py"
-T_RESAMPLED, T_HELD_OUT = "tests/pipelines/promotion/test_scores.py", "tests/pipelines/metrics/test_held_out.py"
-BASELINE, T_BASELINE = "pipelines/baseline.py", "tests/pipelines/test_baseline.py"
-BALANCE, T_BALANCE = "pipelines/balance.py", "tests/pipelines/test_balance.py"
+MULTICLASS, T_MULTICLASS = "pipelines/evaluation/multiclass.py", "tests/pipelines/evaluation/test_multiclass.py"
+T_RESAMPLED, T_HELD_OUT = "tests/pipelines/promotion/test_scores.py", "tests/pipelines/evaluation/test_held_out.py"
+BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
+BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluation/test_balance.py"
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
 PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(CONVERT, "if np.isnat(moments).any():", "if False:", T_CONVERT),
     Mutant(FOOTERS, 'physical_type == "INT96"', 'physical_type == "INT64"', "tests/etl/sources/test_footers.py"),
     Mutant(MANIFEST, 'c.role != "input" and c.dtype', "c.dtype", "tests/etl/test_table.py"),
-    Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", "tests/pipelines/test_evaluate.py"),
+    Mutant(EVALUATE, "fill_null(len(coded.dictionary))", "fill_null(0)", "tests/pipelines/evaluation/test_evaluate.py"),
     Mutant(MANIFEST, 'is_date == (stored.logical == "date") and ', "", "tests/conf/test_stored.py"),
     Mutant(
         STATE,
@@ -344,7 +344,7 @@ MUTANTS = (
         "new)",
         "tests/spark/test_etl_window_inputs.py -k changes",
     ),
-    Mutant(EVALUATE, "== UNSEEN_CODE", "== 0", "tests/pipelines/test_evaluate.py"),
+    Mutant(EVALUATE, "== UNSEEN_CODE", "== 0", "tests/pipelines/evaluation/test_evaluate.py"),
     Mutant(CLI, "error, BrokenPipeError) and _reader_has_gone()", "error, BrokenPipeError)", f"{T_CLI} -k connection"),
     Mutant(CLI, "        return Exit.PIPE", "        return Exit.OK", f"{T_CLI} -k reader"),
     Mutant(
@@ -815,12 +815,12 @@ MUTANTS = (
         "calibration(labels == 0, scores.max",
         T_MULTICLASS,
     ),
-    Mutant("pipelines/metrics/held_out.py", "if not is_higher", "if is_higher", T_HELD_OUT),
+    Mutant("pipelines/evaluation/held_out.py", "if not is_higher", "if is_higher", T_HELD_OUT),
     Mutant(
-        "pipelines/metrics/regression.py",
+        "pipelines/evaluation/regression.py",
         "1 - squared / variance",
         "1 - squared",
-        "tests/pipelines/metrics/test_regression.py",
+        "tests/pipelines/evaluation/test_regression.py",
     ),
     Mutant(
         "pipelines/promotion/scores.py",

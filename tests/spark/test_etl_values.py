@@ -21,8 +21,8 @@ from sparkring.etl.shard import ORDER, SHARD, Target, number_rows, plan_files, w
 from sparkring.etl.sources.pin import pin_sources
 from sparkring.etl.split import add_split
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.evaluate import group_values
-from sparkring.pipelines.split_rows import split_rows
+from sparkring.pipelines.evaluation.evaluate import group_values
+from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.features.transform import apply_numpy
 from sparkring.training.data.request import ReadRequest

@@ -12,9 +12,9 @@ import pytest
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
+from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows, read_champion
 from sparkring.pipelines.serving import _load_pyfunc
-from sparkring.pipelines.split_rows import split_rows
 from sparkring.pipelines.tracking.rules import Version
 from tests.pipelines.promotion import nights
 

@@ -15,10 +15,10 @@ import pytest
 
 from sparkring.conf.load import Resolved
 from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.evaluate import EVALUATE, HeldOut
+from sparkring.pipelines.evaluation.binary import binary_scores
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.job import publish_model
-from sparkring.pipelines.metrics.binary import binary_scores
 from sparkring.pipelines.promotion.drift import DriftStop
 from sparkring.pipelines.promotion.gate import Compared, Seen, conclude, open_gate, pending, report_decision
 from sparkring.pipelines.promotion.prepare import Prepared, prepare

@@ -101,7 +101,7 @@ def scored(seed: int, rows: int, ours_noise: float, champion_noise: float, slice
 
 
 def of(rows: ScoredRows, *rules: MetricRule, **more: Any) -> list[Any]:
-    from sparkring.pipelines.metrics.held_out import held_out_scores
+    from sparkring.pipelines.evaluation.held_out import held_out_scores
 
     both = [held_out_scores("binary", rows.labels, scores) for scores in rows.models]
     return judge(PromoteConfig(rules=list(rules), **more), "binary", both[0], both[1], rows)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
 from sparkring.conf.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED
-from sparkring.pipelines.metrics.held_out import held_out_scores
+from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.promotion.scores import Ranking, resampled, row_values
 
 LABELS = np.array([0, 1, 1, 0, 1, 0, 0, 1], np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkring.pipelines.evaluate import HeldOut
+from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.report.drawing import MOST_ROWS, Drawn, by_prediction, confusion_of, draw, most_frequent
 from tests.pipelines.report.test_report import inputs
 

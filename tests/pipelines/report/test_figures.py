@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sparkring.pipelines.metrics import binary as metrics
+from sparkring.pipelines.evaluation import binary as metrics
 from sparkring.pipelines.report import figures
 
 

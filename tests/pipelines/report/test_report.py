@@ -13,8 +13,8 @@ import pytest
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.evaluate import HeldOut
-from sparkring.pipelines.metrics.held_out import held_out_scores
+from sparkring.pipelines.evaluation.evaluate import HeldOut
+from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs

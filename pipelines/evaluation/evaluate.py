@@ -21,12 +21,12 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
-from sparkring.pipelines.balance import label_balance
-from sparkring.pipelines.baseline import fit_baselines
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.metrics.held_out import held_out_scores, is_better
-from sparkring.pipelines.split_rows import SplitRows, split_rows
+from sparkring.pipelines.evaluation.balance import label_balance
+from sparkring.pipelines.evaluation.baseline import fit_baselines
+from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
+from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.models.gpt import perplexity

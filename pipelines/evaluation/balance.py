@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
-from sparkring.pipelines.split_rows import SplitRows
+from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.result import LabelBalance, Scores
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from sparkring.conf.config import DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.split_rows import spark_path, split_rows
+from sparkring.pipelines.evaluation.split_rows import spark_path, split_rows
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparkring.conf.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
-from sparkring.pipelines.metrics.held_out import held_out_scores, is_better
+from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
 
 LABELS = np.arange(12) % 6
 PREDICTIONS = {"binary": np.linspace(0, 1, 12), "multiclass": np.eye(6)[LABELS], "regression": LABELS + 0.5}

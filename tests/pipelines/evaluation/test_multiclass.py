@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.pipelines.metrics import multiclass
+from sparkring.pipelines.evaluation import multiclass
 
 ROWS = st.integers(2, 7).flatmap(
     lambda classes: st.lists(

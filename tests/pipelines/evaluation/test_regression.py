@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.pipelines.metrics.regression import regression_scores
+from sparkring.pipelines.evaluation.regression import regression_scores
 
 PAIRS = st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=1, max_size=30)
 

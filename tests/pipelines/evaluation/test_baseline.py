@@ -19,7 +19,8 @@ from pyspark.ml.linalg import Vectors
 from sparkring.conf.config import DataConfig, RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.baseline import (
+from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.evaluation.baseline import (
     CLASS_RATES,
     LINEAR,
     LOGISTIC,
@@ -33,9 +34,8 @@ from sparkring.pipelines.baseline import (
     fit_baselines,
     multinomial_scores,
 )
-from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.evaluate import evaluate
-from sparkring.pipelines.split_rows import split_rows
+from sparkring.pipelines.evaluation.evaluate import evaluate
+from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
 from sparkring.training.worker import left_out
@@ -197,7 +197,7 @@ def test_rates_of_classes_are_probabilities_and_the_most_frequent_one_is_the_gue
 def test_a_multinomial_regression_of_too_many_coefficients_is_not_fitted(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkring.pipelines.baseline.MOST_COEFFICIENTS", 14)
+    monkeypatch.setattr("sparkring.pipelines.evaluation.baseline.MOST_COEFFICIENTS", 14)
     frame = spark.createDataFrame([(Vectors.dense([0.0] * 5), 2.0)], ["__features", "__label"])
     with pytest.raises(ValueError, match="15 coefficients, more than 14"):
         multinomial_scores(frame, frame)

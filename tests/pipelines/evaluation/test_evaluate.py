@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparkring.etl.errors import EtlError
-from sparkring.pipelines.evaluate import check_finite, check_labels, count_unseen, group_values, lost_to
+from sparkring.pipelines.evaluation.evaluate import check_finite, check_labels, count_unseen, group_values, lost_to
 from sparkring.training.result import MODEL
 
 BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}

@@ -26,9 +26,9 @@ from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
 from sparkring.etl.session import described
 from sparkring.pipelines.display.spark_jobs import spark_progress
-from sparkring.pipelines.metrics.binary import CLIP
-from sparkring.pipelines.metrics.multiclass import class_counts
-from sparkring.pipelines.split_rows import SplitRows
+from sparkring.pipelines.evaluation.binary import CLIP
+from sparkring.pipelines.evaluation.multiclass import class_counts
+from sparkring.pipelines.evaluation.split_rows import SplitRows
 
 log = logging.getLogger(__name__)
 Scores = dict[str, float]

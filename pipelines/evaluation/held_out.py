@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from sparkring.conf.promotion import HIGHER_IS_BETTER
-from sparkring.pipelines.metrics.binary import binary_scores
-from sparkring.pipelines.metrics.multiclass import multiclass_scores
-from sparkring.pipelines.metrics.regression import regression_scores
+from sparkring.pipelines.evaluation.binary import binary_scores
+from sparkring.pipelines.evaluation.multiclass import multiclass_scores
+from sparkring.pipelines.evaluation.regression import regression_scores
 
 BEST_IS_LOW = {name for known in HIGHER_IS_BETTER.values() for name, is_higher in known.items() if not is_higher}
 

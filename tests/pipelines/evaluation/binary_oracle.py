@@ -1,4 +1,4 @@
-"""The scores of pipelines/metrics/binary.py written out in numpy, without scikit-learn: their oracle."""
+"""The scores of pipelines/evaluation/binary.py written out in numpy, without scikit-learn: their oracle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkring.pipelines.metrics.binary import CLIP, Bin, Group, calibration_error
+from sparkring.pipelines.evaluation.binary import CLIP, Bin, Group, calibration_error
 
 Array = np.ndarray
 

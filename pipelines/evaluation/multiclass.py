@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkring.pipelines.metrics.binary import CLIP, Bin, calibration, calibration_error
+from sparkring.pipelines.evaluation.binary import CLIP, Bin, calibration, calibration_error
 
 Array = np.ndarray
 TOP = 5  # classes among which `top_5_accuracy` looks for the label

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sparkring.pipelines.balance import OTHER, class_balance, differences, split_losses
+from sparkring.pipelines.evaluation.balance import OTHER, class_balance, differences, split_losses
 from sparkring.training.result import LabelBalance
 
 

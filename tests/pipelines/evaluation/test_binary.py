@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkring.pipelines.metrics import binary as metrics
+from sparkring.pipelines.evaluation import binary as metrics
 
 from . import binary_oracle as oracle
 

@@ -1,1 +1,0 @@
-"""Exact scores of held-out predictions, by task."""
