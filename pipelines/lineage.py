@@ -37,7 +37,7 @@ class SourceState:
 
 
 @dataclass(frozen=True)
-class Lineage:
+class Origin:
     """What a target was made of; {} for what it has none of, or what is no longer there (`missing` says so)."""
 
     target: str
@@ -51,7 +51,7 @@ class Lineage:
         return json.dumps(asdict(self), indent=1, default=str)
 
 
-def trace(target: str, tracking: TrackingConfig) -> Lineage:
+def trace(target: str, tracking: TrackingConfig) -> Origin:
     """Trace `models:/...`, a run folder or a dataset folder. StoredError for anything else.
 
     Sources are pinned again, which reads the files of those that are files. `tracking`: where the registry is.
@@ -59,9 +59,9 @@ def trace(target: str, tracking: TrackingConfig) -> Lineage:
     if REGISTERED.fullmatch(target) is None:
         folder = open_storage(target)
         if folder.exists(MANIFEST_NAME):
-            return of_dataset(Lineage(target), target, None)
+            return of_dataset(Origin(target), target, None)
         if folder.exists(SUMMARY):
-            return of_run(Lineage(target), folder)
+            return of_run(Origin(target), folder)
         raise StoredError(
             f"{target}: is no registered model (models:/<name>@<alias>), and no folder of a finished run ({SUMMARY}) "
             f"or of a dataset ({MANIFEST_NAME})"
@@ -74,7 +74,7 @@ def trace(target: str, tracking: TrackingConfig) -> Lineage:
     registered = dt.datetime.fromtimestamp(found.created_ms / 1000, dt.UTC).isoformat(timespec="seconds")
     tags = {name.removeprefix("sparkring."): value for name, value in found.tags.items()}
     model = {"uri": found.uri, "aliases": list(found.aliases), "registered": registered, "tags": tags}
-    made = Lineage(target, model=model)
+    made = Origin(target, model=model)
     run = None if job is None else run_of(job.run_id, job.runs_uri, job.recipe)
     if run is None:
         where = (
@@ -91,7 +91,7 @@ def run_of(mlflow_run_id: str, runs_uri: str, recipe: str) -> Storage | None:
     return next((folder for folder in folders if folder.exists(SUMMARY)), None)
 
 
-def of_run(made: Lineage, folder: Storage) -> Lineage:
+def of_run(made: Origin, folder: Storage) -> Origin:
     """Add a finished run, and what it was trained on."""
     result = read_result(folder)
     run = {
@@ -107,7 +107,7 @@ def of_run(made: Lineage, folder: Storage) -> Lineage:
     return of_dataset(_with(made, run=run), result.dataset, result)
 
 
-def of_dataset(made: Lineage, uri: str, result: TrainResult | None) -> Lineage:
+def of_dataset(made: Origin, uri: str, result: TrainResult | None) -> Origin:
     """Add a dataset and its sources. Without the run's configuration sources are not looked at."""
     storage = open_storage(uri)
     if not storage.exists(MANIFEST_NAME):
@@ -193,15 +193,15 @@ def _states_of_parts(
     return SourceState(name, dict(read), "same")
 
 
-def _with(made: Lineage, **changes: Any) -> Lineage:
-    return Lineage(**{**vars(made), **changes})
+def _with(made: Origin, **changes: Any) -> Origin:
+    return Origin(**{**vars(made), **changes})
 
 
-def _lacking(made: Lineage, what: str) -> Lineage:
+def _lacking(made: Origin, what: str) -> Origin:
     return _with(made, missing=[*made.missing, what])
 
 
-def text(made: Lineage) -> str:
+def text(made: Origin) -> str:
     """The lineage as one screen."""
     lines = [*_model_lines(made.model), *_run_lines(made.run), *_dataset_lines(made.dataset)]
     width = max((len(source.name) for source in made.sources), default=0)

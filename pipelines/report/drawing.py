@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Numbers:
+class FigureNumbers:
     """A table under a figure."""
 
     columns: Sequence[str]
@@ -41,7 +41,7 @@ class Drawn:
     name: str  # a file's
     caption: str
     figure: Figure
-    numbers: Numbers
+    numbers: FigureNumbers
     wide: bool = False
 
 
@@ -67,7 +67,7 @@ def _losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawn:
     sparse = {step for step, _ in thinned(min(losses.values(), key=len), MOST_ROWS)}  # evaluations, between log lines
     steps = sorted({*thinned(sorted(by_step), MOST_ROWS), *sparse})
     rows = [[step, *(by_step[step].get(name, "") for name in losses)] for step in steps]
-    return Drawn("loss", "Loss over steps", figures.curves(losses, "loss"), Numbers(["step", *losses], rows))
+    return Drawn("loss", "Loss over steps", figures.curves(losses, "loss"), FigureNumbers(["step", *losses], rows))
 
 
 def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
@@ -89,7 +89,7 @@ def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     return drawn
 
 
-def _groups(column: str, groups: Sequence[Group]) -> Numbers:
+def _groups(column: str, groups: Sequence[Group]) -> FigureNumbers:
     rows = [(group.value, group.rows, group.observed, group.predicted) for group in groups]
     return _numbers([column, "rows", "observed", "predicted"], rows, most=figures.MOST_BARS)
 
@@ -116,7 +116,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
             "confusion",
             "Confusion: share of each class's rows by predicted class",
             figures.confusion_matrix(matrix, shown),
-            Numbers(["actual \\ predicted", *shown], by_row),
+            FigureNumbers(["actual \\ predicted", *shown], by_row),
             wide=len(shown) > figures.FEW_CLASSES,
         ),
         _calibration(top_calibration(labels, held.scores), "probability of the predicted class", "share that is right"),
@@ -124,7 +124,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
             "classes",
             "Precision and recall by class",
             figures.class_bars(counts.precision[some], counts.recall[some], [names[one] for one in some]),
-            Numbers(["class", "rows", "predicted", "precision", "recall", "F1"], of_classes),
+            FigureNumbers(["class", "rows", "predicted", "precision", "recall", "F1"], of_classes),
             wide=True,
         ),
     ]
@@ -161,13 +161,13 @@ def _regression(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
             "predicted_and_actual",
             f"Predicted against actual {label}{of_rows}",
             figures.predicted_and_actual(labels, predictions, label),
-            Numbers(columns, by_prediction(labels, predictions)),
+            FigureNumbers(columns, by_prediction(labels, predictions)),
         ),
         Drawn(
             "residuals",
             f"Residuals, the middle 99 % of {len(labels):,} rows",
             figures.residuals(counts, edges, label),
-            Numbers(["quantile", "predicted - actual"], [*zip(shares, map(float, quantiles), strict=True)]),
+            FigureNumbers(["quantile", "predicted - actual"], [*zip(shares, map(float, quantiles), strict=True)]),
         ),
     ]
 
@@ -194,5 +194,5 @@ def thinned(items: Sequence[T], most: int) -> list[T]:
     return [items[at] for at in kept]
 
 
-def _numbers(columns: Sequence[str], rows: Iterable[Sequence[Cell]], most: int = MOST_ROWS) -> Numbers:
-    return Numbers(columns, thinned(list(rows), most))
+def _numbers(columns: Sequence[str], rows: Iterable[Sequence[Cell]], most: int = MOST_ROWS) -> FigureNumbers:
+    return FigureNumbers(columns, thinned(list(rows), most))

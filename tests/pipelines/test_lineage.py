@@ -75,7 +75,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def states(made: lineage.Lineage) -> dict[str, str]:
+def states(made: lineage.Origin) -> dict[str, str]:
     return {source.name: source.state for source in made.sources}
 
 
