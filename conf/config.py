@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -26,6 +27,9 @@ from sparkring.conf.schema import Name, Strict, TimeZone, check_case
 from sparkring.conf.secrets import is_secret_name, redact
 from sparkring.conf.sources import FilesSource, Source, as_text
 
+MLFLOW_SCHEMES = {  # of its own stores; plug-ins add others
+    "http", "https", "file", "sqlite", "mysql", "postgresql", "mssql", "databricks", "databricks-uc", "uc",
+}  # fmt: skip
 SPARK_REDACTS = "(?i)secret|password|token|access[.]?key"  # Spark's default of spark.redaction.regex
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
@@ -566,9 +570,11 @@ class ParameterGroup(Strict):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.model_fields_set <= {"match"}:
+        # By value: a stored configuration sets every field.
+        is_trained_otherwise = self.lr_scale != 1.0 or self.weight_decay is not None
+        if not self.frozen and not is_trained_otherwise:
             raise ValueError("says nothing of its parameters: give lr_scale, weight_decay or frozen")
-        if self.frozen and self.model_fields_set & {"lr_scale", "weight_decay"}:
+        if self.frozen and is_trained_otherwise:
             raise ValueError("frozen parameters have no learning rate: leave lr_scale and weight_decay out")
         return self
 
@@ -783,6 +789,16 @@ class TrackingConfig(Strict):
     @property
     def store_uri(self) -> str:
         return self.uri or f"sqlite:///{Path(self.root).resolve()}/mlflow.db"
+
+    @field_validator("uri")
+    @classmethod
+    def _has_a_store(cls, uri: str | None) -> str | None:
+        scheme = "" if uri is None else uri.partition(":")[0].partition("+")[0]
+        plugins = {entry.name for entry in entry_points(group="mlflow.tracking_store")}
+        if uri is not None and ":" in uri and scheme not in MLFLOW_SCHEMES | plugins:
+            known = ", ".join(sorted(MLFLOW_SCHEMES | plugins))
+            raise ValueError(f"MLflow has no store for {scheme!r}; it knows {known}")
+        return uri
 
     def named(self, recipe: str) -> Self:
         """With `experiment` and `registered_model` filled in: the name of the recipe where they are not set."""

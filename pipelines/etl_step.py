@@ -5,19 +5,23 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyspark
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, read_manifest
 from sparkring.conf.rules.recipe import class_list_problems
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.analysis import analyze
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
+from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import dataset_fingerprint
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
@@ -29,6 +33,7 @@ from sparkring.pipelines.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 ETL = "etl"  # key of its run in MLflow
+DATA_EXCEPTION = "22"  # class of the SQL standard's states
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ def build(
             before_publish=before_publish,
             on_classes=(lambda label, names: _check_classes(config, label, names)) if trained else _any_classes,
         )
-        with spark_progress(spark):
+        with spark_progress(spark), data_errors_named():
             built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
         seconds = {**built.seconds, "total_s": time.monotonic() - began} if built.rebuilt else {}
         dataset = Dataset(built.manifest, open_storage(built.uri), built.rebuilt, seconds, built.written_parts)
@@ -179,6 +184,20 @@ def _any_classes(label: str, names: Sequence[str]) -> None:
 def _check_classes(config: RunConfig, label: str, names: Sequence[str]) -> None:
     if problems := class_list_problems(config, label, names):
         raise ConfigError(config.name, problems)
+
+
+@contextmanager
+def data_errors_named() -> Iterator[None]:
+    """Make EtlError of what Spark says of a value: a text that is no number, an overflow, a division by zero."""
+    try:
+        yield
+    except PySparkException as error:
+        if not (error.getSqlState() or "").startswith(DATA_EXCEPTION):
+            raise
+        raise EtlError(
+            f"{first_line(error)} A view, a check's column, the split's column or a feature asks for it: correct the "
+            "value or cast it in the recipe's SQL"
+        ) from error
 
 
 def record_build(tracker: Tracker, dataset: Dataset) -> None:

@@ -38,7 +38,7 @@ def outcome(result: TrainResult, config: RunConfig, model: str) -> str:
     facts = {
         "model": model,
         "report": f"{result.run}/report.html",
-        "browse": result.tracking_url or f"sparkring ui   (MLflow experiment {experiment!r})",
+        "browse": result.tracking_url or f"sparkring ui RECIPE   (MLflow experiment {experiment!r})",
         "next": "sparkring predict RECIPE" if config.predict is not None else "",
         "time": _time_line(result.timings),
     }

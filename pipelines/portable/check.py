@@ -20,7 +20,7 @@ from sparkring.conf.config import TrackingConfig
 from sparkring.conf.predict import REGISTERED
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS
+from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS, changed_files
 from sparkring.pipelines.scratch import scratch_folder
 from sparkring.training.launch.failure import LaunchError
 
@@ -48,6 +48,9 @@ def serve_check(target: str, tracking: TrackingConfig, say: Callable[[str], None
     with scratch_folder("check") as scratch:
         folder = find_folder(target, tracking, scratch)
         data = data_folder(folder, target)
+        if changed := changed_files(data):
+            say(f"{target}: {', '.join(changed)}: not as when the model was registered, by sha256")
+            return Exit.QUALITY
         began = time.monotonic()
         python = make_environment(folder / REQUIREMENTS, scratch / "environment", target)
         say(f"{target}: its requirements are installed, in {time.monotonic() - began:.0f} s")

@@ -9,7 +9,7 @@ from pathlib import Path
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
-from sparkring.pipelines.portable.sample import sample_of, write_sample
+from sparkring.pipelines.portable.sample import sample_of, write_digests, write_sample
 from sparkring.pipelines.portable.sources import model_sources, requirements
 from sparkring.pipelines.serving import copy_model_folder, make_predictor
 
@@ -37,6 +37,7 @@ def pack_model(config: RunConfig, dataset: Dataset, model: Storage, folder: Path
         (code / name).write_text(text, encoding="utf-8")
     if config.tracking.sample_rows:
         add_sample(config, dataset, data)
+    write_digests(data)
     return PackedModel(data, code, requirements(sources.packages))
 
 

@@ -26,6 +26,7 @@ from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
+from sparkring.training.optim import freeze
 from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
 from sparkring.training.worker import change_since, starting_model
@@ -127,6 +128,9 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield f"model.args = {model.args}: {model.factory} does not take them: {problem}"
     elif not hasattr(factory, "from_manifest") and not knows_its_size(config):
         yield from _unmade(lambda: factory(**model.args), f"model.args = {model.args}: {model.factory}")
+        yield from _group_problems(config, lambda: factory(**model.args))
+    if model.inputs and model.task in TABLE_TASKS and (problem := _not_taken(factory, len(model.inputs))):
+        yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
@@ -144,6 +148,32 @@ def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
     except TypeError as error:
         return str(error)
     except ValueError:  # no signature, as of some compiled code
+        return ""
+    return ""
+
+
+def _group_problems(config: RunConfig, make: Callable[[], nn.Module]) -> Iterator[str]:
+    """Groups of parameters (optim.groups) that none of a model made without memory is of."""
+    if not config.optim.groups:
+        return
+    try:
+        with torch.device("meta"):
+            model = make()
+    except Exception:  # needs values to be made; ranks find it
+        return
+    try:
+        freeze(model, config.optim.groups)
+    except ValueError as error:
+        yield str(error)
+
+
+def _not_taken(factory: type[nn.Module], inputs: int) -> str:
+    """Why the model's forward does not take so many columns; '' where it does, or where it is not known."""
+    try:
+        inspect.signature(factory.forward).bind(None, *range(inputs))
+    except TypeError as error:
+        return str(error)
+    except (ValueError, AttributeError):  # a function that makes a module, or compiled code
         return ""
     return ""
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from sparkring.conf.config import DataConfig, EtlConfig, LaunchConfig, SparkConfig
+from sparkring.conf.config import DataConfig, EtlConfig, LaunchConfig, SparkConfig, TrackingConfig
 
 RECIPES = Path(__file__).resolve().parents[2] / "conf/recipes"
 BLOCK = {
@@ -220,3 +220,13 @@ def test_numbers_and_bools_of_yaml_are_texts_for_spark() -> None:
         "my.token": "12",
     }  # fmt: skip
     assert "12" not in str(found)
+
+
+@pytest.mark.parametrize("uri", [None, "http://host:5000", "sqlite:////tmp/a.db", "mysql+pymysql://h/d", "/a/folder"])
+def test_stores_that_mlflow_has(uri: str | None) -> None:
+    assert TrackingConfig(uri=uri).uri == uri
+
+
+def test_a_store_that_mlflow_does_not_have_is_no_server_that_is_away() -> None:
+    with pytest.raises(ValueError, match=r"MLflow has no store for 'htp'; it knows databricks, .*http, https"):
+        TrackingConfig(uri="htp://host:5000")

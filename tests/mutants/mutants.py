@@ -156,6 +156,13 @@ MUTANTS = (
     Mutant(HVD_ZERO, "foreach_copy_(self.sent, self.weights)", "pass", RING),
     Mutant(HVD_ZERO, "None if whole in unreached else gradient", "gradient", RING),
     Mutant(OPTIM, "weight_decay if matrix else 0.0", "weight_decay", T_OPTIM),
+    Mutant(
+        "pipelines/portable/sample.py",
+        "now.get(name) != sha256",
+        "name not in now",
+        "tests/pipelines/portable/test_sample.py",
+    ),
+    Mutant("pipelines/etl_step.py", 'DATA_EXCEPTION = "22"', 'DATA_EXCEPTION = ""', "tests/pipelines/test_etl_step.py"),
     Mutant(OPTIM, "re.fullmatch(group.match, name)", "re.match(group.match, name)", T_OPTIM),
     Mutant(OPTIM, "if not any(of is group for _, of in found):", "if False:", T_OPTIM),
     Mutant("training/parallel/step.py", "lr * group.get(LR_SCALE, 1.0)", "lr", "tests/training/parallel/test_step.py"),

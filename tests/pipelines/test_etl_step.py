@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
@@ -26,9 +27,18 @@ from sparkring.conf.manifest import (
     WindowPart,
 )
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.etl.errors import EtlError
 from sparkring.etl.windows.window import PinnedWindow
 from sparkring.pipelines import etl_step
-from sparkring.pipelines.etl_step import Dataset, dataset_info, find, record_build, require, wanted_fingerprint
+from sparkring.pipelines.etl_step import (
+    Dataset,
+    data_errors_named,
+    dataset_info,
+    find,
+    record_build,
+    require,
+    wanted_fingerprint,
+)
 
 MANIFEST = DatasetManifest(
     name="d", fingerprint="a" * 64, created_at="",
@@ -194,3 +204,11 @@ def test_a_recipe_with_intervals_is_pinned_and_built_as_a_window(
     after = etl_step.pin(night.config, never)
     assert isinstance(after, PinnedWindow) and after.parts[0].fingerprint == pinned.parts[1].fingerprint
     assert etl_step.wanted_fingerprint(night.config, after) != wanted
+
+
+@pytest.mark.spark
+def test_a_value_that_spark_cannot_read_is_an_error_of_the_data(spark: Any) -> None:
+    with pytest.raises(EtlError, match=r"'Wien'.* cast it in the recipe's SQL"), data_errors_named():
+        spark.sql("SELECT CAST(name AS TIMESTAMP) FROM VALUES ('Wien') AS t(name)").collect()
+    with pytest.raises(PySparkException), data_errors_named():
+        spark.sql("SELECT nowhere").collect()

@@ -66,6 +66,12 @@ def test_groups_that_make_no_sense_are_refused(keys: dict[str, Any], why: str) -
         ParameterGroup(**keys)
 
 
+@pytest.mark.parametrize("keys", [{"frozen": True}, {"lr_scale": 0.0}, {"weight_decay": 0.0}])
+def test_a_group_is_the_same_after_it_was_stored(keys: dict[str, Any]) -> None:
+    group = ParameterGroup(match="a", **keys)
+    assert ParameterGroup.model_validate(group.model_dump(mode="json")) == group
+
+
 def test_adamw_is_torchs() -> None:
     ours, theirs = two_parameters(), two_parameters()
     build_optimizer(ours, OptimConfig(name="adamw", lr=0.1, weight_decay=0.2)).step()

@@ -29,9 +29,9 @@ def test_scores_are_a_table_with_blanks_where_a_model_has_none() -> None:
 
 
 def test_where_training_ended_and_whose_weights_the_model_has(tmp_path: Path) -> None:
-    stopped = recipe(tmp_path, "train.early_stopping.metric=auc", "train.early_stopping.patience=3")
+    stopped = recipe(tmp_path, "train.early_stopping.metric=rmse", "train.early_stopping.patience=3")
     assert ended_line(rank_result(steps=30, stopped_early=True, exported_step=15, best_step=15), stopped) == (
-        "ended at step 30, early: no better auc in 3 evaluations; "
+        "ended at step 30, early: no better rmse in 3 evaluations; "
         "the model is that of step 15, the best by loss (0.5000)"
     )
     last = rank_result(steps=30, exported_step=30, best_step=15)
@@ -49,7 +49,7 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
         "",
         "  model   models:/sales/7, 'champion' now",
         "  report  /runs/again/1/report.html",
-        "  browse  sparkring ui   (MLflow experiment 'sales')",
+        "  browse  sparkring ui RECIPE   (MLflow experiment 'sales')",
         "  time    10 s: spark 3, launch 1",
     ]
     scores = recipe(tmp_path, "train.test_split=null")

@@ -14,7 +14,15 @@ from sparkring.conf.manifest import Column, DataFile, DatasetManifest, SplitInfo
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.portable.pack import add_sample, pack_model
-from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS, first_rows, sample_of
+from sparkring.pipelines.portable.sample import (
+    DIGESTS,
+    PREDICTIONS,
+    ROWS,
+    changed_files,
+    first_rows,
+    sample_of,
+    write_digests,
+)
 from sparkring.pipelines.serving import Predictor, make_predictor
 from sparkring.training.model_folder import describe_model
 from sparkring.training.recipe_model import build_model
@@ -96,7 +104,7 @@ def test_a_packed_model_holds_its_code_and_its_sample(
     packed = pack_model(CONFIG, Dataset(*dataset), model, tmp_path / "packed")
     assert {path.name for path in packed.data.iterdir()} == {
         *("config.json", "manifest.json", "weights.safetensors"),
-        *(ROWS, PREDICTIONS),
+        *(ROWS, PREDICTIONS, DIGESTS),
     }
     assert (packed.code / "sparkring/pipelines/serving.py").exists() and any(
         "torch==" in r for r in packed.requirements
@@ -130,3 +138,15 @@ def test_the_sample_of_a_language_model_is_a_prompt(tmp_path: Path) -> None:
     rows, predictions = sample_of(config, described, folder, writer)
     assert rows.to_pylist() == [{"prompt": "def f(", "tokens": 20, "temperature": 0.0}]
     assert writer.predict(rows.to_pandas())["text"].tolist() == predictions["text"].to_pylist() != [""]
+
+
+def test_a_changed_or_missing_file_of_a_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "body").mkdir()
+    for name in ("weights.safetensors", "body/config.json"):
+        (tmp_path / name).write_bytes(bytes(range(100)))
+    assert changed_files(tmp_path) == []  # of before this was recorded
+    write_digests(tmp_path)
+    assert changed_files(tmp_path) == []
+    (tmp_path / "weights.safetensors").write_bytes(bytes([1, *range(1, 100)]))
+    (tmp_path / "body/config.json").unlink()
+    assert changed_files(tmp_path) == ["body/config.json", "weights.safetensors"]

@@ -19,7 +19,8 @@ INEXACT_IN_DOUBLE = 1 << 53  # from here on a double may stand for several whole
 
 
 def is_null(value: Any) -> bool:
-    return value is None or value != value  # NaN and NaT differ from themselves
+    # NaN and NaT differ from themselves; of pandas' NA nobody can say
+    return value is None or type(value).__name__ == "NAType" or value != value
 
 
 def _as_spark(value: Any, spark_type: str) -> Any:
@@ -33,6 +34,8 @@ def _as_spark(value: Any, spark_type: str) -> Any:
 
 def as_text(value: Any, spark_type: str) -> str:
     """The value as Spark's cast to string writes it."""
+    if spark_type == "boolean":
+        return _boolean_text(value)
     value = _as_spark(value, spark_type)
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
@@ -43,6 +46,14 @@ def as_text(value: Any, spark_type: str) -> str:
             raise ValueError(f"the category {value!r} is a float that may be another whole number; give an integer")
         return str(int(value))  # pandas keeps integers beside nulls as floats; no category is a float in Spark
     return str(value)
+
+
+def _boolean_text(value: Any) -> str:
+    text = str(value).lower()
+    known = {"true": "true", "false": "false", "1": "true", "0": "false", "1.0": "true", "0.0": "false"}
+    if text not in known:
+        raise ValueError(f"{value!r} is no boolean; give True, False, 1, 0 or None")
+    return known[text]
 
 
 def doubles(values: Sequence[Any]) -> Array:

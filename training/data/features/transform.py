@@ -180,7 +180,8 @@ class Categorical(Transform):
             return {self.name: np.full(len(array), NULL_CODE, np.int32)}
         if pa.types.is_large_string(array.type):
             array = array.cast(pa.string())
-        if pa.types.is_string(array.type) or self._is_stored_as(array.type):
+        is_text = pa.types.is_string(array.type) and self._type != "boolean"  # `True` is `true` there
+        if is_text or self._is_stored_as(array.type):
             return {self.name: self._codes(array)}
         coded = array.dictionary_encode()  # the text of a value is made once for all rows that have it
         return {self.name: _at_places(self.of_raw(coded.dictionary.to_pylist())[self.name], coded.indices)}

@@ -4,6 +4,7 @@ import datetime as dt
 import math
 import os
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from sparkring.conf.config import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
 from sparkring.conf.features import FIRST_CODE, cardinality, output_names
 from sparkring.etl.features import Moments, categorical_state, numeric_state, plain_state
-from sparkring.training.data.features.raw import as_text
+from sparkring.training.data.features.raw import as_text, is_null
 from sparkring.training.data.features.transform import TABLE_SPAN, WholeCodes, apply_numpy, make_transforms
 
 
@@ -339,3 +340,29 @@ def test_a_float_that_may_be_another_whole_number_is_no_category():
     with pytest.raises(ValueError, match="may be another whole number"):
         apply_numpy(made | {"inputs": {"c": "bigint"}}, {"c": [float(2**53 + 1)]})
     assert apply_numpy(made | {"inputs": {"c": "bigint"}}, {"c": [2**53 + 1]})["c"].tolist() == [FIRST_CODE]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (np.False_, "false"),
+        ("True", "true"),
+        ("FALSE", "false"),
+        (1, "true"),
+        (0.0, "false"),
+        ("1", "true"),
+    ],
+)
+def test_booleans_as_databases_and_python_write_them(value: Any, text: str) -> None:
+    assert as_text(value, "boolean") == text
+
+
+@pytest.mark.parametrize("value", ["yes", 3, 0.5, ""])
+def test_a_value_that_is_no_boolean_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="is no boolean; give True, False, 1, 0 or None"):
+        as_text(value, "boolean")
+
+
+def test_pandas_na_is_a_null() -> None:
+    assert [is_null(value) for value in (pd.NA, pd.NaT, float("nan"), None, 0, "")] == [True] * 4 + [False] * 2
