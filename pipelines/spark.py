@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from sparkring.conf.config import LaunchConfig, SparkConfig
@@ -92,23 +93,11 @@ def start_jvm(settings: Mapping[str, str]) -> Path:
     """
     file = Path(tempfile.gettempdir()) / f"sparkring-spark-{os.getpid()}.log"
     log.info("Spark starts, %s; its own log: %s", settings["spark.master"], file)
-    with file.open("a") as out, output_to(out.fileno()):
-        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=True).setAll([*settings.items()]))
+    conf = SparkConf(loadDefaults=True).setAll([*settings.items()])
+    with file.open("a") as out:
+        gateway = launch_gateway(conf, popen_kwargs={"stdout": out, "stderr": out})
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
     return file
-
-
-@contextmanager
-def output_to(target: int) -> Iterator[None]:
-    """Let file descriptors 1 and 2 be `target` inside the block, for the processes that are started there."""
-    before = {fd: os.dup(fd) for fd in (1, 2)}
-    try:
-        for fd in before:
-            os.dup2(target, fd)
-        yield
-    finally:
-        for fd, kept in before.items():
-            os.dup2(kept, fd)
-            os.close(kept)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Layer-wise rates take the norm of the whole parameter: on DTensors torch sums th
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,31 +15,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from sparkring.conf.config import OptimConfig, ParameterGroup
+from sparkring.training.models.groups import group_of
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.strategy import LR_SCALE
 
 Named = Iterable[tuple[str, nn.Parameter]]
-
-
-def group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
-    """The first group whose pattern is the whole name; None where no group's is."""
-    return next((group for group in groups if re.fullmatch(group.match, name)), None)
-
-
-def freeze(model: nn.Module, groups: Sequence[ParameterGroup]) -> None:
-    """Take the gradients from parameters of frozen groups. ValueError for a group that no parameter is of."""
-    found = [(parameter, group_of(name, groups)) for name, parameter in model.named_parameters()]
-    for number, group in enumerate(groups):
-        if not any(of is group for _, of in found):
-            names = [name for name, _ in model.named_parameters()]
-            first = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-            raise ValueError(
-                f"optim.groups.{number}.match = {group.match!r}: is the whole name of no parameter that an earlier "
-                f"group does not have; the model's are {first}"
-            )
-    for parameter, of in found:
-        if of is not None and of.frozen:
-            parameter.requires_grad_(False)
 
 
 def parameter_groups(named: Named, weight_decay: float, groups: Sequence[ParameterGroup] = ()) -> list[dict[str, Any]]:

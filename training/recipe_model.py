@@ -10,8 +10,8 @@ from torch import nn
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
+from sparkring.training.models.groups import freeze
 from sparkring.training.models.initial import InitialModel, Unrecordable, record_model
-from sparkring.training.optim import freeze
 from sparkring.training.tasks import model_class
 
 

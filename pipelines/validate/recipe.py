@@ -26,7 +26,7 @@ from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
-from sparkring.training.optim import freeze
+from sparkring.training.models.groups import freeze
 from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
 from sparkring.training.worker import change_since, starting_model

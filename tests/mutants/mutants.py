@@ -163,8 +163,8 @@ MUTANTS = (
         "tests/pipelines/portable/test_sample.py",
     ),
     Mutant("pipelines/etl_step.py", 'DATA_EXCEPTION = "22"', 'DATA_EXCEPTION = ""', "tests/pipelines/test_etl_step.py"),
-    Mutant(OPTIM, "re.fullmatch(group.match, name)", "re.match(group.match, name)", T_OPTIM),
-    Mutant(OPTIM, "if not any(of is group for _, of in found):", "if False:", T_OPTIM),
+    Mutant("training/models/groups.py", "re.fullmatch(group.match, name)", "re.match(group.match, name)", T_OPTIM),
+    Mutant("training/models/groups.py", "if not any(of is group for _, of in found):", "if False:", T_OPTIM),
     Mutant("training/parallel/step.py", "lr * group.get(LR_SCALE, 1.0)", "lr", "tests/training/parallel/test_step.py"),
     Mutant(
         "training/launch/health.py", "slow.seconds >= self._lasting_s", "True", "tests/training/launch/test_health.py"

@@ -183,13 +183,13 @@ def test_a_value_of_the_wrong_type_is_not_repeated(key: str, value: Any, tmp_pat
     assert not shown(str(raw.value))
 
 
-@pytest.mark.parametrize("value", [{"a": PLAIN}, [PLAIN], 4711])
+@pytest.mark.parametrize("value", [{"a": PLAIN}, [PLAIN]])
 def test_a_refusal_names_the_key_as_the_user_wrote_it_and_once(value: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(recipe(tmp_path, "spark.conf", {"spark.secret": value}))
     (problem,) = caught.value.problems
     assert problem.startswith("spark.conf.spark.secret = ") and ": input should be a valid string (" in problem
-    assert HIDDEN in problem and not shown(problem) and "4711" not in problem
+    assert HIDDEN in problem and not shown(problem)
 
 
 @pytest.mark.parametrize("text", [f"a: [password: {PLAIN}", f"password: {PLAIN}\npassword: b", f"a: *{PLAIN}"])

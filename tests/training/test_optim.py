@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from sparkring.conf.config import OptimConfig, ParameterGroup
-from sparkring.training.optim import LayerWise, build_optimizer, freeze, learning_rate, parameter_groups, scaled_lr
+from sparkring.training.models.groups import freeze
+from sparkring.training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
 from sparkring.training.parallel.state import optimizer_tensors
 
 
