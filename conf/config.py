@@ -790,15 +790,14 @@ class TrackingConfig(Strict):
     def store_uri(self) -> str:
         return self.uri or f"sqlite:///{Path(self.root).resolve()}/mlflow.db"
 
-    @field_validator("uri")
-    @classmethod
-    def _has_a_store(cls, uri: str | None) -> str | None:
-        scheme = "" if uri is None else uri.partition(":")[0].partition("+")[0]
+    @property
+    def unknown_store(self) -> str | None:
+        """The scheme of `uri` where MLflow has no store for it; plug-ins of MLflow's add stores."""
+        if self.uri is None or redact(self.uri) != self.uri:  # a secret is refused for that alone
+            return None
+        scheme, colon, _ = self.uri.partition(":")
         plugins = {entry.name for entry in entry_points(group="mlflow.tracking_store")}
-        if uri is not None and ":" in uri and scheme not in MLFLOW_SCHEMES | plugins:
-            known = ", ".join(sorted(MLFLOW_SCHEMES | plugins))
-            raise ValueError(f"MLflow has no store for {scheme!r}; it knows {known}")
-        return uri
+        return scheme if colon and scheme.partition("+")[0] not in MLFLOW_SCHEMES | plugins else None
 
     def named(self, recipe: str) -> Self:
         """With `experiment` and `registered_model` filled in: the name of the recipe where they are not set."""

@@ -126,6 +126,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         "rate never reaches optim.lr",
     ),
     Conflict(
+        lambda c: c.tracking.unknown_store is not None,
+        "tracking.uri: MLflow has no store for {c.tracking.unknown_store!r}; it knows http, https, sqlite, mysql, "
+        "postgresql, mssql, file and databricks",
+    ),
+    Conflict(
         lambda c: c.train.valid_split == c.train.test_split,
         "train.test_split = {c.train.test_split!r}: is train.valid_split too; hold out other rows for the test",
     ),

@@ -222,11 +222,12 @@ def test_numbers_and_bools_of_yaml_are_texts_for_spark() -> None:
     assert "12" not in str(found)
 
 
-@pytest.mark.parametrize("uri", [None, "http://host:5000", "sqlite:////tmp/a.db", "mysql+pymysql://h/d", "/a/folder"])
-def test_stores_that_mlflow_has(uri: str | None) -> None:
-    assert TrackingConfig(uri=uri).uri == uri
-
-
-def test_a_store_that_mlflow_does_not_have_is_no_server_that_is_away() -> None:
-    with pytest.raises(ValueError, match=r"MLflow has no store for 'htp'; it knows databricks, .*http, https"):
-        TrackingConfig(uri="htp://host:5000")
+@pytest.mark.parametrize(
+    ("uri", "unknown"),
+    [
+        (None, None), ("http://host:5000", None), ("sqlite:////tmp/a.db", None), ("mysql+pymysql://h/d", None),
+        ("/a/folder", None), ("htp://host:5000", "htp"), ("s3://bucket/a", "s3"),
+    ],
+)  # fmt: skip
+def test_stores_that_mlflow_has(uri: str | None, unknown: str | None) -> None:
+    assert TrackingConfig(uri=uri).unknown_store == unknown

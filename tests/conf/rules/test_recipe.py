@@ -149,6 +149,11 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         (SMALL, [f"etl={ETL}}}"], "etl, dataset: both are given"),
         (SMALL, ["train.epochs=null"], "train.epochs, train.steps: both are null"),
         (SMALL, ["train.steps=5", "optim.warmup_steps=5"], "optim.warmup_steps = 5: must be less than train.steps = 5"),
+        (
+            SMALL,
+            ["tracking.uri=htp://server:5000"],
+            "tracking.uri: MLflow has no store for 'htp'; it knows http, https",
+        ),
         (SMALL, ["train.test_split=valid"], "train.test_split = 'valid': is train.valid_split too"),
         (SMALL, [MIX, "data.audit=true"], "data.audit: a mix repeats rows by design"),
     ],
