@@ -152,7 +152,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         (
             SMALL,
             ["tracking.uri=htp://server:5000"],
-            "tracking.uri: MLflow has no store for 'htp'; it knows http, https",
+            "tracking.uri: MLflow has no store for 'htp'; it knows",
         ),
         (SMALL, ["train.test_split=valid"], "train.test_split = 'valid': is train.valid_split too"),
         (SMALL, [MIX, "data.audit=true"], "data.audit: a mix repeats rows by design"),
