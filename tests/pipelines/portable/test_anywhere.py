@@ -134,6 +134,7 @@ def server(folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     words = ["models", "serve", "-m", str(folder), "--env-manager", "local", "--port", str(port), "--workers", "1"]
     names = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    names["PATH"] = f"{Path(sys.executable).parent}:{names['PATH']}"  # MLflow starts uvicorn by its name
     process = subprocess.Popen(
         [sys.executable, "-m", "mlflow", *words], env=names, cwd=folder, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
