@@ -796,8 +796,9 @@ class TrackingConfig(Strict):
         if self.uri is None or redact(self.uri) != self.uri:  # a secret is refused for that alone
             return None
         scheme, colon, _ = self.uri.partition(":")
-        plugins = {entry.name for entry in entry_points(group="mlflow.tracking_store")}
-        return scheme if colon and scheme.partition("+")[0] not in MLFLOW_SCHEMES | plugins else None
+        if not colon or scheme.partition("+")[0] in MLFLOW_SCHEMES:
+            return None
+        return None if entry_points(group="mlflow.tracking_store", name=scheme) else scheme
 
     def named(self, recipe: str) -> Self:
         """With `experiment` and `registered_model` filled in: the name of the recipe where they are not set."""

@@ -11,7 +11,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -86,18 +85,17 @@ def spark_session(name: str, config: SparkConfig, launch: LaunchConfig) -> Itera
                 spark.stop()
 
 
-def start_jvm(settings: Mapping[str, str]) -> Path:
-    """Start the JVM that the session will run in, with its output and Spark's log in a file; the file's path.
+def start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM that the session will run in, with its output and Spark's log in a file, which is named.
 
     A JVM says a dozen lines before any setting of Spark's is heard, and native libraries say more.
     """
-    file = Path(tempfile.gettempdir()) / f"sparkring-spark-{os.getpid()}.log"
-    log.info("Spark starts, %s; its own log: %s", settings["spark.master"], file)
+    descriptor, name = tempfile.mkstemp(prefix="sparkring-spark-", suffix=".log")
+    log.info("Spark starts, %s; its own log: %s", settings["spark.master"], name)
     conf = SparkConf(loadDefaults=True).setAll([*settings.items()])
-    with file.open("a") as out:
+    with os.fdopen(descriptor, "w") as out:
         gateway = launch_gateway(conf, popen_kwargs={"stdout": out, "stderr": out})
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
-    return file
 
 
 @contextmanager

@@ -271,8 +271,12 @@ def test_a_command_gets_the_event_as_its_input(tmp_path: Path) -> None:
     assert (got["event"], got["recipe"], got["error"], got["format"]) == ("failed", "nights", "boom", 1)
 
 
-def test_a_program_that_does_not_read_its_input_is_no_failure() -> None:
-    run_command([sys.executable, "-c", "pass"], b"x" * (1 << 20), 10.0)
+def test_a_program_that_does_not_read_its_input_is_no_failure(tmp_path: Path) -> None:
+    program = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    run_command(
+        [sys.executable, "-c", program], b"x" * (1 << 20), 10.0
+    )  # more than a pipe holds
+    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("status", [302, 307, 404, 500])
