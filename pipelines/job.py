@@ -110,12 +110,12 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
                 hooks.on_run(record)
                 job = JobContext(resolved, commit, spark, tracker, runs, record, found, hooks.ds, hooks)
                 code, result = train_and_report(job, timings, began)
-            log.info("%s", outcome(result, config, registered_as(tracking, tracker, result)))
-            return code
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
+        log.info("%s", outcome(result, config, registered_as(tracking, tracker, result)))
+        return code
 
 
 def train_and_report(job: JobContext, timings: dict[str, float], began: float) -> tuple[Exit, TrainResult]:
