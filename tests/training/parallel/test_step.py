@@ -41,10 +41,9 @@ def prepared(model: nn.Module, **settings: Any) -> MeshStrategy:
     return strategy
 
 
-def moved(lr_scale: float) -> dict[str, torch.Tensor]:
-    """How far a step of plain SGD moves each parameter, where the bias has a rate of its own."""
-    groups = [ParameterGroup(match="bias", lr_scale=lr_scale)]
-    plain = OptimConfig(name="sgd", momentum=0.0, weight_decay=0.0, groups=groups)
+def moved(*groups: ParameterGroup) -> dict[str, torch.Tensor]:
+    """How far a step of plain SGD moves each parameter of `linear`."""
+    plain = OptimConfig(name="sgd", momentum=0.0, weight_decay=0.0, groups=list(groups))
     strategy = build_strategy(ParallelConfig(), RankInfo(), torch.device("cpu"), clip_norm=None)
     strategy.prepare(model := linear(), SquaredOutput(), lambda named: build_optimizer(named, plain))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -54,7 +53,7 @@ def moved(lr_scale: float) -> dict[str, torch.Tensor]:
 
 
 def test_a_group_has_its_share_of_the_steps_rate() -> None:
-    whole, half = moved(1.0), moved(0.5)
+    whole, half = moved(), moved(ParameterGroup(match="bias", lr_scale=0.5))
     torch.testing.assert_close(half["weight"], whole["weight"])
     torch.testing.assert_close(half["bias"], whole["bias"] / 2)
     assert whole["bias"].all()
