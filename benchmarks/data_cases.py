@@ -122,7 +122,7 @@ def decode_transform_gather(folder: str, batch: int, gather: Gather) -> Batches:
 
 def sparkring(folder: str, batch: int, **how: Any) -> Batches:
     sys.path.insert(0, str(ROOT))
-    from sparkring.conf.config import DataConfig
+    from sparkring.conf.blocks.data import DataConfig
     from sparkring.conf.manifest import DatasetManifest
     from sparkring.conf.storage import open_storage
     from sparkring.training.data.batch import Ragged

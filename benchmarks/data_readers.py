@@ -33,7 +33,7 @@ sys.path.insert(0, str(HERE.parent))
 from machine import measured_with  # noqa: E402
 
 from benchmarks.peak_memory import peak_pss  # noqa: E402
-from sparkring.conf.config import DataConfig  # noqa: E402
+from sparkring.conf.blocks.data import DataConfig  # noqa: E402
 from sparkring.conf.manifest import Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo  # noqa: E402
 from sparkring.etl.write import SHARD, WriteTask, write_shard  # noqa: E402
 

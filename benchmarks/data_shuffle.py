@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from machine import measured_with  # noqa: E402
 
-from sparkring.conf.config import DataConfig  # noqa: E402
+from sparkring.conf.blocks.data import DataConfig  # noqa: E402
 from sparkring.training.data.order import epoch_ids, lane_order, make_plan  # noqa: E402
 
 ROWS, GROUP, BATCH = 2_000_000, 16_384, 4096

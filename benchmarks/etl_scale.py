@@ -35,7 +35,7 @@ from etl_write import cpu_by_process, session, used_s
 from machine import measured_with, publish
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import (
     MANIFEST_NAME,
     Accounting,

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_events import Work, event_settings, read_events
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.sources.pin import pin_sources
 from sparkring.pipelines.spark import DEFAULTS

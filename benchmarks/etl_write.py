@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from machine import measured_with
 
-from sparkring.conf.config import ShardConfig
+from sparkring.conf.blocks.etl import ShardConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.storage import open_storage
 from sparkring.etl.columns import manifest_column

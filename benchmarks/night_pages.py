@@ -41,8 +41,8 @@ from browser import Browser, browser_version, dates_shown, find_chromium, served
 from machine import measured_with, publish  # noqa: E402
 
 from benchmarks.nights import FIRST, Nights  # noqa: E402
-from sparkring.conf.config import TrackingConfig  # noqa: E402
-from sparkring.conf.promotion import PromoteConfig  # noqa: E402
+from sparkring.conf.blocks.promotion import PromoteConfig  # noqa: E402
+from sparkring.conf.blocks.tracking import TrackingConfig  # noqa: E402
 from sparkring.conf.stored import parse  # noqa: E402
 from sparkring.pipelines.promotion.drift import line_of  # noqa: E402
 from sparkring.pipelines.promotion.gate import Compared, Seen, conclude  # noqa: E402

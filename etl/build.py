@@ -18,8 +18,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.config import EtlConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import (
     MANIFEST_NAME,

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from sparkring.conf.config import CheckConfig
+from sparkring.conf.blocks.etl import CheckConfig
 from sparkring.conf.errors import first_line
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.split import SPLIT

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkring.conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
+from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
 from sparkring.conf.features import State
 from sparkring.etl.errors import EtlError
 

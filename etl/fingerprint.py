@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import FORMAT_VERSION, digest
 from sparkring.etl.session import decides_rows
 from sparkring.etl.sources.snapshot import SourceSnapshot

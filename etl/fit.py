@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StringType,
 )
 
-from sparkring.conf.config import CategoricalFeature, CyclicFeature, Feature, NumericFeature
+from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, Feature, NumericFeature
 from sparkring.conf.features import STATE_VERSION, State
 from sparkring.etl.errors import EtlError
 from sparkring.etl.features import (

@@ -21,7 +21,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DataFile, tensor_columns
 from sparkring.conf.schema import same_but_for_case

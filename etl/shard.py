@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sparkring.conf.config import ShardConfig
+from sparkring.conf.blocks.etl import ShardConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import Column, DataFile
 from sparkring.conf.storage import Storage

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from sparkring.conf.config import SplitConfig
+from sparkring.conf.blocks.etl import SplitConfig
 from sparkring.conf.errors import first_line
 from sparkring.etl.errors import EtlError
 

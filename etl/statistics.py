@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, PlainSerializer
 
-from sparkring.conf.config import CategoricalFeature, Feature, NumericFeature
+from sparkring.conf.blocks.etl import CategoricalFeature, Feature, NumericFeature
 from sparkring.conf.features import category_text
 from sparkring.conf.stored import Count, Finite, Label, Stored, StoredError, parse
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from sparkring.conf.config import TextConfig
+from sparkring.conf.blocks.etl import TextConfig
 from sparkring.conf.manifest import Column
 from sparkring.etl import packing
 from sparkring.etl.errors import EtlError

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import metadata
 from typing import TypeAlias
 
-from sparkring.conf.housekeeping import notify_problems
+from sparkring.conf.blocks.housekeeping import notify_problems
 from sparkring.conf.load import ConfigError, Resolved, json_schema, leaves, load_config, recipe_names
 from sparkring.conf.schedule.block import seconds
 from sparkring.conf.schedule.dated import DateRequest
@@ -295,7 +295,8 @@ def _duration(text: str) -> int:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    from sparkring.conf.config import LaunchConfig, SparkConfig
+    from sparkring.conf.blocks.launch import LaunchConfig
+    from sparkring.conf.blocks.spark import SparkConfig
     from sparkring.pipelines.launch.script import NAME, launch
     from sparkring.pipelines.spark import submitted
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sparkring.conf.config import EtlConfig, TrackingConfig
+from sparkring.conf.blocks.etl import EtlConfig
+from sparkring.conf.blocks.predict import REGISTERED
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest, read_manifest
-from sparkring.conf.predict import REGISTERED
 from sparkring.conf.sources import DeltaSource, IcebergSource, SourceConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.petastorm_adapter import dataset
 from sparkring.training.data.petastorm_adapter.reader import PetastormReader

@@ -17,7 +17,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import LaunchConfig, SparkConfig
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
 
 log = logging.getLogger(__name__)
 

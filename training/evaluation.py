@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkring.conf.config import TrainConfig
+from sparkring.conf.blocks.train import TrainConfig
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.strategy import Strategy

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from sparkring.conf.config import CheckpointConfig, TrainConfig
+from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.loop_timing import ControlPoller, LoopTiming

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from sparkring.conf.config import OptimConfig, ParameterGroup
+from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
 from sparkring.training.models.groups import group_of
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.strategy import LR_SCALE

@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, TypeAdapter
 
-from sparkring.conf.config import OptimConfig, RunConfig
+from sparkring.conf.blocks.promotion import WarmStartConfig
+from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
-from sparkring.conf.promotion import WarmStartConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Stored, read
 from sparkring.training.checkpoint.catalog import committed

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparkring.conf.config import EtlConfig, Feature, PassthroughFeature, RunConfig
+from sparkring.conf.blocks.etl import EtlConfig, Feature, PassthroughFeature
+from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest
 
 TEXT_TENSORS = ("tokens", "document")  # of a dataset of packed text

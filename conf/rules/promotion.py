@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
-from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.promotion import (
+from sparkring.conf.blocks.promotion import (
     COMPARED_TASKS,
     HIGHER_IS_BETTER,
     NOT_RESAMPLED,
@@ -15,6 +13,8 @@ from sparkring.conf.promotion import (
     DriftRule,
     MetricRule,
 )
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import check_uri
 
 

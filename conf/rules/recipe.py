@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.promotion import HIGHER_IS_BETTER
 from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest, promotion_problems
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource

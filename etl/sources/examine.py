@@ -13,7 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import CsvOptions, DeltaSource, FilesSource, IcebergSource, SourceConfig
 from sparkring.etl.errors import EtlError, NoFiles

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.config import EtlConfig
 from sparkring.conf.manifest import digest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fingerprint import PACKAGE, declared

@@ -6,8 +6,8 @@ import datetime as dt
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
+from sparkring.conf.blocks.etl import IntervalConfig
 from sparkring.conf.calendar import Unit, begin_of, number_of
-from sparkring.conf.config import IntervalConfig
 from sparkring.etl.errors import EtlError
 
 

@@ -23,8 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
+from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.config import EtlConfig, IntervalConfig
 from sparkring.conf.manifest import FORMAT_VERSION, Accounting, Column, DataFile, Lineage, digest
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import Count, FolderName, Label, RelativePath, Sha256, Stored, StoredError, read, up_to

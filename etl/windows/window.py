@@ -17,8 +17,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.etl import EtlConfig, IntervalConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.config import EtlConfig, IntervalConfig
 from sparkring.conf.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sparkring.conf.blocks.promotion import COMPARED_TASKS
 from sparkring.conf.config import RunConfig
 from sparkring.conf.features import UNSEEN_CODE
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.promotion import COMPARED_TASKS
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.errors import EtlError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkring.conf.promotion import HIGHER_IS_BETTER
+from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER
 from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.pipelines.evaluation.multiclass import multiclass_scores
 from sparkring.pipelines.evaluation.regression import regression_scores
@@ -13,7 +13,7 @@ BEST_IS_LOW = {name for known in HIGHER_IS_BETTER.values() for name, is_higher i
 
 
 def held_out_scores(task: str, labels: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    """Every metric of a task of COMPARED_TASKS (conf/promotion.py). ValueError for what cannot be scored.
+    """Every metric of a task of COMPARED_TASKS (conf/blocks/promotion.py). ValueError for what cannot be scored.
 
     Args:
         task: binary, multiclass or regression.

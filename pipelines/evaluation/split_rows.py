@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, DataFile, DatasetManifest
 from sparkring.conf.storage import Storage
 from sparkring.pipelines.etl_step import Dataset

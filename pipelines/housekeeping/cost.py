@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import LaunchConfig
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.training.result import WorkerResult
 
 HOUR_S = 3600.0

@@ -28,9 +28,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 from typing_extensions import TypedDict
 
+from sparkring.conf.blocks.housekeeping import (
+    CommandTarget,
+    NotifyConfig,
+    PingTarget,
+    Target,
+    WebhookTarget,
+    target_url,
+)
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
-from sparkring.conf.housekeeping import CommandTarget, NotifyConfig, PingTarget, Target, WebhookTarget, target_url
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import CLOSED, OPEN, Finite, StoredError, read

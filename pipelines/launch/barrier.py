@@ -24,8 +24,8 @@ from pyspark import RDD, BarrierTaskContext, SparkContext, SparkFiles
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.code import code_digest
-from sparkring.conf.config import LaunchConfig
 from sparkring.conf.errors import first_line
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
 from sparkring.pipelines.package import code_archive

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sparkring.conf.config import LaunchConfig, SparkConfig
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.launch.barrier import in_process, launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery

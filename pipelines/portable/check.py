@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from sparkring.conf.config import TrackingConfig
-from sparkring.conf.predict import REGISTERED
+from sparkring.conf.blocks.predict import REGISTERED
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.portable.sample import PREDICTIONS, ROWS, changed_files

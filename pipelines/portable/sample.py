@@ -17,7 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkring.conf.config import RunConfig, TrainConfig
+from sparkring.conf.blocks.train import TrainConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage

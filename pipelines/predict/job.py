@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import digest
-from sparkring.conf.predict import PredictConfig
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session

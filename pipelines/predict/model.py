@@ -7,8 +7,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.predict import PredictConfig
 from sparkring.conf.references import module_of
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError

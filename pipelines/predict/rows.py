@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkring.conf.config import EtlConfig, RunConfig, SplitConfig
-from sparkring.conf.predict import PredictConfig
+from sparkring.conf.blocks.etl import EtlConfig, SplitConfig
+from sparkring.conf.blocks.predict import PredictConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.recipe import nearest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session

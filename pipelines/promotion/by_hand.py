@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkring.conf.config import RunConfig, TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.tracking.registry import CHAMPION_BEFORE, PREVIOUS, Registry
 from sparkring.pipelines.tracking.rules import DECISION, NO_CHAMPION, REASON, client_limits

@@ -13,9 +13,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from sparkring.conf.blocks.promotion import PREDICTION, DriftConfig, DriftDataset, DriftRule
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, WindowPart, read_manifest
-from sparkring.conf.promotion import PREDICTION, DriftConfig, DriftDataset, DriftRule
 from sparkring.conf.rules.promotion import measured_columns
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, read

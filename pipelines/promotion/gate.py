@@ -14,8 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from sparkring.conf.blocks.promotion import COMPARED_TASKS, PromoteConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.promotion import COMPARED_TASKS, PromoteConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sparkring.conf.blocks.promotion import DriftDataset
 from sparkring.conf.manifest import DatasetManifest, read_manifest
-from sparkring.conf.promotion import DriftDataset
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext

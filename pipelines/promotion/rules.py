@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkring.conf.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED, MetricRule, PromoteConfig
+from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED, MetricRule, PromoteConfig
 from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.promotion.scores import resampled
 from sparkring.training.result import RuleFinding

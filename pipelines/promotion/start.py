@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import Annotated
 
+from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.promotion import WarmStartConfig
 from sparkring.conf.storage import CHUNK_BYTES, Storage
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from sparkring.conf.blocks.promotion import COMPARED_TASKS
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.promotion import COMPARED_TASKS
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
 from sparkring.training.result import MODEL, Scores, TrainResult

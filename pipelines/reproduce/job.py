@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import RunConfig, StorageConfig, TrackingConfig
-from sparkring.conf.housekeeping import NotifyConfig, RetentionConfig
+from sparkring.conf.blocks.housekeeping import NotifyConfig, RetentionConfig
+from sparkring.conf.blocks.predict import REGISTERED
+from sparkring.conf.blocks.spark import StorageConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, leaves
 from sparkring.conf.manifest import MANIFEST_NAME, DataFile, read_manifest
-from sparkring.conf.predict import REGISTERED
 from sparkring.conf.secrets import HIDDEN
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError

@@ -12,7 +12,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.pipelines.tracking.process_id import this_process

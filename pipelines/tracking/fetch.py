@@ -13,9 +13,9 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.predict import REGISTERED
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
-from sparkring.conf.predict import REGISTERED
 from sparkring.conf.secrets import redact
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking.rules import StoreUnreachable

@@ -35,7 +35,7 @@ from mlflow.entities import (
 )
 from mlflow.exceptions import MlflowException
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import digest
 from sparkring.conf.secrets import redact

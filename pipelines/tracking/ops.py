@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import AfterValidator, Field, RootModel, with_config
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from sparkring.conf.config import experiment_problem
+from sparkring.conf.blocks.tracking import experiment_problem
 from sparkring.conf.stored import CLOSED, Count, Finite, FolderName, Label, RelativePath
 from sparkring.training.result import Decision
 

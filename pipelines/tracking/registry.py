@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, exclusive, open_storage

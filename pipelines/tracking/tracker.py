@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact, redacted
 from sparkring.pipelines.tracking import ops

@@ -9,7 +9,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from sparkring.conf.config import DataConfig, EtlConfig, LaunchConfig, SparkConfig, TrackingConfig
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.etl import EtlConfig
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 
 RECIPES = Path(__file__).resolve().parents[2] / "conf/recipes"
 BLOCK = {

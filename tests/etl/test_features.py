@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sparkring.conf.config import NumericFeature
+from sparkring.conf.blocks.etl import NumericFeature
 from sparkring.conf.features import output_names
 from sparkring.etl.errors import EtlError
 from sparkring.etl.features import Moments, anchor_of, numeric_state

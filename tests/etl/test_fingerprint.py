@@ -3,7 +3,7 @@
 import sys
 from types import SimpleNamespace
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl.fingerprint import dataset_fingerprint
 from sparkring.etl.views import own_modules
 

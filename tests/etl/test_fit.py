@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 from pyspark.sql.types import StructType
 
-from sparkring.conf.config import Feature
+from sparkring.conf.blocks.etl import Feature
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fit import check_inputs
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import open_storage
 from sparkring.etl.analysis import analyze
 from sparkring.etl.errors import EtlError

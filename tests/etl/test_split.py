@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkring.conf.config import SplitConfig
+from sparkring.conf.blocks.etl import SplitConfig
 from sparkring.etl.errors import EtlError
 from sparkring.etl.split import check_splits, share_edges, split_names
 

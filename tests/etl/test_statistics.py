@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from sparkring.conf.config import Feature
+from sparkring.conf.blocks.etl import Feature
 from sparkring.conf.stored import StoredError
 from sparkring.etl import statistics
 from sparkring.etl.statistics import Measured, Statistics, exact_sums, measure, measured_by, merge, moments, nothing

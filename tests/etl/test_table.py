@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql.types import StructType
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.features import STATE_VERSION
 from sparkring.conf.manifest import tensor_columns
 from sparkring.etl.errors import EtlError

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from sparkring.conf.config import OptimConfig, ParallelConfig
+from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.gpt import GPT, LanguageModelTask

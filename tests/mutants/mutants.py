@@ -88,7 +88,7 @@ REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/
 PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
-KEEP_RULES, T_KEEP_RULES = "conf/housekeeping.py", "tests/conf/test_housekeeping.py"
+KEEP_RULES, T_KEEP_RULES = "conf/blocks/housekeeping.py", "tests/conf/blocks/test_housekeeping.py"
 DATES, DATED = "conf/schedule/dates.py", "conf/schedule/dated.py"
 T_DATES, T_DATED = "tests/conf/schedule/test_dates.py", "tests/conf/schedule/test_dated.py"
 SCHEDULE = ("lease", "conditional", "run_date", "hooks", "backfill")
@@ -735,7 +735,7 @@ MUTANTS = (
     Mutant(OL_SEND, "self._thread.join(timeout_s)", "self._thread.join()", f"{T_OL_SEND} -k hangs"),
     Mutant(OL_SEND, "            self._give_up.set()", "            pass", f"{T_OL_SEND} -k hangs"),
     Mutant(
-        "conf/config.py",
+        "conf/blocks/tracking.py",
         "self.openlineage is not None and not self.enabled",
         "False",
         f"{T_OL_SEND} -k without_tracking",

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkring.conf.config import EtlConfig, RunConfig, TrackingConfig
+from sparkring.conf.blocks.etl import EtlConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo, WindowPart
 from sparkring.conf.sources import SourceConfig
 from sparkring.conf.storage import open_storage

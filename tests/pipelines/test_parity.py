@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sparkring.conf.config import DataConfig, RunConfig
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.serving import Predictor

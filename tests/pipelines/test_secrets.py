@@ -13,7 +13,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from sparkring.conf.config import RunConfig, TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, leaves, load_config, recipe_names
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage
 from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, redact, redacted

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sparkring.conf.config import RunConfig, TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import (

@@ -14,7 +14,8 @@ from typing import Any
 import pyspark
 import pytest
 
-from sparkring.conf.config import LaunchConfig, SparkConfig
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines import spark as spark_module
 from sparkring.pipelines.spark import session_on_demand
 
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.spark
 SUBMIT = str(Path(pyspark.__file__).parent / "bin/spark-submit")
 JOB = """
 import signal, sys, time
-from sparkring.conf.config import SparkConfig
-from sparkring.conf.config import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.pipelines.spark import spark_session
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
@@ -81,7 +82,8 @@ def test_a_session_is_opened_once_when_it_is_needed_and_closed_at_the_end(
 
 LOUD = """
 import logging, sys
-from sparkring.conf.config import LaunchConfig, SparkConfig
+from sparkring.conf.blocks.launch import LaunchConfig
+from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.pipelines.spark import spark_session
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("py4j").setLevel(logging.WARNING)

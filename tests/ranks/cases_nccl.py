@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
-from sparkring.conf.config import ParallelConfig
+from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.step import MeshStrategy

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 
 
 def write_sales(folder: Path) -> Path:

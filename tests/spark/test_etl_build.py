@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset

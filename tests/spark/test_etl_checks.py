@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkring.conf.config import CheckConfig, SplitConfig
+from sparkring.conf.blocks.etl import CheckConfig, SplitConfig
 from sparkring.etl import checks
 from sparkring.etl.errors import ChecksFailed, EtlError
 from sparkring.etl.split import SPLIT, add_split, check_splits

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset

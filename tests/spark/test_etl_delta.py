@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError, DeltaProtocolError
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.sources import DeltaSource
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 from pyspark.sql import functions as F
 
-from sparkring.conf.config import Feature
+from sparkring.conf.blocks.etl import Feature
 from sparkring.etl.errors import EtlError
 from sparkring.etl.fit import check_inputs, fit
 from sparkring.etl.statistics import measure, measured_by, merge

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl import shard
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.rows import is_cheap

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pyspark.sql import functions as F
 
-from sparkring.conf.config import ShardConfig
+from sparkring.conf.blocks.etl import ShardConfig
 from sparkring.conf.manifest import Accounting, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.etl import layout, shard

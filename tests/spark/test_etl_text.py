@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.etl import text
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError

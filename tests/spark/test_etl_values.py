@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sparkring.conf.config import DataConfig, EtlConfig
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset

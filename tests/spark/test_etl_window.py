@@ -17,7 +17,8 @@ import pytest
 import torch
 import yaml
 
-from sparkring.conf.config import DataConfig, EtlConfig
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import MANIFEST_NAME
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest

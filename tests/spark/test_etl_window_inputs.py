@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.transforms import IdentityTransform
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, Built
 from sparkring.etl.errors import EtlError

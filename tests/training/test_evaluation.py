@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparkring.conf.config import EarlyStopping, TrainConfig
+from sparkring.conf.blocks.train import EarlyStopping, TrainConfig
 from sparkring.training.data.batch import Batch
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.models.scores import ranking_scores

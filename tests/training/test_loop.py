@@ -13,7 +13,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from sparkring.conf.config import CheckpointConfig, DataConfig, EarlyStopping, TrainConfig
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.blocks.train import CheckpointConfig, EarlyStopping, TrainConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sparkring.conf.config import DataConfig, MixConfig
+from sparkring.conf.blocks.data import DataConfig, MixConfig
 from sparkring.conf.manifest import read_manifest, with_features
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import SAMPLE, Reader

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkring.conf.config import MixConfig
+from sparkring.conf.blocks.data import MixConfig
 from sparkring.training.data.batch import SAMPLE, Batch, Meter, Ragged
 from sparkring.training.data.epochs import EpochSpan, EpochSteps, StepRange
 from sparkring.training.data.order import Ints

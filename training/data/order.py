@@ -24,7 +24,7 @@ import numpy as np
 from numpy.random import PCG64, RandomState, SeedSequence
 from numpy.typing import ArrayLike, NDArray
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.training.data.epochs import EpochSteps
 
 ORDER_VERSION = 3

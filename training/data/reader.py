@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkring.conf.config import MIB, DataConfig
+from sparkring.conf.blocks.data import MIB, DataConfig
 from sparkring.conf.manifest import ROW_NUMBER, Column, DataFile, DatasetManifest, digest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.buffers import BufferPool

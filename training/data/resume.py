@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sparkring.conf.config import Condition
+from sparkring.conf.blocks.data import Condition
 from sparkring.conf.stored import Count, Stored
 
 MEANING = {

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from torch import nn
 
-from sparkring.conf.config import ParallelConfig
+from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rules.strategies import batch_problem, strategy_problems
 from sparkring.training.models.sharding_plan import required_plan
 from sparkring.training.parallel.compose import choose_engine

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch
 
-from sparkring.conf.config import ParallelConfig
+from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.strategies import horovod_limits, strategy_notes, strategy_problems
 from sparkring.training.parallel.data_parallel.base import DataParallel, SingleProcess

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.secrets import redact
 from sparkring.conf.sources import CatalogSource, DeltaSource, FilesSource, IcebergSource, JdbcSource, SourceConfig

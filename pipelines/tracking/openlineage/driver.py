@@ -8,7 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.load import ConfigError
 from sparkring.conf.secrets import redact
 from sparkring.conf.stored import parse

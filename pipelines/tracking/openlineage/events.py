@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from openlineage.client import event_v2
 from openlineage.client import facet_v2 as facets
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.openlineage.datasets import model_dataset
 from sparkring.pipelines.tracking.rules import JOB

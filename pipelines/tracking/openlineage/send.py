@@ -16,7 +16,7 @@ from pathlib import Path
 import requests
 from openlineage.client import OpenLineageClient, event_v2
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.conf.stored import StoredError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring.conf.config import IntervalConfig
+from sparkring.conf.blocks.etl import IntervalConfig
 from sparkring.etl.errors import EtlError
 from sparkring.etl.windows.interval import before, interval_from, window_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import Accounting, Column, DataFile, Lineage
 from sparkring.conf.storage import open_storage
 from sparkring.etl.windows import parts

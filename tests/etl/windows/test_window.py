@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.manifest import Column, DataFile, Lineage
 from sparkring.conf.sources import FilesSource
 from sparkring.etl.errors import EtlError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import load_config
-from sparkring.conf.predict import PredictConfig
 from sparkring.pipelines.display.outcome import ended_line, outcome, score_table
 from sparkring.training.result import MODEL
 from tests.pipelines.results import rank_result, train_result

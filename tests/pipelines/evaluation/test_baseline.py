@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.ml.linalg import Vectors
 
-from sparkring.conf.config import DataConfig, RunConfig
+from sparkring.conf.blocks.data import DataConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import ROW_NUMBER, Accounting, Column, DataFile, DatasetManifest, Lineage, SplitInfo
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.etl_step import Dataset

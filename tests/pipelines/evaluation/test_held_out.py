@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sparkring.conf.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
+from sparkring.conf.blocks.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
 from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
 
 LABELS = np.arange(12) % 6

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.config import LaunchConfig
+from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.pipelines.housekeeping.cost import job_cost, spark_cores
 from tests.pipelines.results import rank_result
 

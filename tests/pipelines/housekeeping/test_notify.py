@@ -273,9 +273,7 @@ def test_a_command_gets_the_event_as_its_input(tmp_path: Path) -> None:
 
 def test_a_program_that_does_not_read_its_input_is_no_failure(tmp_path: Path) -> None:
     program = f"open({str(tmp_path / 'ran')!r}, 'w')"
-    run_command(
-        [sys.executable, "-c", program], b"x" * (1 << 20), 10.0
-    )  # more than a pipe holds
+    run_command([sys.executable, "-c", program], b"x" * (1 << 20), 10.0)  # more than a pipe holds
     assert (tmp_path / "ran").exists()
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.portable.check import data_folder, serve_check

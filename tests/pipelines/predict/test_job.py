@@ -23,7 +23,8 @@ import yaml
 from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
-from sparkring.conf.config import RunConfig, TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError

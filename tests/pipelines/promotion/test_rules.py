@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlflow.models import MetricThreshold
 from mlflow.models.evaluation.validation import ModelValidationFailedException, validate_evaluation_results
 
-from sparkring.conf.promotion import MetricRule, PromoteConfig
+from sparkring.conf.blocks.promotion import MetricRule, PromoteConfig
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, judge_rule, reasons_of, slices_of
 
 VALUES = st.sampled_from([-0.5, 0.0, 0.25, 0.5, 0.5 + 1e-12, 0.6, 0.75, 1.0]) | st.floats(-2, 2).map(lambda x: x or 0.0)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
-from sparkring.conf.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED
+from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED
 from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.promotion.scores import Ranking, resampled, row_values
 

@@ -11,7 +11,8 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from sparkring.conf.config import RunConfig, TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.exit_codes import Exit

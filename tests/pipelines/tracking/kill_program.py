@@ -17,7 +17,7 @@ from typing import Any
 import mlflow.pyfunc  # noqa: F401  # before the forks: it takes seconds
 from mlflow import MlflowClient
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.mlflow_store import MlflowSink, replay

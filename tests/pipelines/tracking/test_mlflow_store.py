@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines import cli
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.tracking.journal import Journal
@@ -374,7 +374,7 @@ def test_a_full_disk_ends_no_job_and_loses_no_metric(tmp_path: Path, private_mou
         import json, logging, os, subprocess, sys
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "{tmp_path}"], check=True)
-        from sparkring.conf.config import TrackingConfig
+        from sparkring.conf.blocks.tracking import TrackingConfig
         from sparkring.pipelines.tracking.tracker import Tracker
         settings = TrackingConfig(experiment="t", uri="http://127.0.0.1:9", root="{tmp_path}", system_metrics=False)
         tracker = Tracker(settings, "j", "full")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import cli

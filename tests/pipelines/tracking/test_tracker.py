@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking.checkout import git_remote
 from sparkring.pipelines.tracking.ops import DatasetInfo
 from sparkring.pipelines.tracking.tracker import Tracker, git_commit

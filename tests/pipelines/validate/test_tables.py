@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
 
-from sparkring.conf.config import EtlConfig, RunConfig
+from sparkring.conf.blocks.etl import EtlConfig
+from sparkring.conf.config import RunConfig
 from sparkring.etl.sources.examine import LOOKED_AT, examine_sources, spread
 from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
 

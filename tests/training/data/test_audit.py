@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.audit.check import AuditReport, Expected, check_records, check_run, expected_rows

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.audit import audit_run

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.build import make_reader

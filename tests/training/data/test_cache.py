@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.config import CacheConfig, DataConfig
+from sparkring.conf.blocks.data import CacheConfig, DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.training.data.batch import Meter
 from sparkring.training.data.engine import Engine, PlacedPiece
 from sparkring.training.data.epochs import EpochSpan

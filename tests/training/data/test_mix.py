@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.conf.config import DataConfig, MixConfig
+from sparkring.conf.blocks.data import DataConfig, MixConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import Column, DatasetManifest, ManifestError
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch, Ragged

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.reader import ParquetReader

@@ -16,7 +16,7 @@ import boto3
 import psutil
 import pytest
 
-from sparkring.conf.config import CacheConfig, DataConfig
+from sparkring.conf.blocks.data import CacheConfig, DataConfig
 from sparkring.conf.manifest import MANIFEST_NAME, DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.build import make_reader

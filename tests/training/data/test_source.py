@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparkring.conf.config import CacheConfig, DataConfig
+from sparkring.conf.blocks.data import CacheConfig, DataConfig
 from sparkring.conf.manifest import DatasetManifest, SplitInfo, WindowPart
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.build import make_reader

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import SAMPLE, Batch

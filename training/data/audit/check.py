@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest, digest
 from sparkring.training.data.audit.log import AuditHeader, StepRecord
 from sparkring.training.data.order import ORDER_VERSION, Ints, epoch_ids, make_plan

@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 from numpy.random import PCG64, RandomState, SeedSequence
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.columns import DataError

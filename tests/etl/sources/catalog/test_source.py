@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.conf.config import EtlConfig
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.sources import CatalogSource
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking.tracker import Tracker
 
 

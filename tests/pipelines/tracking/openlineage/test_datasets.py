@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from sparkring.conf.config import EtlConfig, TrackingConfig
+from sparkring.conf.blocks.etl import EtlConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.sources import SourceConfig
 from sparkring.etl.sources.pin import pin

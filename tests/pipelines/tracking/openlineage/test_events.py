@@ -9,7 +9,7 @@ import pytest
 from openlineage.client.event_v2 import RunEvent
 from openlineage.client.serde import Serde
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.openlineage.events import PRODUCER, JobEvents, run_id
 

@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 from pydantic import ValidationError
 
-from sparkring.conf.config import TrackingConfig
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.load import ConfigError
 from sparkring.conf.schedule.block import ScheduleConfig
 from sparkring.conf.schedule.dates import interval_of

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from sparkring.conf.config import DataConfig
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import MANIFEST_NAME, Column, DatasetManifest, ManifestError, with_features
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.build import make_reader

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkring.conf.config import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
+from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
 from sparkring.conf.features import FIRST_CODE, cardinality, output_names
 from sparkring.etl.features import Moments, categorical_state, numeric_state, plain_state
 from sparkring.training.data.features.raw import as_text, is_null

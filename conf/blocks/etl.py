@@ -1,0 +1,325 @@
+"""The recipe's `etl` block: raw tables, views, checks, a split, features or packed text, shards."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+
+from sparkring.conf.schema import Name, NonNegativeInt, Strict, TimeZone, check_case
+from sparkring.conf.sources import FilesSource, Source, as_text
+
+RESERVED = "sparkring_"  # of columns that shards and batches have beside the declared ones
+Share = Annotated[float, Field(ge=0, le=1)]
+SplitName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class CheckConfig(Strict):
+    """One rule about the rows. Its failing rows are counted; `row` quarantines them, `dataset` stops the job.
+
+    range: `min` <= column <= `max`, null passes. null_share: column is null. unique: no two rows agree in `columns`
+    (at level row the first is kept). referential: column's value occurs in `to` (`source.column`), null passes.
+    expression: the SQL is true; null fails.
+    """
+
+    name: Name
+    kind: Literal["range", "null_share", "unique", "referential", "expression"]
+    level: Literal["row", "dataset"] = "dataset"
+    column: str | None = None
+    columns: list[str] = []
+    min: float | None = None
+    max: float | None = None
+    to: Annotated[str, Field(pattern=r"^\w+\.\w+$")] | None = None
+    sql: str | None = None
+    max_share: Share | None = Field(
+        None,
+        description="stop the job when a larger share of rows fails; None: 0 at level dataset, no limit at level row",
+    )
+
+    @model_validator(mode="after")
+    def _keys_of_kind(self) -> CheckConfig:
+        wanted = {
+            "range": {"column"},
+            "null_share": {"column"},
+            "unique": {"columns"},
+            "referential": {"column", "to"},
+            "expression": {"sql"},
+        }[self.kind]
+        bounds = {"min", "max"} if self.kind == "range" else set()
+        given = {k for k in ("column", "columns", "min", "max", "to", "sql") if getattr(self, k) not in (None, [])}
+        if missing := wanted - given:
+            raise ValueError(f"a check of kind {self.kind} needs {sorted(missing)}")
+        if extra := given - wanted - bounds:
+            raise ValueError(f"a check of kind {self.kind} has no {sorted(extra)}")
+        if self.kind == "range" and self.min is None and self.max is None:
+            raise ValueError("a range check needs min, max or both")
+        return self
+
+
+class SplitConfig(Strict):
+    """time: `boundaries` maps each later split to its first instant; rows before the first are `train`.
+    hash: `shares` by a stable hash of `key` (None: etl.key). column: the split's name stands in `column`."""
+
+    kind: Literal["time", "hash", "column"] = "hash"
+    column: str | None = None
+    boundaries: dict[SplitName, str] = Field({}, description="split -> ISO date or timestamp (UTC), in rising order")
+    shares: dict[SplitName, PositiveFloat] = {"train": 0.8, "valid": 0.1, "test": 0.1}
+    key: list[str] | None = None
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _keys_of_kind(self) -> SplitConfig:
+        if self.kind in ("time", "column") and not self.column:
+            raise ValueError(f"a split by {self.kind} needs `column`")
+        if self.kind == "hash" and self.column:
+            raise ValueError("a split by hash has `key`, not `column`")
+        if (self.kind == "time") != bool(self.boundaries):
+            raise ValueError("`boundaries` belong to a split by time, which needs at least one")
+        if "train" in self.boundaries:
+            raise ValueError("`train` is what lies before the first boundary and has no boundary itself")
+        if "train" not in self.shares:
+            raise ValueError("`shares` must have `train`: features are fitted on it")
+        if abs(sum(self.shares.values()) - 1) > 1e-9:
+            raise ValueError(f"shares sum to {sum(self.shares.values()):g}, not 1")
+        return self
+
+
+class CategoricalFeature(Strict):
+    """-> int32 codes: 0 null, 1 unseen in training, 2.. values by falling count. Strings, integers, booleans, dates."""
+
+    kind: Literal["categorical"]
+    column: str | None = Field(None, description="None: the feature's own name")
+    min_count: PositiveInt = 1
+    max_size: PositiveInt = Field(65536, description="most frequent values kept")
+
+
+class NumericFeature(Strict):
+    """-> float32 (x - mean) / std of the training split; null and NaN become `fill` (None: the mean) first.
+
+    `indicator` adds `<name>__null` (0 or 1): auto adds it where the training split has nulls.
+    """
+
+    kind: Literal["numeric"]
+    column: str | None = None
+    fill: float | None = None
+    indicator: Literal["auto", "always", "never"] = "auto"
+    transform: Literal["none", "log1p"] = Field(
+        "none", description="log1p: log(1 + x) of x >= 0, before everything else"
+    )
+    scale: bool = True
+
+
+class CyclicFeature(Strict):
+    """-> float32 `<name>_sin`, `<name>_cos` of 2 pi x / period; null gives (0, 0), which no value does."""
+
+    kind: Literal["cyclic"]
+    column: str | None = None
+    period: PositiveFloat
+
+
+class PassthroughFeature(Strict):
+    """The column as it is. Types without an exact tensor type are refused at write time with a remedy."""
+
+    kind: Literal["passthrough"]
+    column: str | None = None
+    dtype: Literal["float16"] | None = Field(
+        None, description="float16: stored as float32 holding half-precision values"
+    )
+    shape: list[PositiveInt] | None = Field(None, description="fixed shape of an array column; None: ragged")
+    nulls: Literal["refuse", "mask", "fill"] = "refuse"
+    fill: float | int | bool | str | None = None
+
+    @model_validator(mode="after")
+    def _fill_given(self) -> PassthroughFeature:
+        if (self.nulls == "fill") != (self.fill is not None):
+            raise ValueError("`fill` and `nulls: fill` come together")
+        return self
+
+
+Feature = Annotated[
+    CategoricalFeature | NumericFeature | CyclicFeature | PassthroughFeature, Field(discriminator="kind")
+]
+
+
+class TextConfig(Strict):
+    """Documents -> rows of `seq_len` tokens. Every token of every document is in exactly one row."""
+
+    column: str = "text"
+    tokenizer: Literal["bpe", "bytes"] = "bpe"
+    vocab_size: Annotated[int, Field(ge=258)] = Field(4096, description="bpe only; bytes has 258: 256, end, pad")
+    train_documents: PositiveInt = Field(20000, description="bpe is trained on this many training documents at most")
+    seq_len: Annotated[int, Field(ge=2)] = 256
+    document_mask: bool = Field(
+        False,
+        description="also a column `document`: each token's document, numbered within its row, -1 where padded, for "
+        "models of your own that keep documents apart (the built-in GPT attends across them)",
+    )
+
+
+def _by_split(value: Any) -> Any:
+    if isinstance(value, int):
+        raise ValueError(f"must say how many files each split has, such as {{train: {value}, valid: 1}}")
+    return value
+
+
+class ShardConfig(Strict):
+    """How the rows are cut into files. None: from the number of rows and the width of a row, never from the machine."""
+
+    shards: Annotated[dict[SplitName, PositiveInt] | None, BeforeValidator(_by_split)] = Field(
+        None, description="files per split"
+    )
+    row_group: PositiveInt | None = Field(None, description="rows per row group; only a file's last may be smaller")
+    target_bytes: PositiveInt = Field(64 << 20, description="size of a file, uncompressed, when `shards` is None")
+    seed: int = Field(0, description="of the hash that decides the stored order")
+    compression: Literal["snappy", "zstd", "none"] = "snappy"
+
+
+Day = Annotated[str, BeforeValidator(as_text), AfterValidator(lambda text: date.fromisoformat(text).isoformat())]
+
+
+class IntervalConfig(Strict):
+    """Rows are written in parts, one per interval, which several datasets share: each is a window of intervals.
+
+    A part is made of what the sources hold of its interval, and of sources that are read whole: it does not depend on
+    the window. An interval is named by its first day.
+    """
+
+    column: str = Field(
+        description="column of `rows` (date, timestamp or timestamp_ntz) that says to which interval a row belongs"
+    )
+    every: Literal["day", "week", "month"] = Field("day", description="a week begins on Monday")
+    time_zone: TimeZone = Field(
+        "UTC", description="whose days they are; where clocks are changed, a day has 23 or 25 hours"
+    )
+    sources: dict[Name, str] = Field(
+        {},
+        description="source -> its partition column of type date: only files of the interval are opened. Other sources "
+        "are read whole, and a change in one of them is a change in every part",
+    )
+    look_back: NonNegativeInt = Field(
+        0, description="intervals before its own that a part's `sources` are read from, for views that look back"
+    )
+    last: Day = Field(description="first day of the last interval of the window")
+    window: PositiveInt = Field(description="intervals in the dataset")
+    missing: Literal["fail", "skip"] = Field(
+        "fail", description="an interval of which a source has no file: fail names it, skip leaves its part out"
+    )
+
+
+class EtlConfig(Strict):
+    """Raw tables to one dataset."""
+
+    kind: Literal["table", "text"] = "table"
+    sources: Annotated[dict[Name, Source], Field(min_length=1)]
+    views: dict[Name, str] = Field({}, description="name -> Spark SQL over sources and earlier views, in order")
+    rows: str = Field(
+        description="the view, source or `module:function(tables) -> DataFrame` that gives the dataset's rows"
+    )
+    one_per: str | None = Field(None, description="source of which every row must be exactly one row of `rows`")
+    key: list[str] = Field([], description="columns that identify a row; decide its place. []: all columns together")
+    checks: list[CheckConfig] = []
+    split: SplitConfig = SplitConfig()
+    features: dict[Name, Feature] = {}
+    label: str | None = Field(None, description="column of `rows`, stored as it is; texts are classes")
+    classes: Annotated[list[str], Field(min_length=2)] | None = Field(
+        None,
+        description="of a label of texts: its classes, in the order of the model's outputs; a binary model predicts "
+        "the last one. None: the texts of the rows, sorted",
+    )
+    keep: list[str] = Field([], description="columns stored as they are that no model sees (role meta)")
+    text: TextConfig | None = None
+    shard: ShardConfig = ShardConfig()
+    interval: IntervalConfig | None = None
+    limit_rows: PositiveInt | None = Field(
+        None,
+        description="about so many rows, by the hash of their key: for a trial (`sparkring run RECIPE --limit-rows N`)",
+    )
+
+    @model_validator(mode="after")
+    def _kinds_agree(self) -> EtlConfig:
+        if (self.kind == "text") != (self.text is not None):
+            raise ValueError("`kind: text` and the `text` block come together")
+        if self.kind == "text" and (self.features or self.label or self.keep):
+            raise ValueError("a text dataset has no features, label or keep")
+        if self.limit_rows is not None and self.one_per is not None:
+            raise ValueError("limit_rows: with one_per every row is counted; set one_per to null in a trial")
+        if self.classes is not None and (self.label is None or len(set(self.classes)) < len(self.classes)):
+            raise ValueError("classes: there is no label" if self.label is None else "classes: one is listed twice")
+        if self.kind == "table" and not self.features:
+            raise ValueError("a table needs `features`")
+        if self.one_per is not None and self.one_per not in self.sources:
+            raise ValueError(f"one_per = {self.one_per!r} is no source; there are {sorted(self.sources)}")
+        names = [c.name for c in self.checks]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"checks: names given twice: {twice}")
+        if shadowed := sorted(self.views.keys() & self.sources.keys()):
+            raise ValueError(f"views: {shadowed} are sources already")
+        check_case("sources and views", [*self.sources, *self.views])
+        if ":" not in self.rows and self.rows not in self.views.keys() | self.sources.keys():
+            raise ValueError(f"rows = {self.rows!r} is no view or source; there are {[*self.sources, *self.views]}")
+        outputs = [*self.keep, *(c for c in (self.label,) if c)]
+        if clash := sorted(self.features.keys() & set(outputs)):
+            which = "the label" if clash[0] == self.label else "in keep"
+            raise ValueError(f"features.{clash[0]}: is {which} too; a column has one role: remove it from one of them")
+        check_case("features, label and keep", [*self.features, *outputs])
+        if reserved := [n for n in (*self.features, *outputs) if n.lower().startswith(RESERVED)]:
+            raise ValueError(
+                f"features, label or keep: {reserved}: names that begin with {RESERVED!r} are ours; rename"
+            )
+        if reads := [name for name, f in self.features.items() if self.label and f.column == self.label]:
+            raise ValueError(
+                f"features.{reads[0]}: reads the label {self.label!r}, so a model would be shown what it must predict; "
+                "remove this feature, or name another label"
+            )
+        for index, check in enumerate(self.checks):
+            if check.to and check.to.split(".")[0] not in self.sources.keys() | self.views.keys():
+                raise ValueError(f"checks.{index}.to = {check.to!r}: no such source or view")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_possible(self) -> EtlConfig:
+        if self.interval is not None and (problem := parts_problem(self, self.interval)):
+            raise ValueError(problem)
+        return self
+
+
+def parts_problem(etl: EtlConfig, interval: IntervalConfig) -> str | None:
+    """Say why the dataset cannot be made of parts that do not depend on each other; None where it can."""
+    if etl.kind == "text":
+        return "interval: text is packed across documents, so there are no parts of it; remove `interval`"
+    if etl.limit_rows is not None:
+        return "limit_rows: which rows are kept would depend on the window; remove `interval` or limit_rows"
+    if unknown := sorted(interval.sources.keys() - etl.sources.keys()):
+        return f"interval.sources: {unknown[0]!r} is no source; there are {sorted(etl.sources)}"
+    for name, column in interval.sources.items():
+        source = etl.sources[name]
+        if "where" not in type(source).model_fields:
+            return f"interval.sources.{name}: a jdbc source is read whole; leave it out, and it is read for every part"
+        kind = source.partitions.get(column) if isinstance(source, FilesSource) else "date"
+        if kind != "date":
+            return (
+                f"interval.sources.{name} = {column!r}: must be a partition column of type date, and it is "
+                f"{'none' if kind is None else kind}; declare it in etl.sources.{name}.partitions"
+            )
+    if etl.one_per is not None and etl.one_per not in interval.sources:
+        return f"one_per = {etl.one_per!r}: must be one of interval.sources, as its rows are counted in every interval"
+    if interval.look_back and etl.one_per is None:
+        return (
+            "interval.look_back: needs `one_per`; rows of other intervals are read too, and only a count shows that "
+            "none is lost between two parts"
+        )
+    if etl.split.kind == "time" and etl.split.column != interval.column:
+        return (
+            f"split.column = {etl.split.column!r}: must be interval.column, {interval.column!r}: a split by time takes "
+            "whole intervals"
+        )
+    if etl.shard.shards is not None:
+        return "shard.shards: every part has files of its own, by its rows; remove it, or set shard.target_bytes"
+    for check in etl.checks:
+        if check.kind == "unique" and check.level == "row" and interval.column not in check.columns:
+            return (
+                f"checks: {check.name!r}: which of equal rows is kept must not depend on other parts; add "
+                f"{interval.column!r} to its columns, or set level to dataset"
+            )
+    return None

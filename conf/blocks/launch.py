@@ -1,0 +1,77 @@
+"""The recipe's `parallel` and `launch` blocks: how ranks share a step, and how they are started."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from sparkring.conf.schema import Seconds, Strict
+
+Axis = Annotated[int, Field(ge=-1)]
+
+
+class ParallelConfig(Strict):
+    """Sizes of the mesh's axes multiply to launch.world; -1 stands once for the rest."""
+
+    dp: Axis = Field(-1, description="data ranks: each reads its own rows")
+    cp: Axis = Field(1, description="context ranks: each holds a part of every sequence (all-to-all attention)")
+    pp: Axis = Field(1, description="pipeline ranks: each holds consecutive blocks of the model")
+    tp: Axis = Field(1, description="tensor ranks: each holds a part of every matrix")
+    zero: Literal[0, 1, 2, 3] = Field(
+        0, description="shard over data ranks: 1 optimizer state, 2 and gradients, 3 and parameters"
+    )
+    shard: Annotated[int, Field(ge=0)] = Field(
+        0, description="ranks per ZeRO shard group (hybrid sharding); 0: all data ranks are one group"
+    )
+    engine: Literal["auto", "horovod", "torch"] = Field(
+        "auto", description="what carries the gradients; auto: Horovod where it can and is there, else torch"
+    )
+    schedule: str = Field("1f1b", description="pipeline schedule: gpipe, 1f1b, interleaved, zero-bubble")
+    stages_per_rank: PositiveInt = Field(1, description="pipeline stages per rank, of the schedules that interleave")
+    balance: Literal["estimated", "measured"] = Field(
+        "estimated", description="cost of a block by which stages are cut: its weights, or its time on a first batch"
+    )
+    micro_batches: PositiveInt = Field(1, description="parts a pipeline cuts each pass into")
+    accumulate: PositiveInt = Field(1, description="passes per step; gradients are communicated once per step")
+    offload: bool = Field(False, description="keep shards and optimizer state in host memory (needs zero >= 1)")
+    activation_checkpointing: bool = Field(False, description="recompute each block's activations in backward")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="dtype of compute; fp32 is the model's own dtype; fp16 scales the loss"
+    )
+    sequence_parallel: bool = Field(False, description="also cut norms and residuals along the sequence (needs tp > 1)")
+    bucket_bytes: PositiveInt = Field(25 * 2**20, description="gradients are sent in buckets of at most this size")
+
+
+class LaunchConfig(Strict):
+    world: PositiveInt = Field(2, description="ranks, one per Spark task slot")
+    min_world: PositiveInt | None = Field(None, description="smallest world to go on with; None: never shrink")
+    max_attempts: PositiveInt = Field(3, description="failed launches in a row, without a new checkpoint between")
+    backoff_s: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="wait before attempt 2; doubles with each failure"
+    )
+    max_backoff_s: Seconds = 60.0
+    start_timeout_s: Seconds = Field(120.0, description="for all ranks to be started by their agents")
+    collective_timeout_s: Seconds = Field(300.0, description="Gloo, NCCL and store timeout given to the workers")
+    hang_timeout_s: Seconds | None = Field(300.0, description="no progress of a rank's step for this long is a hang")
+    silence_timeout_s: Seconds = Field(20.0, description="an agent not heard of for this long is lost")
+    grace_s: Seconds = Field(10.0, description="for a last checkpoint on Ctrl-C, SIGTERM or decommissioning")
+    interface: str | None = Field(
+        None, description="network interface of the ring; None: the one that reaches the driver"
+    )
+    log_lines_per_s: PositiveFloat | None = Field(
+        200.0,
+        description="per rank; more are counted, not sent; None: all, and who prints waits for the driver",
+    )
+    cpus_per_rank: PositiveInt | None = Field(
+        None, description="cores each rank asks of Spark, as a stage-level profile; None: spark.task.cpus"
+    )
+    gpus_per_rank: Annotated[int, Field(ge=0)] = Field(
+        0, description="GPUs each rank asks of Spark, as a stage-level profile; 0: spark.task.resource.gpu.amount"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.min_world is not None and self.min_world > self.world:
+            raise ValueError(f"min_world = {self.min_world}: must not be above world = {self.world}")
+        return self
