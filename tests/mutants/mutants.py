@@ -49,6 +49,7 @@ T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
+INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
@@ -868,4 +869,17 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    # `sparkring init`
+    Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
+    Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),
+    Mutant(f"{INIT}/columns.py", "kind in WHOLE and distinct <= CLASS_NUMBERS", "False", T_INIT),
+    Mutant(f"{INIT}/columns.py", "while text.lower() in taken", "while text in taken", T_INIT),
+    Mutant(f"{INIT}/sample.py", "any(CODE.fullmatch(text) for", "any(False for", T_INIT),
+    Mutant(f"{INIT}/sample.py", "return best if gains[best] else None", "return None", T_INIT),
+    Mutant(f"{INIT}/folder.py", " or any(folder.iterdir())", "", T_INIT),
+    Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
+    Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
+    Mutant(
+        TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"
+    ),
 )
