@@ -18,6 +18,7 @@ from sparkring.conf.manifest import ManifestError
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
+from sparkring.training.models.start import StartMatch
 
 SUMMARY = "summary.json"
 MODEL = "this model"  # its name among the scores
@@ -51,6 +52,7 @@ class WorkerResult:
     weights: RelativePath | None = None  # folder of the exported model, below the run's; None until it is finished
     exported_step: Count | None = None  # whose weights these are
     test: Scores = field(default_factory=dict)  # metrics over train.test_split
+    started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
 
 
@@ -181,7 +183,7 @@ class TrainResult:
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
-    start: str = ""  # where training began and why, where the recipe says `warm_start.from`
+    start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
     version: str | None = None  # of the registered model; None: the store had not said when this was written
     promotion: Promotion | None = None  # None: neither gates nor a date; the alias moves as report.must_beat says
 

@@ -21,13 +21,16 @@ from sparkring.conf.stored import StoredError
 from sparkring.etl.sources.examine import Examined
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
+from sparkring.pipelines.model_start import start_problems
 from sparkring.pipelines.plan import knows_its_size, layout_problems_of
 from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.models.groups import freeze
+from sparkring.training.own_optimizer import optimizer_problems
 from sparkring.training.recipe_model import ModelColumns, pick_columns
+from sparkring.training.schedules import schedule_problems
 from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
 from sparkring.training.worker import change_since, starting_model
 
@@ -57,11 +60,12 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(factory_problems(config), metric_problems_of(config))
+    code = refusals(factory_problems(config), metric_problems_of(config), optim_problems(config))
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
-    return Problems(recipe, resources=slot_problems(config))
+    start = start_problems(config) if not recipe else Problems()
+    return Problems(recipe, resources=slot_problems(config)) + start
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
@@ -87,7 +91,8 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
 def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
     """What of the recipe this dataset cannot meet."""
     problems = refusals(dataset_problems(config, manifest), metric_problems_of(config, manifest))
-    return problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
+    problems = problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
+    return problems or start_problems(config, manifest).recipe
 
 
 def slot_problems(config: RunConfig) -> list[str]:
@@ -131,6 +136,12 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield from _group_problems(config, lambda: factory(**model.args))
     if model.inputs and model.task in TABLE_TASKS and (problem := _not_taken(factory, len(model.inputs))):
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
+
+
+def optim_problems(config: RunConfig) -> list[str]:
+    """Import an optimizer and a schedule of the user's, and try them."""
+    is_sharded = config.parallel.zero > 0 or config.parallel.tp != 1
+    return [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:

@@ -48,6 +48,11 @@ T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in 
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
+AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
+RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
+OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
+BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
+MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
@@ -180,8 +185,20 @@ MUTANTS = (
         "pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"
     ),
     Mutant("pipelines/display/training.py", "step - began[0]", "step", "tests/pipelines/display/test_training.py"),
-    Mutant(OPTIM, "(step + 1) / warmup_steps", "step / warmup_steps", T_OPTIM),
-    Mutant(OPTIM, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_OPTIM),
+    Mutant(RATES, "(step + 1) / warmup_steps", "step / warmup_steps", T_RATES),
+    Mutant(RATES, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_RATES),
+    Mutant(RATES, "total_steps - 1 - top", "total_steps - top", T_RATES),
+    Mutant(RATES, "CYCLE_RISE * total_steps) - 1", "CYCLE_RISE * total_steps)", T_RATES),
+    Mutant(RATES, "if without < rule.patience:", "if without <= rule.patience:", T_RATES),
+    Mutant(RATES, "max(least, state.share * rule.factor)", "state.share * rule.factor", T_RATES),
+    Mutant(RATES, "0 <= share < math.inf", "0 <= share", T_RATES),
+    Mutant(RATES, "if first != again:", "if False:", T_RATES),
+    Mutant(OWN_OPTIMIZER, "if not _close(_resumed(optim), whole):", "if False:", T_OWN_OPTIMIZER),
+    Mutant(
+        OWN_OPTIMIZER, "zip(*halves, strict=True)], whole)", "zip(*halves, strict=True)], halves[0])", T_OWN_OPTIMIZER
+    ),
+    Mutant("training/parallel/state.py", "state[key] = saved[", "saved[", T_OWN_OPTIMIZER),
+    Mutant("training/parallel/state.py", "parameter.detach().copy_(value)", "pass", T_OWN_OPTIMIZER),
     Mutant(LOSS, "weight_N = grad_N.to(norm_N.dtype) * kept_N", "weight_N = grad_N.to(norm_N.dtype)", T_LOSS),
     Mutant(LOSS, "return loss_N.masked_fill_(~kept_N, 0.0)", "return loss_N", T_LOSS),
     Mutant(LOSS, "new_full((len(chunk_CV), 1), -1.0)", "new_full((len(chunk_CV), 1), 1.0)", T_LOSS),
@@ -866,4 +883,28 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    Mutant(BEGIN, "key=len, default", "key=lambda old: -len(old), default", T_BEGIN),
+    Mutant(BEGIN, "if given[name] == wanted[target]:", "if True:", T_BEGIN),
+    Mutant(BEGIN, "if not matched:", "if not matched and given:", T_BEGIN),
+    Mutant(BEGIN, "self.read().to(self.dtype)", "self.read()", T_BEGIN),
+    Mutant(MODEL_START, "if start.sha256 not in (None, sha256):", "if False:", T_MODEL_START),
+    Mutant(MODEL_START, "if run.exists(RECORD):", "if False:", T_MODEL_START),
+    Mutant(MODEL_START, "if not folder.exists(file):", "if False:", T_MODEL_START),
+    Mutant(
+        "training/worker.py",
+        'if committed(run.at("checkpoints"))[0]:',
+        "if False:",
+        "tests/training/test_warm_start_run.py",
+    ),
+    Mutant(
+        AVERAGE, "share = (1 - self.decay) / (1 - self.decay ** int(self.steps))", "share = 1 - self.decay", T_AVERAGE
+    ),
+    Mutant(AVERAGE, "mean.copy_(kept)", "pass", T_AVERAGE),
+    Mutant(STEP, "prepared.average.update()", "pass", "tests/ranks/test_average.py"),
+    Mutant(
+        HVD_ZERO,
+        "sent = self.collectives.sent_bytes\n        self._send_shards()",
+        "sent = self.collectives.sent_bytes",
+        "tests/ranks/test_average.py",
+    ),
 )

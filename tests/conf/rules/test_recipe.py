@@ -113,6 +113,15 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([], "report.sample_prompt=So"),
         ([], "report.sample_tokens=9"),
         (["warm_start.model=/m"], "warm_start.retrain_every=7"),
+        ([], "optim.args={a: 1}"),
+        ([], "optim.schedule_args={a: 1}"),
+        (["optim.name=my:Own"], "optim.betas=[0.5, 0.5]"),
+        (["optim.name=my:Own"], "optim.eps=1"),
+        (["optim.name=my:Own"], "optim.momentum=0.5"),
+        (["optim.schedule=my:own"], "optim.warmup_steps=1"),
+        (["optim.schedule=my:own"], "optim.final_lr_share=0.5"),
+        (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
+        (["optim.schedule=linear"], "optim.plateau.patience=1"),
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),
     ],
 )
@@ -155,6 +164,11 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
             "tracking.uri: MLflow has no store for 'htp'; it knows",
         ),
         (SMALL, ["train.test_split=valid"], "train.test_split = 'valid': is train.valid_split too"),
+        (
+            SMALL,
+            ["model.start=e.safetensors", "warm_start.model=before"],
+            "model.start, warm_start: both are given",
+        ),
         (SMALL, [MIX, "data.audit=true"], "data.audit: a mix repeats rows by design"),
     ],
 )
