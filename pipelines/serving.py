@@ -137,10 +137,12 @@ class Predictor:
         """`model_input`: a DataFrame, or a dict of equally long columns.
 
         KeyError names a column that is missing, unless it is optional (RawInputs), and null then. ValueError
-        names a column with values that are none of its type.
+        names a column with values that are none of its type, or a row without a finite prediction.
         """
         rows = pd.DataFrame(model_input)
-        return pd.DataFrame(self.predictions(self.scores(self.raw_arrays(rows), len(rows))), index=rows.index)
+        scores = self.scores(self.raw_arrays(rows), len(rows))
+        check_finite(scores, rows)
+        return pd.DataFrame(self.predictions(scores), index=rows.index)
 
     def raw_arrays(self, rows: pd.DataFrame) -> dict[str, RawColumn]:
         """The frame's columns as `scores` takes them."""
@@ -218,6 +220,22 @@ class Predictor:
 def batches_of(count: int) -> list[tuple[int, int]]:
     """Begin and end of each batch of `count` rows; one empty batch where there are none."""
     return [(start, min(start + BATCH_ROWS, count)) for start in range(0, max(count, 1), BATCH_ROWS)]
+
+
+def check_finite(scores: np.ndarray, rows: pd.DataFrame) -> None:
+    """Raise ValueError where a score is not finite: the likeliest class of such a row would look like any other.
+
+    `scores`: (rows,) or (rows, classes).
+    """
+    bad = np.flatnonzero(~np.isfinite(scores).all(axis=tuple(range(1, scores.ndim))))
+    if not len(bad):
+        return
+    row = rows.iloc[bad[0]]
+    given = [f"{name} = {value}" for name, value in row.items() if isinstance(value, float) and np.isinf(value)]
+    raise ValueError(
+        f"{len(bad)} of {len(rows)} rows have no finite prediction; the first is row {bad[0]}"
+        f"{' with ' + ', '.join(given) if given else ''}. Numbers must be finite: null them or leave such rows out"
+    )
 
 
 def as_tensor(column: Column, values: np.ndarray) -> torch.Tensor:

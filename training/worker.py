@@ -64,6 +64,7 @@ from sparkring.training.tasks import build_task, model_class
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
 MODEL_FOLDER = "model"  # below the run folder
+NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError("train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'")
+        raise ValueError(NO_GPU)
     # With one visible device per rank (Spark's resources) it is device 0 for every rank.
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)

@@ -42,6 +42,7 @@ LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
+T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
 T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
@@ -537,6 +538,10 @@ MUTANTS = (
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
     # A model that goes anywhere.
     Mutant(SERVING, "named if codes and", "named if codes or", T_SERVING),
+    Mutant(SERVING, "check_finite(scores, rows)", "pass", f"{T_SERVING} -k finite"),
+    Mutant("conf/blocks/etl.py", "key=instants.__getitem__", "key=str", "tests/conf/schedule/test_dated.py"),
+    Mutant("conf/blocks/etl.py", "< len(instants)", "< 0", "tests/conf/test_config.py"),
+    Mutant("pipelines/validate/recipe.py", "and is_here and", "and", f"{T_VALIDATE_TABLES} -k gpu"),
     Mutant(SERVING, "if wanted & {*output_names(state)}]", "]", T_SERVING),
     Mutant(SERVING, "for name in self._raw.optional - {*rows}", "for name in ()", T_SERVING),
     Mutant(SERVING, '"required": name not in raw.optional', '"required": True', T_SERVING),

@@ -182,6 +182,12 @@ def test_text_where_a_number_must_be_is_refused_by_column(folder: Path) -> None:
             _load_pyfunc(str(folder)).predict(RAW.assign(wind=given))
 
 
+def test_rows_without_a_finite_prediction_are_an_error_that_names_the_value(folder: Path) -> None:
+    message = "1 of 3 rows have no finite prediction; the first is row 1 with wind = inf"
+    with pytest.raises(ValueError, match=message):
+        _load_pyfunc(str(folder)).predict(RAW.assign(wind=[1.0, float("inf"), None]))
+
+
 def test_only_what_the_model_reads_is_needed(tmp_path: Path) -> None:
     """Of a recipe whose `model.inputs` names few of the dataset's features."""
     config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"inputs": ["carrier", "wind__null"]})})
