@@ -167,6 +167,7 @@ def parser() -> argparse.ArgumentParser:
     check = _add(commands, "serve-check", _serve_check, text)
     check.add_argument("target", help="models:/<name>@<alias>, models:/<name>/<version> or an MLflow model's folder")
     check.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
+    _add_export(commands)
     _add_launch(commands)
     _add_recipe(commands, "netcheck", _netcheck, "measure the network between the hosts the recipe would train on")
     package = _add(commands, "package", _package, "write the code archive and main file for spark-submit")
@@ -174,6 +175,17 @@ def parser() -> argparse.ArgumentParser:
     text = "serve the MLflow UI on the recipe's store, on this machine only"
     _add_recipe(commands, "ui", _ui, text, default="flights").add_argument("--port", type=int, default=5000)
     return top
+
+
+def _add_export(commands: Commands) -> None:
+    text = "write a registered model as one file for other runtimes, and compare it with the model"
+    command = _add(commands, "export", _export, text)
+    command.add_argument(
+        "target", help="models:/<name>@<alias>, models:/<name>/<version>, an MLflow model's folder or a run's `model`"
+    )
+    command.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
+    command.add_argument("--format", choices=["pt2", "onnx"], default="pt2", help="torch.export (default) or ONNX")
+    command.add_argument("--out", metavar="FILE", help="default: model.pt2 or model.onnx; must not exist")
 
 
 def _version() -> str:
@@ -546,6 +558,16 @@ def _serve_check(arguments: argparse.Namespace) -> int:
 
     tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
     return serve_check(arguments.target, tracking, print)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from sparkring.pipelines.portable.export import export
+
+    tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
+    out = Path(arguments.out or f"model.{arguments.format}")
+    return export(arguments.target, arguments.format, out, tracking, print)
 
 
 def _netcheck(arguments: argparse.Namespace) -> int:

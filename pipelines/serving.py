@@ -119,19 +119,18 @@ class Predictor:
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
         self.task: Any = build_task(config.model.task, self.columns.features, self.columns.label, config.model.inputs)
         self.model = trained_model(config, manifest, weights)
-        self._raw = raw_inputs(config, manifest)
-        self._features = RawFeatures(manifest.features | {"features": self._raw.states}) if self._raw.states else None
-        self._tensors = self._raw.tensors
-        self._source = TensorSource(manifest, [column.name for column in self._tensors])
+        self.raw = raw_inputs(config, manifest)
+        self._features = RawFeatures(manifest.features | {"features": self.raw.states}) if self.raw.states else None
+        self._source = TensorSource(manifest, [column.name for column in self.raw.tensors])
         self.refuses_null = {
-            state["column"]: state["name"] for state in self._raw.states if state.get("nulls") == "refuse"
-        } | {column.name: column.name for column in self._raw.plain if column.nulls == "refuse"}
+            state["column"]: state["name"] for state in self.raw.states if state.get("nulls") == "refuse"
+        } | {column.name: column.name for column in self.raw.plain if column.nulls == "refuse"}
         """Raw column in which no value may be null -> the feature that says so."""
 
     @property
     def raw_columns(self) -> list[str]:
         """The raw columns that are needed."""
-        return self._raw.columns
+        return self.raw.columns
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
         """`model_input`: a DataFrame, or a dict of equally long columns.
@@ -146,9 +145,9 @@ class Predictor:
 
     def raw_arrays(self, rows: pd.DataFrame) -> dict[str, RawColumn]:
         """The frame's columns as `scores` takes them."""
-        nullable = {state["column"] for state in self._raw.states if state.get("nulls", "refuse") != "refuse"}
-        nullable |= {column.name for column in self._raw.plain if column.nulls != "refuse"}
-        missing = {name: pa.nulls(len(rows)) for name in self._raw.optional - {*rows}}
+        nullable = {state["column"] for state in self.raw.states if state.get("nulls", "refuse") != "refuse"}
+        nullable |= {column.name for column in self.raw.plain if column.nulls != "refuse"}
+        missing = {name: pa.nulls(len(rows)) for name in self.raw.optional - {*rows}}
         return {name: raw_column(rows[name], name in nullable) for name in rows} | missing
 
     def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
@@ -195,7 +194,7 @@ class Predictor:
         """A batch as the dataset's reader would make it: raw rows through the fitted features."""
         made: dict[str, Any] = dict(self._features.of(rows)) if self._features else {}
         columns = {}
-        for column in self._tensors:
+        for column in self.raw.tensors:
             if column.name not in made:
                 if column.name not in rows:
                     raise KeyError(f"column {column.name!r} is needed; given: {sorted(map(str, rows))}")
@@ -317,6 +316,11 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 
 def _load_pyfunc(path: str) -> Predictor | Writer:
     """Load a model folder; MLflow calls this."""
+    return load_trusted(path)
+
+
+def load_trusted(path: str) -> Predictor | Writer:
+    """Load a local model folder. StoredError for one that is damaged, or names code that is not trusted here."""
     folder = open_storage(path)
     config = read_model_folder(folder).config
     check_trusted(config, f"{path}/{CONFIG}", carried(config, Path(path)))

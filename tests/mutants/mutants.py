@@ -42,6 +42,7 @@ LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
+T_EXPORT = "tests/pipelines/portable/test_export.py"
 T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
 T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
@@ -538,6 +539,11 @@ MUTANTS = (
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
     # A model that goes anywhere.
     Mutant(SERVING, "named if codes and", "named if codes or", T_SERVING),
+    Mutant(f"{PORTABLE}/export.py", "if out.exists() else []", "if False else []", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "self._outputs(self.model", "(self.model", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "{1: Dim.DYNAMIC} if source.longest else {}", "{}", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "or not np.allclose(", "or False and not np.allclose(", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "        if problem:", "        if False:", T_EXPORT),
     Mutant(SERVING, "check_finite(scores, rows)", "pass", f"{T_SERVING} -k finite"),
     Mutant("conf/blocks/etl.py", "key=instants.__getitem__", "key=str", "tests/conf/schedule/test_dated.py"),
     Mutant("conf/blocks/etl.py", "< len(instants)", "< 0", "tests/conf/test_config.py"),
