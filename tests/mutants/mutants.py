@@ -549,7 +549,7 @@ MUTANTS = (
     Mutant("conf/blocks/etl.py", "< len(instants)", "< 0", "tests/conf/test_config.py"),
     Mutant("pipelines/validate/recipe.py", "and is_here and", "and", f"{T_VALIDATE_TABLES} -k gpu"),
     Mutant(SERVING, "if wanted & {*output_names(state)}]", "]", T_SERVING),
-    Mutant(SERVING, "for name in self._raw.optional - {*rows}", "for name in ()", T_SERVING),
+    Mutant(SERVING, "for name in self.raw.optional - {*rows}", "for name in ()", T_SERVING),
     Mutant(SERVING, '"required": name not in raw.optional', '"required": True', T_SERVING),
     Mutant(RAW_FEATURES, 'array.dtype.kind in "OUT"', 'array.dtype.kind in "UT"', T_SERVING),
     Mutant(TABULAR, "self.height.transpose(0, 1)", "self.height", "tests/training/models/test_tabular.py"),
