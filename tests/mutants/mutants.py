@@ -51,7 +51,7 @@ T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
-CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
+CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
@@ -565,7 +565,9 @@ MUTANTS = (
     Mutant(f"{PORTABLE}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
     Mutant("pipelines/scratch.py", "not (folder / LOCK).is_file()", "False", "tests/pipelines/test_scratch.py"),
     Mutant("pipelines/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
-    Mutant(CLI, "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE),
+    Mutant(
+        "pipelines/cli/jobs.py", "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE
+    ),
     # Raw rows in Arrow, and batch scoring.
     Mutant(FEATURES, 'return self._type == "boolean"', "return True", T_NUMPY),
     Mutant(FEATURES, 'return self._type == "date"', "return True", T_NUMPY),
