@@ -572,7 +572,7 @@ def _package(arguments: argparse.Namespace) -> int:
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.tracking.mlflow_store import serve_ui
+    from sparkring.pipelines.tracking.ui import serve_ui
 
     config = _load(arguments).config
     return serve_ui(config.tracking.named(config.name), config.name, arguments.port)
