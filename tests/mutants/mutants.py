@@ -88,6 +88,9 @@ BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluat
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
 PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
+DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
+STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
+CHECKOUT = "pipelines/tracking/checkout.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/blocks/housekeeping.py", "tests/conf/blocks/test_housekeeping.py"
@@ -491,6 +494,22 @@ MUTANTS = (
         "",
         "tests/pipelines/tracking/test_mlflow_store.py -k deleted_checkpoints",
     ),
+    # What MLflow's lists and pages show of jobs.
+    Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
+    Mutant(DESCRIBE, 'if key != "fingerprint" and not key.startswith("etl.")]', "]", T_DESCRIBE),
+    Mutant(DESCRIBE, "if len(keys) > MOST_CHANGES else []", "if True else []", T_DESCRIBE),
+    Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
+    Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
+    Mutant(DESCRIBE, "card if len(card) <= LONGEST_CARD else", "card if True else", T_DESCRIBE),
+    Mutant("pipelines/tracking/rules.py", 'if metric.partition("/")[0] in PLUMBING', "if False", T_DESCRIBE),
+    Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
+    Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
+    Mutant(STORE, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, " and tags.`sparkring.key` = '{JOB}'", "", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, "            self._forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
+    Mutant(STORE, "if op.scores and not model.metrics:", "if op.scores:", f"{T_BROWSING} -k scores"),
+    Mutant(STORE, "        self._last.pop(self.runs[op.key], None)", "        self._last", f"{T_BROWSING} -k scores"),
+    Mutant(STORE, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
     # What a browser is shown of a recipe's dates.
     Mutant(VIEWS, '"orderByAsc": False', '"orderByAsc": True', T_VIEWS),
     Mutant(VIEWS, "if len(each) == 2)", "if len(each) >= 2)", T_VIEWS),
@@ -506,8 +525,8 @@ MUTANTS = (
     ),
     Mutant(
         "pipelines/tracking/registry.py",
-        'if (found.description or "") in ("", decision_text(found.tags)):',
-        "if True:",
+        "if card and not card.startswith(CARD_BEGINS):",
+        "if False:",
         "tests/pipelines/tracking/test_registry.py -k nights",
     ),
     Mutant(
