@@ -28,7 +28,7 @@ from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.models.groups import freeze
 from sparkring.training.recipe_model import ModelColumns, pick_columns
-from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
+from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
 from sparkring.training.worker import NO_GPU, change_since, starting_model
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
@@ -210,11 +210,15 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
         elif own and config.etl is not None:
             names = foreseen_names(config.etl)
             label = config.model.label or config.etl.label
-            features = inputs or [name for name in names.tensors if name not in (label, *config.etl.keep)]
+            unseen = (label, config.etl.weight, *config.etl.keep)
+            features = inputs or [name for name in names.tensors if name not in unseen]
             columns = ModelColumns(features, label, [])
         else:
             columns = ModelColumns([], "", [])
         task = build_task(kind, columns.features, columns.label, inputs)
+        weighed_by = manifest or config.etl
+        if weighed_by is not None and weighed_by.weight is not None:
+            check_takes_weights(task)
     except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
         return [str(error)]
     except Exception as error:  # the user's own code runs

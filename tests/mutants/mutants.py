@@ -49,6 +49,10 @@ T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
+WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
+T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
+BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
+T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
@@ -143,7 +147,7 @@ MUTANTS = (
     Mutant(BATCHING, "return (row_losses * batch.weight.to(row_losses)).sum()", "return row_losses.sum()", MESH),
     Mutant(BATCHING, "global_rows=batch.global_rows,", "global_rows=stop - start,", MESH),
     Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", "tests/training/parallel/test_batching.py"),
-    Mutant(BATCHING, "torch.zeros(missing)]", "torch.ones(missing)]", MESH),
+    Mutant(BATCHING, "weight.new_zeros(missing)]", "weight.new_ones(missing)]", MESH),
     Mutant(STEP, "self.data_parallel.size if self.data_parallel.averages else 1", "1", RING),
     Mutant(STEP, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
     Mutant(STEP, "clip_factor(norm, self.clip_norm) / self.scaler.scale", "clip_factor(norm, self.clip_norm)", ROUNDED),
@@ -221,9 +225,14 @@ MUTANTS = (
         "(np.arange(each.start, each.stop), each.places)",
         f"{T_READER} {T_AUDIT}",
     ),
-    Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),
+    Mutant(
+        READER,
+        "order.samples(begin, end) < plan.rows",
+        "order.samples(begin, end) <= plan.rows",
+        f"{T_READER} {T_AUDIT}",
+    ),
     Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/models/test_dropout.py"),
-    Mutant(AUDIT_LOG, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
+    Mutant(AUDIT_LOG, "batch.ids[batch.real_rows()]", "batch.ids", T_AUDIT),
     Mutant(
         AUDIT,
         "ids[1:][ids[1:] == ids[:-1]]",
@@ -707,8 +716,8 @@ MUTANTS = (
     Mutant(GATE_SCORES, "below + negative / 2", "below", T_GATE_SCORES),
     Mutant(
         GATE_SCORES,
-        "made[number] = [of(weights) for of in of_weights]",
-        "made[number] = [of(random.permutation(weights)) for of in of_weights]",
+        "[of(times if weights",
+        "[of(random.permutation(times) if weights",
         T_GATE_SCORES,
     ),
     Mutant(
@@ -841,7 +850,7 @@ MUTANTS = (
     # --- scores of every task
     Mutant(SCORES, "2 * below_T + negative_T", "2 * below_T", T_SCORES),
     Mutant(SCORES, ".nanmean()", ".nan_to_num().mean()", T_SCORES),
-    Mutant(EVALUATION, "batch.row_weights().cpu() > 0", "batch.row_weights().cpu() >= 0", T_EVALUATION),
+    Mutant(EVALUATION, "real = batch.real_rows()", "real = batch.row_weights() >= 0", T_EVALUATION),
     Mutant(EVALUATION, "if not self.reports:", "if False:", T_EVALUATION),
     Mutant(EVALUATION, 'values[np.argsort(ids, kind="stable")]', "values", f"{T_EVALUATION} -k order"),
     Mutant(EVALUATION, "if not np.isfinite(values).all():", "if False:", T_EVALUATION),
@@ -898,4 +907,26 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    # --- weights of rows
+    Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
+    Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),
+    Mutant(WEIGHTS, "if not weighted.get(split)", "if split not in weighted", T_WEIGHTS),
+    Mutant("etl/rows.py", "if len(portions) == 1:  # else a split", "if True:  # else a split", T_ETL_WEIGHTS),
+    Mutant("etl/windows/window.py", "weighted[own or split] += rows", "weighted[split] += rows", T_ETL_WEIGHTS),
+    Mutant("training/data/weights.py", ".double() / self._mean", ".double()", T_WEIGHTED_RUN),
+    Mutant("training/data/weights.py", "weight * batch.weight)", "weight)", T_WEIGHTED_RUN),
+    Mutant("training/worker.py", "real = batch.real_rows()", "real = batch.row_weights() > 0", T_WEIGHTED_RUN),
+    Mutant(
+        EVALUATION,
+        "self.task.split_metrics(ordered[:, :-1], ordered[:, -1])",
+        "self.task.split_metrics(ordered[:, :-1])",
+        T_WEIGHTED_RUN,
+    ),
+    Mutant(SCORES, "None if weights_N is None else weights_N[chosen_N]", "None", T_SCORES),
+    Mutant("pipelines/evaluation/binary.py", "counts = weights > 0", "counts = weights >= 0", T_HELD_OUT),
+    Mutant("pipelines/evaluation/binary.py", "b.weight * abs", "b.rows * abs", T_HELD_OUT),
+    Mutant("pipelines/promotion/scores.py", "else times * weights)", "else weights)", T_PROMOTION_SCORES),
+    Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
+    Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
+    Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
 )
