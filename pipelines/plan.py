@@ -168,16 +168,6 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
     return table_rows(plan, measured)
 
 
-def planned_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Measured rows as MLflow metrics, `plan/<quantity>_measured` and as predicted."""
-    metrics: dict[str, float] = {}
-    for row in (row for row in rows if row["measured"] is not None):
-        metrics[f"plan/{row['quantity']}_measured"] = float(row["measured"])
-        if row["predicted"] is not None:
-            metrics[f"plan/{row['quantity']}"] = float(row["predicted"])
-    return metrics
-
-
 def known_manifest(config: RunConfig) -> DatasetManifest | None:
     """The dataset's manifest if it exists without building anything."""
     if config.dataset is not None:
