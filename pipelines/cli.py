@@ -162,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     )
     lineage.add_argument("overrides", nargs="*", metavar="tracking.key=value", help="where the registry is")
     lineage.add_argument("--json", action="store_true", help="one JSON object instead of a screen")
+    _add_sweep(commands)
     _add_reproduce(commands)
     text = "load a registered model in an environment made of its folder alone, and compare its recorded predictions"
     check = _add(commands, "serve-check", _serve_check, text)
@@ -251,6 +252,16 @@ def _add_promotion(commands: Commands) -> None:
             sub.add_argument("version", help="number of the version")
         sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
         sub.add_argument("--reason", default="", metavar="TEXT", help="kept in the version's tags")
+
+
+def _add_sweep(commands: Commands) -> None:
+    text = "train a recipe with other values of some keys, which Optuna chooses for the best validation metric"
+    sub = _add(commands, "sweep", _sweep, text)
+    sub.add_argument("recipe", help="a name, or the path of a YAML file")
+    sub.add_argument("space", help="YAML file: the keys, their ranges or choices, and how many trials")
+    sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe, in every trial")
+    text = "list the space, check the recipe at its corners, and stop; starts no Spark"
+    sub.add_argument("--dry-run", action="store_true", help=text)
 
 
 def _add_reproduce(commands: Commands) -> None:
@@ -539,6 +550,20 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 
     tracking = _load(argparse.Namespace(recipe="flights", overrides=arguments.overrides)).config.tracking
     return reproduce(Request(arguments.target, arguments.check, arguments.origin, arguments.dry_run), tracking, print)
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.sweep.space import check_installed, read_spec
+
+    check_installed()
+    from sparkring.pipelines.sweep.job import check_sweep, describe_sweep, run_sweep
+
+    spec, resolved = read_spec(arguments.space), _load(arguments)
+    sweep, checked = check_sweep(
+        resolved, lambda more: load_config(arguments.recipe, [*arguments.overrides, *more]), spec
+    )
+    print("\n".join(describe_sweep(sweep, checked)), flush=True)
+    return Exit.OK if arguments.dry_run else _announced(resolved, lambda _: run_sweep(sweep, print))
 
 
 def _serve_check(arguments: argparse.Namespace) -> int:
