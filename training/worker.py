@@ -39,6 +39,7 @@ from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from sparkring.training.data.resume import explain_difference
+from sparkring.training.data.weights import WeightedReader
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, fit, total_steps
@@ -59,11 +60,12 @@ from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
 from sparkring.training.result import WorkerResult
-from sparkring.training.tasks import build_task, model_class
+from sparkring.training.tasks import build_task, check_takes_weights, model_class
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
 MODEL_FOLDER = "model"  # below the run folder
+NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,19 @@ class Parts:
         together = asks_others and world > 1
         gather = data_gather(strategy, world, config.checkpoint.timeout_s) if together else gather_alone
         batch = config.train.global_batch if training else config.train.eval_batch
-        request = ReadRequest(self.dataset, self.manifest, split, self.columns.read, batch)
+        weight = self.manifest.weight
+        names = [*self.columns.read, *([weight["column"]] if weight is not None else [])]
+        request = ReadRequest(self.dataset, self.manifest, split, names, batch)
         rank = DataRank(strategy.data_rank, strategy.data_size, self.device, gather, self.ctx.on_progress)
         reader = make_reader(config.data, request, rank, evaluation=not training)
+        if weight is not None:
+            reader = WeightedReader(reader, weight["column"], weight["mean"])
         self.readers.append(reader)
         return reader
 
     def whole_split(self) -> WholeSplit:
         """A collector for one evaluation."""
-        return WholeSplit(self.task, self.gather, self.strategy.is_data_leader)
+        return WholeSplit(self.task, self.gather, self.strategy.is_data_leader, self.manifest.weight is not None)
 
     def close(self) -> None:
         for reader in self.readers:
@@ -137,6 +143,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
         columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
         pad_id = manifest.text.get("pad_id", -100)
         task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id)
+        if manifest.weight is not None:
+            check_takes_weights(task)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
         parts = Parts(ctx, config, dataset, manifest, run, strategy, device, columns, task, gather)
@@ -348,7 +356,7 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError("train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'")
+        raise ValueError(NO_GPU)
     # With one visible device per rank (Spark's resources) it is device 0 for every rank.
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -524,7 +532,7 @@ class Predictions:
         labels = self.task.labels(batch.columns)
         if probabilities is None or labels is None:
             return
-        real = batch.row_weights().cpu() > 0  # ids are the host's, outputs and weights the device's
+        real = batch.real_rows()  # ids are the host's, outputs the device's
         assert batch.ids is not None, "evaluation readers carry ids"
         scores = probabilities.cpu()[real].numpy()
         self.parts.append((batch.ids[real].numpy(), scores, labels.cpu()[real].numpy()))

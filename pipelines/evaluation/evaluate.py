@@ -44,6 +44,7 @@ class HeldOut:
     labels: np.ndarray  # (N,) float64; 0 or 1, a class number, or a value
     scores: np.ndarray  # (N,), or (N, classes)
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)  # column of report.share_by -> (N,) values as text
+    weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all alike
 
 
 def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut | None]:
@@ -70,7 +71,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
         assert columns.label is not None, "build_task has asked for it"
         check_labels(held_out.labels, columns.label)
-        scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores)
+        scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores, held_out.weights)
         train = split_rows(dataset, "train", config.data, result.train.train_left_out)
         splits = compared_splits(config, dataset, train, rows)
         labels = label_balance(job.spark, config.model.task, splits, columns.label)
@@ -169,7 +170,19 @@ def read_held_out(config: RunConfig, rows: SplitRows, folder: Storage, result: T
     labels, scores = read_predictions(folder, result.predictions, rows)
     names = config.report.share_by
     stored = [rows.manifest.column(name) for name in names]
-    return HeldOut(labels, scores, {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored})
+    groups = {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored}
+    return HeldOut(labels, scores, groups, row_weights(rows))
+
+
+def row_weights(rows: SplitRows) -> np.ndarray | None:
+    """How much each row counts, (N,) float64, in the dataset's order; None where all count alike."""
+    weight = rows.manifest.weight
+    if weight is None:
+        return None
+    found = rows.column(weight["column"]).to_numpy().astype(np.float64)
+    if not (found > 0).any():
+        raise EtlError(f"etl.weight = {weight['column']!r}: every test row that was scored has the weight 0")
+    return found
 
 
 def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[np.ndarray, np.ndarray]:

@@ -128,7 +128,7 @@ class Gate:
         task, rows = self.job.config.model.task, compared.rows
         ours = dict(self.result.scores[MODEL])
         if rows is not None and task in COMPARED_TASKS:
-            ours |= held_out_scores(task, rows.labels, rows.ours)  # by the code that scores the champion
+            ours |= held_out_scores(task, rows.labels, rows.ours, rows.weights)  # by the code that scores the champion
         return judge(promote, task, ours, compared.champion_scores, rows)
 
     def _compare(self) -> Compared:
@@ -157,7 +157,7 @@ class Gate:
             raise NotComparable("this run has no predictions of its test rows, so it cannot be compared")
         job, number = self.job, champion.version.version
         theirs = predict_test_rows(champion, job.config, job.dataset, scored_rows(job.config, job.dataset, self.result))
-        scores = held_out_scores(job.config.model.task, rows.labels, theirs)
+        scores = held_out_scores(job.config.model.task, rows.labels, theirs, rows.weights)
         return Compared(replace(rows, champion=theirs), scores, number, number)
 
     def _is_this_model(self, champion: Champion) -> bool:
@@ -178,7 +178,7 @@ class Gate:
             rows = scored_rows(config, self.job.dataset, self.result)
             stored = [rows.manifest.column(name) for name in config.promote.slices]
             slices = {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored}
-        return ScoredRows(config.model.task, held_out.labels, held_out.scores, None, slices)
+        return ScoredRows(config.model.task, held_out.labels, held_out.scores, None, slices, held_out.weights)
 
     def _prediction_drift(self, compared: Compared) -> list[DriftFinding]:
         drift = self.job.config.drift

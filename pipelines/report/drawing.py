@@ -72,14 +72,14 @@ def _losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawn:
 
 def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     drawn = []
-    curves = threshold_curves(held.labels, held.scores)
+    curves = threshold_curves(held.labels, held.scores, held.weights)
     if curves is not None:
         roc = zip(curves.false_positive_rate, curves.true_positive_rate, strict=True)
         columns = ["false positive rate", "true positive rate"]
         drawn.append(Drawn("roc", "ROC over all held-out rows", figures.roc(curves), _numbers(columns, roc)))
         shown = _numbers(["recall", "precision"], zip(curves.recall, curves.precision, strict=True))
         drawn.append(Drawn("precision_recall", "Precision and recall", figures.precision_recall(curves), shown))
-    bins = calibration(held.labels, held.scores)
+    bins = calibration(held.labels, held.scores, weights=held.weights)
     drawn.append(_calibration(bins, "predicted share", "observed share"))
     for name, values in held.groups.items():
         groups = share_by(values, held.labels, held.scores)
@@ -108,6 +108,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     some = most_frequent(counts.rows + counts.predicted, MOST_CLASSES)
     matrix, shown = confusion_of(labels, predicted, some, classes), [names[one] for one in some]
     shown += ["others"] if len(matrix) > len(shown) else []
+    bins = top_calibration(labels, held.scores, held.weights)
     by_row = [(name, *row.tolist()) for name, row in zip(shown, matrix, strict=True)]
     of_classes = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
                    counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
@@ -119,7 +120,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
             FigureNumbers(["actual \\ predicted", *shown], by_row),
             wide=len(shown) > figures.FEW_CLASSES,
         ),
-        _calibration(top_calibration(labels, held.scores), "probability of the predicted class", "share that is right"),
+        _calibration(bins, "probability of the predicted class", "share that is right"),
         Drawn(
             "classes",
             "Precision and recall by class",

@@ -48,6 +48,11 @@ class ReportInputs:
         label = self.config.model.label or next(labels, "positive")
         return f"{label} = {self.manifest.classes[-1]}" if self.manifest.classes else label
 
+    @property
+    def weight(self) -> str:
+        """The column of the rows' weights; empty where all rows count alike."""
+        return self.manifest.weight["column"] if self.manifest.weight is not None else ""
+
     def class_names(self, classes: int) -> list[str]:
         """Name the label's classes, in the order of the model's outputs; by number where they have no names."""
         return self.manifest.classes or [str(number) for number in range(classes)]

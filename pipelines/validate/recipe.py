@@ -28,8 +28,8 @@ from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.models.groups import freeze
 from sparkring.training.recipe_model import ModelColumns, pick_columns
-from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
-from sparkring.training.worker import change_since, starting_model
+from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
+from sparkring.training.worker import NO_GPU, change_since, starting_model
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
 
@@ -61,7 +61,7 @@ def recipe_problems(config: RunConfig) -> Problems:
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
-    return Problems(recipe, resources=slot_problems(config))
+    return Problems(recipe, resources=[*slot_problems(config), *device_problems(config)])
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
@@ -108,6 +108,14 @@ def slot_problems(config: RunConfig) -> list[str]:
         if ceiling is not None and least > ceiling
         else []
     )
+
+
+def device_problems(config: RunConfig) -> Iterator[str]:
+    """Yield that a GPU is wanted where the ranks run on this host, which has none."""
+    settings = session_settings(config.name, config.spark, config.launch.world, submitted())
+    is_here = settings.get("spark.master", "").startswith("local")
+    if config.train.device == "cuda" and is_here and not torch.cuda.is_available():
+        yield NO_GPU
 
 
 # --- the user's code
@@ -202,11 +210,15 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
         elif own and config.etl is not None:
             names = foreseen_names(config.etl)
             label = config.model.label or config.etl.label
-            features = inputs or [name for name in names.tensors if name not in (label, *config.etl.keep)]
+            unseen = (label, config.etl.weight, *config.etl.keep)
+            features = inputs or [name for name in names.tensors if name not in unseen]
             columns = ModelColumns(features, label, [])
         else:
             columns = ModelColumns([], "", [])
         task = build_task(kind, columns.features, columns.label, inputs)
+        weighed_by = manifest or config.etl
+        if weighed_by is not None and weighed_by.weight is not None:
+            check_takes_weights(task)
     except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
         return [str(error)]
     except Exception as error:  # the user's own code runs

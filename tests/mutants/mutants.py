@@ -42,14 +42,20 @@ LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
+T_EXPORT = "tests/pipelines/portable/test_export.py"
+T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
 T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
+WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
+T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
+BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
+T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
-CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
+CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
@@ -144,7 +150,7 @@ MUTANTS = (
     Mutant(BATCHING, "return (row_losses * batch.weight.to(row_losses)).sum()", "return row_losses.sum()", MESH),
     Mutant(BATCHING, "global_rows=batch.global_rows,", "global_rows=stop - start,", MESH),
     Mutant(BATCHING, "min(i + 1, longer)", "min(i, longer)", "tests/training/parallel/test_batching.py"),
-    Mutant(BATCHING, "torch.zeros(missing)]", "torch.ones(missing)]", MESH),
+    Mutant(BATCHING, "weight.new_zeros(missing)]", "weight.new_ones(missing)]", MESH),
     Mutant(STEP, "self.data_parallel.size if self.data_parallel.averages else 1", "1", RING),
     Mutant(STEP, "/ (self.mesh.cp * global_rows)", "/ global_rows", MESH),
     Mutant(STEP, "clip_factor(norm, self.clip_norm) / self.scaler.scale", "clip_factor(norm, self.clip_norm)", ROUNDED),
@@ -222,9 +228,14 @@ MUTANTS = (
         "(np.arange(each.start, each.stop), each.places)",
         f"{T_READER} {T_AUDIT}",
     ),
-    Mutant(READER, "(samples < plan.rows)", "(samples <= plan.rows)", f"{T_READER} {T_AUDIT}"),
+    Mutant(
+        READER,
+        "order.samples(begin, end) < plan.rows",
+        "order.samples(begin, end) <= plan.rows",
+        f"{T_READER} {T_AUDIT}",
+    ),
     Mutant(READER, "part[SAMPLE] = own", "part[SAMPLE] = own * 0", "tests/training/models/test_dropout.py"),
-    Mutant(AUDIT_LOG, "batch.ids[batch.weight.cpu() > 0]", "batch.ids", T_AUDIT),
+    Mutant(AUDIT_LOG, "batch.ids[batch.real_rows()]", "batch.ids", T_AUDIT),
     Mutant(
         AUDIT,
         "ids[1:][ids[1:] == ids[:-1]]",
@@ -579,8 +590,17 @@ MUTANTS = (
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
     # A model that goes anywhere.
     Mutant(SERVING, "named if codes and", "named if codes or", T_SERVING),
+    Mutant(f"{PORTABLE}/export.py", "if out.exists() else []", "if False else []", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "self._outputs(self.model", "(self.model", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "{1: Dim.DYNAMIC} if source.longest else {}", "{}", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "or not np.allclose(", "or False and not np.allclose(", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "        if problem:", "        if False:", T_EXPORT),
+    Mutant(SERVING, "check_finite(scores, rows)", "pass", f"{T_SERVING} -k finite"),
+    Mutant("conf/blocks/etl.py", "key=instants.__getitem__", "key=str", "tests/conf/schedule/test_dated.py"),
+    Mutant("conf/blocks/etl.py", "< len(instants)", "< 0", "tests/conf/test_config.py"),
+    Mutant("pipelines/validate/recipe.py", "and is_here and", "and", f"{T_VALIDATE_TABLES} -k gpu"),
     Mutant(SERVING, "if wanted & {*output_names(state)}]", "]", T_SERVING),
-    Mutant(SERVING, "for name in self._raw.optional - {*rows}", "for name in ()", T_SERVING),
+    Mutant(SERVING, "for name in self.raw.optional - {*rows}", "for name in ()", T_SERVING),
     Mutant(SERVING, '"required": name not in raw.optional', '"required": True', T_SERVING),
     Mutant(RAW_FEATURES, 'array.dtype.kind in "OUT"', 'array.dtype.kind in "UT"', T_SERVING),
     Mutant(TABULAR, "self.height.transpose(0, 1)", "self.height", "tests/training/models/test_tabular.py"),
@@ -596,7 +616,9 @@ MUTANTS = (
     Mutant(f"{PORTABLE}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
     Mutant("pipelines/scratch.py", "not (folder / LOCK).is_file()", "False", "tests/pipelines/test_scratch.py"),
     Mutant("pipelines/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
-    Mutant(CLI, "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE),
+    Mutant(
+        "pipelines/cli/jobs.py", "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE
+    ),
     # Raw rows in Arrow, and batch scoring.
     Mutant(FEATURES, 'return self._type == "boolean"', "return True", T_NUMPY),
     Mutant(FEATURES, 'return self._type == "date"', "return True", T_NUMPY),
@@ -717,8 +739,8 @@ MUTANTS = (
     Mutant(GATE_SCORES, "below + negative / 2", "below", T_GATE_SCORES),
     Mutant(
         GATE_SCORES,
-        "made[number] = [of(weights) for of in of_weights]",
-        "made[number] = [of(random.permutation(weights)) for of in of_weights]",
+        "[of(times if weights",
+        "[of(random.permutation(times) if weights",
         T_GATE_SCORES,
     ),
     Mutant(
@@ -851,7 +873,7 @@ MUTANTS = (
     # --- scores of every task
     Mutant(SCORES, "2 * below_T + negative_T", "2 * below_T", T_SCORES),
     Mutant(SCORES, ".nanmean()", ".nan_to_num().mean()", T_SCORES),
-    Mutant(EVALUATION, "batch.row_weights().cpu() > 0", "batch.row_weights().cpu() >= 0", T_EVALUATION),
+    Mutant(EVALUATION, "real = batch.real_rows()", "real = batch.row_weights() >= 0", T_EVALUATION),
     Mutant(EVALUATION, "if not self.reports:", "if False:", T_EVALUATION),
     Mutant(EVALUATION, 'values[np.argsort(ids, kind="stable")]', "values", f"{T_EVALUATION} -k order"),
     Mutant(EVALUATION, "if not np.isfinite(values).all():", "if False:", T_EVALUATION),
@@ -908,4 +930,26 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    # --- weights of rows
+    Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
+    Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),
+    Mutant(WEIGHTS, "if not weighted.get(split)", "if split not in weighted", T_WEIGHTS),
+    Mutant("etl/rows.py", "if len(portions) == 1:  # else a split", "if True:  # else a split", T_ETL_WEIGHTS),
+    Mutant("etl/windows/window.py", "weighted[own or split] += rows", "weighted[split] += rows", T_ETL_WEIGHTS),
+    Mutant("training/data/weights.py", ".double() / self._mean", ".double()", T_WEIGHTED_RUN),
+    Mutant("training/data/weights.py", "weight * batch.weight)", "weight)", T_WEIGHTED_RUN),
+    Mutant("training/worker.py", "real = batch.real_rows()", "real = batch.row_weights() > 0", T_WEIGHTED_RUN),
+    Mutant(
+        EVALUATION,
+        "self.task.split_metrics(ordered[:, :-1], ordered[:, -1])",
+        "self.task.split_metrics(ordered[:, :-1])",
+        T_WEIGHTED_RUN,
+    ),
+    Mutant(SCORES, "None if weights_N is None else weights_N[chosen_N]", "None", T_SCORES),
+    Mutant("pipelines/evaluation/binary.py", "counts = weights > 0", "counts = weights >= 0", T_HELD_OUT),
+    Mutant("pipelines/evaluation/binary.py", "b.weight * abs", "b.rows * abs", T_HELD_OUT),
+    Mutant("pipelines/promotion/scores.py", "else times * weights)", "else weights)", T_PROMOTION_SCORES),
+    Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
+    Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
+    Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
 )
