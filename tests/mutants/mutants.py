@@ -97,6 +97,9 @@ BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluat
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
 PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
+SPACE, STUDY, SWEEP_JOB = (f"pipelines/sweep/{name}.py" for name in ("space", "study", "job"))
+T_SPACE, T_STUDY = (f"tests/pipelines/sweep/test_{name}.py" for name in ("space", "study"))
+T_SWEEP = "tests/e2e/test_sweep.py"
 DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
 STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
 CHECKOUT = "pipelines/tracking/checkout.py"
@@ -520,10 +523,30 @@ MUTANTS = (
         "",
         "tests/pipelines/tracking/test_mlflow_store.py -k deleted_checkpoints",
     ),
+    # A sweep's space and study.
+    Mutant(SPACE, "if not self.low < self.high:", "if False:", T_SPACE),
+    Mutant(SPACE, "< 2:\n                raise", "< 1:\n                raise", T_SPACE),
+    Mutant(SPACE, "self.low <= 0 or self.step is not None", "self.low < 0 or self.step is not None", T_SPACE),
+    Mutant(SPACE, "if count <= MOST_CORNERS:", "if True:", T_SPACE),
+    Mutant(SPACE, 'known != (spec.mode == "max")', "False", T_SPACE),
+    Mutant(SPACE, 'metric, "max" if known else "min"', 'metric, "min" if known else "max"', T_SPACE),
+    Mutant(SPACE, "+ 1e-9) * self.step", "+ 1.0) * self.step", T_SPACE),
+    Mutant(SWEEP_JOB, "*table_problems(config, examined).recipe]", "]", T_SPACE),
+    Mutant(SWEEP_JOB, "if len(places) == count:", "if False:", T_SPACE),
+    Mutant(STUDY, "spec.seed + len(self._study.trials)", "spec.seed", T_STUDY),
+    Mutant(STUDY, "t.params and t.number not in replaced]", "t.params]", T_STUDY),
+    Mutant(STUDY, 'sign = -1 if self.mode == "max" else 1', "sign = 1", T_STUDY),
+    Mutant(STUDY, "self._steps.index(step) + 1", "step", T_STUDY),
+    Mutant(STUDY, "STEPS: left.user_attrs.get(STEPS, [])}", "STEPS: []}", T_STUDY),
+    Mutant(STUDY, "            self._study.enqueue_trial(left.params, attributes)\n", "            pass\n", T_STUDY),
+    Mutant(STUDY, '"maximize" if mode == "max" else "minimize"', '"minimize"', T_STUDY),
+    Mutant("pipelines/train_step.py", "and _falls_behind(job, event):", "and False:", T_SWEEP),
+    Mutant(SWEEP_JOB, '"train.test_split": None,', "", T_SWEEP),
     # What MLflow's lists and pages show of jobs.
     Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, 'if key != "fingerprint" and not key.startswith("etl.")]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, "if len(keys) > MOST_CHANGES else []", "if True else []", T_DESCRIBE),
+    Mutant(DESCRIBE, '(" problem", " problems")', '(" problem",)', T_DESCRIBE),
     Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
     Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
     Mutant(DESCRIBE, "card if len(card) <= LONGEST_CARD else", "card if True else", T_DESCRIBE),
@@ -531,7 +554,7 @@ MUTANTS = (
     Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
     Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
     Mutant(STORE, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, " and tags.`sparkring.key` = '{JOB}'", "", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
     Mutant(STORE, "            self._forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
     Mutant(STORE, "if op.scores and not model.metrics:", "if op.scores:", f"{T_BROWSING} -k scores"),
     Mutant(STORE, "        self._last.pop(self.runs[op.key], None)", "        self._last", f"{T_BROWSING} -k scores"),
