@@ -50,6 +50,7 @@ STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test
 WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
+GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
@@ -897,4 +898,10 @@ MUTANTS = (
     Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
+    # --- scores by group
+    Mutant(GROUPS, "if rows[each] >= min_rows]", "if rows[each] > min_rows]", T_GROUPS),
+    Mutant(GROUPS, "rest = counted & ~np", "rest = ~np", T_GROUPS),
+    Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
+    Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
+    Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
 )
