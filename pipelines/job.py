@@ -136,7 +136,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         record_inputs(job, EVALUATE)
         result, held_out = evaluate(job, result)
         unseen = {f"test/unseen/{name}": float(rows) for name, rows in result.unseen.items()}
-        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | unseen)
+        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | result.group_metrics() | unseen)
         timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
         lost = lost_to(result.scores, must_beat, result.missing)
         gate = open_gate(job, result, held_out, lost, prepared)

@@ -52,6 +52,7 @@ STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test
 WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
+GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
@@ -1007,4 +1008,10 @@ MUTANTS = (
     Mutant(
         TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"
     ),
+    # --- scores by group
+    Mutant(GROUPS, "if rows[each] >= min_rows]", "if rows[each] > min_rows]", T_GROUPS),
+    Mutant(GROUPS, "rest = counted & ~np", "rest = ~np", T_GROUPS),
+    Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
+    Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
+    Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
 )
