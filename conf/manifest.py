@@ -47,7 +47,7 @@ decoded with the values, so it says which rows those are; audits and evaluation 
 
 Layout = Literal["scalar", "vector", "ragged", "nested", "binary"]
 Dtype = Literal["bool", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "string", "binary"]
-Role = Literal["feature", "label", "id", "meta", "input"]
+Role = Literal["feature", "label", "weight", "id", "meta", "input"]
 Nulls = Literal["refuse", "mask", "fill", "keep"]
 
 
@@ -178,7 +178,7 @@ class PassthroughState(_Feature):
 class FeatureState(TypedDict):
     """What etl/fit.py fits and training/data/features/transform.py applies. `inputs`: raw column -> Spark type.
 
-    `labels`: of texts; no model sees them.
+    `labels`: of texts; no model sees them. `weight`: of rows.
     """
 
     version: Count
@@ -187,6 +187,7 @@ class FeatureState(TypedDict):
         Annotated[NumericState | CategoricalState | CyclicState | PassthroughState, Field(discriminator="kind")]
     ]
     labels: NotRequired[list[ClassesState]]
+    weight: NotRequired[WeightState]
 
 
 @OPEN
@@ -196,6 +197,14 @@ class ClassesState(_Feature):
     kind: Literal["classes"]
     values: list[str]
     counts: dict[FolderName, list[Count]]
+
+
+@OPEN
+class WeightState(TypedDict):
+    """The column of the rows' weights, and their mean over the training rows, by which the loss divides them."""
+
+    column: Label
+    mean: Annotated[Finite, Field(gt=0)]
 
 
 def _inputs_known(state: FeatureState) -> FeatureState:
@@ -280,6 +289,10 @@ class DatasetManifest(Stored):
                 check_categories(state, self.features["inputs"][state["column"]])
             elif state["kind"] == "passthrough" and state["name"] not in stored:
                 raise ValueError(f"features: {state['name']!r} is passed through, and is not among the stored columns")
+        if self.weight is not None:
+            weight = stored.get(self.weight["column"])
+            if weight is None or weight.layout != "scalar" or weight.dtype in ("string", "bool"):
+                raise ValueError(f"features: the weight {self.weight['column']!r} is no stored column of numbers")
         if alike := same_but_for_case(tensor.name for tensor in self.tensors):
             raise ValueError(f"features: two tensors would be called {alike[0]!r} and {alike[1]!r}")
         if unknown := sorted({f.split for f in self.files} - self.splits.keys()):
@@ -312,6 +325,11 @@ class DatasetManifest(Stored):
     def class_counts(self) -> dict[str, list[int]]:
         """Split -> rows of each of `classes`."""
         return next((state["counts"] for state in self.features.get("labels", [])), {})
+
+    @property
+    def weight(self) -> State | None:
+        """Column and training mean of the rows' weights; None where all rows count alike."""
+        return self.features.get("weight")
 
     @property
     def tensors(self) -> tuple[Column, ...]:

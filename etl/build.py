@@ -39,6 +39,7 @@ from sparkring.etl.rows import Portion, RowsJob, check_one_per, delete_dead_buil
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import add_split, check_splits
+from sparkring.etl.weights import fit_weight
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
         with job.timed("fit"):
             features = fit(written.statistics, config.features, written.inputs)
             features |= fit_label(written.columns, written.classes, config.classes)
+            features |= fit_weight(config.weight, written.statistics)
     files_by_split = Counter(file.split for file in written.files)
     return DatasetManifest(
         name=request.name,

@@ -50,6 +50,7 @@ from sparkring.etl.shard import (
 from sparkring.etl.split import SPLIT
 from sparkring.etl.statistics import Measured, Statistics, measured_by
 from sparkring.etl.views import build_rows
+from sparkring.etl.weights import check_weight_type, check_weighted, check_weights, weight_counts, weighted_rows
 from sparkring.etl.write import SHARD
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class RowsJob:
 class Written:
     """The stored rows. `statistics` and `inputs` (Spark type by column) are of a table, `text` is of packed text.
 
-    `classes`: of a label of texts.
+    `classes`: of a label of texts. `weighted`: rows of a weight above 0 by split, where rows have weights.
     """
 
     columns: list[Column]
@@ -96,6 +97,7 @@ class Written:
     inputs: dict[str, str] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)
     classes: ClassCounts = field(default_factory=dict)
+    weighted: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,12 @@ def write_rows(
             of_portion = [found.filter(pc.equal(found[PORTION], n)) for n in range(len(portions))]
             checked = [checks.checked_of(table, config.checks) for table in of_portion]
             splits = [p.on_counted(counts) for p, counts in zip(portions, checked, strict=True)]
+            weighted: list[dict[str, int]] = [{} for _ in portions]
+            if config.weight is not None:
+                check_weights(config.weight, found)
+                weighted = [weighted_rows(table) for table in of_portion]
+                if len(portions) == 1:  # else a split may be of several
+                    check_weighted(config.weight, weighted[0], splits[0])
             on_counted(judged)
             if any(counts.quarantined for counts in checked):
                 folders = [f"{p.path}/quarantine" for p in portions]
@@ -177,7 +185,10 @@ def write_rows(
             if len(portions) == 1:  # else each has a part of the classes
                 job.on_classes(label, config.classes or classes_of(classes[0]))
         written = _write_table(job, portions, good, stored, splits, found)
-        written = [replace(one, classes=counts) for one, counts in zip(written, classes, strict=True)]
+        written = [
+            replace(one, classes=counts, weighted=rows)
+            for one, counts, rows in zip(written, classes, weighted, strict=True)
+        ]
         return list(zip(checked, written, strict=True))
     finally:
         if is_kept:
@@ -211,11 +222,13 @@ class StoredTable:
 def stored_table(rows: DataFrame, config: EtlConfig) -> StoredTable:
     """Decide what is stored of the rows. EtlError for what cannot be."""
     inputs = fit.check_inputs(rows, config.features)
+    if config.weight is not None:
+        check_weight_type(rows, config.weight)
     features = fit.unfitted(config.features, inputs)
     columns = table.stored_columns(rows, config, features)
     if config.classes is not None and text_label(columns) is None:
         raise EtlError("etl.classes: the label is no text; cast it to string in the recipe's SQL, or remove the list")
-    return StoredTable(columns, features, inputs, measured_by(config.features, inputs))
+    return StoredTable(columns, features, inputs, measured_by(config.features, inputs, config.weight))
 
 
 def _counted(ordered: DataFrame, config: EtlConfig, stored: StoredTable | None) -> pa.Table:
@@ -224,7 +237,8 @@ def _counted(ordered: DataFrame, config: EtlConfig, stored: StoredTable | None) 
         return checks.counted(ordered, config.checks, [F.col(PORTION)])
     texts = [F.coalesce(F.octet_length(F.col(f"`{name}`")), F.lit(0)) for name in stored.texts]
     longest = F.max(reduce(operator.add, texts, F.lit(0))).alias(TEXT_BYTES)
-    return checks.counted(ordered, config.checks, [F.col(PORTION), bucket_of(COUNTED_BITS)], [hashes_of(), longest])
+    further = [hashes_of(), longest, *(weight_counts(config.weight) if config.weight is not None else [])]
+    return checks.counted(ordered, config.checks, [F.col(PORTION), bucket_of(COUNTED_BITS)], further)
 
 
 def is_cheap(rows: DataFrame) -> bool:

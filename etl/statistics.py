@@ -141,8 +141,8 @@ class Statistics:
         return cls(header.rows, header.numbers, {n: t.select(["value", "count"]) for n, t in of_column.items()})
 
 
-def measured_by(features: Mapping[str, Feature], inputs: Mapping[str, str]) -> Measured:
-    """List what must be measured to fit the features; `inputs`: Spark type by column."""
+def measured_by(features: Mapping[str, Feature], inputs: Mapping[str, str], weight: str | None = None) -> Measured:
+    """List what must be measured to fit the features, and the mean `weight`; `inputs`: Spark type by column."""
     numbers, categories = dict[tuple[str, str], None](), dict[str, str]()
     for name, feature in features.items():
         column = feature.column or name
@@ -150,6 +150,8 @@ def measured_by(features: Mapping[str, Feature], inputs: Mapping[str, str]) -> M
             numbers[column, feature.transform] = None
         elif isinstance(feature, CategoricalFeature):
             categories[column] = inputs[column]
+    if weight is not None:
+        numbers[weight, "none"] = None
     return Measured(tuple(numbers), categories)
 
 

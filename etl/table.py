@@ -1,4 +1,4 @@
-"""Turn the rows of a table into the stored columns: what features are made of, then label and kept columns."""
+"""Turn the rows of a table into the stored columns: what features are made of, then label, weight and kept columns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plain_roles(config: EtlConfig, types: Types) -> dict[str, Role]:
     """Find the roles of the columns stored as they are. Raises EtlError for a missing column or a second role."""
     roles: dict[str, Role] = {}
     named: list[tuple[str, str | None, Role]] = [("label", config.label, "label")]
-    named += [("keep", name, "meta") for name in config.keep]
+    named += [("weight", config.weight, "weight"), *(("keep", name, "meta") for name in config.keep)]
     for where, name, role in named:
         if name is None:
             continue

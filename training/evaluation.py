@@ -25,7 +25,7 @@ def evaluate_split(
 ) -> dict[str, float]:
     """Compute loss and metrics over a whole split, the same on every rank. Collective.
 
-    They are sums over rows and ranks, divided by real rows; or by the task's `counted_share` of each row.
+    They are sums over rows and ranks, divided by the rows' weights; or by the task's `counted_share` of each.
 
     Args:
         strategy: holds the model.
@@ -61,15 +61,18 @@ def evaluate_split(
 class WholeSplit:
     """Collects the task's `split_values` of this rank's real rows, and makes metrics of those of all ranks."""
 
-    def __init__(self, task: Task, gather: Callable[[bytes], list[bytes]], reports: bool) -> None:
+    def __init__(
+        self, task: Task, gather: Callable[[bytes], list[bytes]], reports: bool, weighted: bool = False
+    ) -> None:
         """Begin with no rows.
 
         Args:
             task: whose metrics they are.
             gather: all-gather of bytes between all ranks.
             reports: of the ranks that hold the same rows, exactly one does.
+            weighted: the dataset's rows have weights, which the metrics are to be made with.
         """
-        self.task, self.gather, self.reports = task, gather, reports
+        self.task, self.gather, self.reports, self.weighted = task, gather, reports, weighted
         self._ids: list[np.ndarray] = []
         self._values: list[np.ndarray] = []
 
@@ -77,10 +80,13 @@ class WholeSplit:
         """Keep the values of a batch's rows that are no padding."""
         if not self.reports:
             return
-        real = batch.row_weights().cpu() > 0
+        real = batch.real_rows()
         assert batch.ids is not None, "evaluation readers carry ids"
         self._ids.append(batch.ids[real].numpy())
-        self._values.append(self.task.split_values(outputs, batch.columns).double().cpu()[real].numpy())
+        values = self.task.split_values(outputs, batch.columns).double().cpu()
+        if self.weighted:
+            values = torch.cat([values, batch.row_weights().double().cpu()[:, None]], dim=1)
+        self._values.append(values[real].numpy())
 
     def metrics(self) -> dict[str, float]:
         """The task's `split_metrics` of every row in the dataset's order, the same on every rank. Collective.
@@ -95,7 +101,10 @@ class WholeSplit:
         ids, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         if not np.isfinite(values).all():
             return nothing
-        return self.task.split_metrics(torch.from_numpy(values[np.argsort(ids, kind="stable")]))
+        ordered = torch.from_numpy(values[np.argsort(ids, kind="stable")])
+        if self.weighted:
+            return self.task.split_metrics(ordered[:, :-1], ordered[:, -1])
+        return self.task.split_metrics(ordered)
 
 
 def wants_whole_split(config: TrainConfig, names: Iterable[str]) -> bool:

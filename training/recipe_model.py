@@ -49,6 +49,11 @@ def pick_columns(
             f"model.label = {shown[0]!r}: it is among the model's inputs, which would be shown what they must predict; "
             "leave it out of model.inputs"
         )
+    if weighed := [name for name in (*features, *labels) if manifest.weight and name == manifest.weight["column"]]:
+        raise ValueError(
+            f"model.inputs, model.label: {weighed[0]!r} is the weight of dataset {manifest.name!r}, no input or label; "
+            "select the column a second time by another name in the recipe's SQL"
+        )
     read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
     return ModelColumns(features, labels[0] if labels else None, list(read))
 

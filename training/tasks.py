@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sparkring.conf.references import NoSuchName, load_reference, module_of
+from sparkring.conf.references import load_setting
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.models.scores import class_f1, fit_scores, macro_f1, ranking_scores
@@ -58,10 +58,10 @@ class BinaryTask(_TableTask):
     def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
         return torch.stack([self.probabilities(outputs), columns[self.label].double()], dim=1)
 
-    def split_metrics(self, values: Tensor) -> dict[str, float]:
+    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
         scores, labels = values.T
-        f1 = class_f1((labels > 0.5).long(), (scores > 0.5).long())
-        return ranking_scores(scores, labels) | {"f1": float(f1[1]) if len(f1) > 1 else 0.0}
+        f1 = class_f1((labels > 0.5).long(), (scores > 0.5).long(), weights)
+        return ranking_scores(scores, labels, weights) | {"f1": float(f1[1]) if len(f1) > 1 else 0.0}
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.sigmoid(outputs.double())
@@ -85,9 +85,9 @@ class MulticlassTask(_TableTask):
     def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
         return torch.stack([outputs.argmax(dim=1).double(), columns[self.label].double()], dim=1)
 
-    def split_metrics(self, values: Tensor) -> dict[str, float]:
+    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
         predicted, labels = values.long().T
-        return {"macro_f1": macro_f1(labels, predicted)}
+        return {"macro_f1": macro_f1(labels, predicted, weights)}
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return torch.softmax(outputs.double(), dim=1)
@@ -111,8 +111,9 @@ class RegressionTask(_TableTask):
     def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
         return torch.stack([outputs.double(), columns[self.label].double()], dim=1)
 
-    def split_metrics(self, values: Tensor) -> dict[str, float]:
-        return fit_scores(*values.T)
+    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+        predicted, labels = values.T
+        return fit_scores(predicted, labels, weights)
 
 
 TABLE_TASKS: dict[str, type[_TableTask]] = {
@@ -120,19 +121,6 @@ TABLE_TASKS: dict[str, type[_TableTask]] = {
     "multiclass": MulticlassTask,
     "regression": RegressionTask,
 }
-
-
-def load_setting(reference: str, key: str) -> Any:
-    """Import `module:name`. ValueError names the configuration key, what was found and what to do."""
-    try:
-        return load_reference(reference)
-    except ImportError as error:
-        raise ValueError(
-            f"{key} = {reference!r}: module {module_of(reference)!r} cannot be imported ({error}); it must be on the "
-            "Python path of the workers (install it there, or ship it with --py-files)"
-        ) from error
-    except NoSuchName as error:
-        raise ValueError(f"{key} = {reference!r}: {error}") from error
 
 
 def model_class(reference: str) -> type[nn.Module]:
@@ -167,3 +155,15 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
         raise ValueError(f"model.task = {kind!r}: is made as Class(features, label, inputs): {error}") from None
     task: Task = make_task(features, label, inputs)
     return task
+
+
+def check_takes_weights(task: Task) -> None:
+    """Raise ValueError for a task whose `split_metrics` has no place for the rows' weights."""
+    if task.split_metric_names():
+        try:
+            inspect.signature(task.split_metrics).bind(None, None)
+        except TypeError:
+            raise ValueError(
+                f"etl.weight: rows have weights, and {type(task).__name__}.split_metrics takes none: define "
+                "split_metrics(self, values, weights=None), weights (N,) beside values"
+            ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -57,13 +57,28 @@ class CheckConfig(Strict):
         return self
 
 
+def _in_order(boundaries: dict[str, str]) -> dict[str, str]:
+    """Sort boundaries by their instants, which must differ: a stored configuration has sorted keys."""
+    instants = dict[str, datetime]()
+    for name, text in boundaries.items():
+        try:
+            instants[name] = datetime.fromisoformat(text).replace(tzinfo=None)
+        except ValueError as error:
+            raise ValueError(f"{name} = {text!r}: not an ISO date or timestamp ({error})") from None
+    if len({*instants.values()}) < len(instants):
+        raise ValueError(f"two splits begin at the same instant: {boundaries}")
+    return {name: boundaries[name] for name in sorted(instants, key=instants.__getitem__)}
+
+
 class SplitConfig(Strict):
     """time: `boundaries` maps each later split to its first instant; rows before the first are `train`.
     hash: `shares` by a stable hash of `key` (None: etl.key). column: the split's name stands in `column`."""
 
     kind: Literal["time", "hash", "column"] = "hash"
     column: str | None = None
-    boundaries: dict[SplitName, str] = Field({}, description="split -> ISO date or timestamp (UTC), in rising order")
+    boundaries: Annotated[dict[SplitName, str], AfterValidator(_in_order)] = Field(
+        {}, description="split -> ISO date or timestamp (UTC) at which it begins"
+    )
     shares: dict[SplitName, PositiveFloat] = {"train": 0.8, "valid": 0.1, "test": 0.1}
     key: list[str] | None = None
     seed: int = 0
@@ -227,6 +242,11 @@ class EtlConfig(Strict):
         description="of a label of texts: its classes, in the order of the model's outputs; a binary model predicts "
         "the last one. None: the texts of the rows, sorted",
     )
+    weight: str | None = Field(
+        None,
+        description="column of `rows` that says how much a row counts in the loss, the metrics and the baselines: a "
+        "number of at least 0, of which only the proportions matter. No model sees it. None: all rows count alike",
+    )
     keep: list[str] = Field([], description="columns stored as they are that no model sees (role meta)")
     text: TextConfig | None = None
     shard: ShardConfig = ShardConfig()
@@ -240,8 +260,8 @@ class EtlConfig(Strict):
     def _kinds_agree(self) -> EtlConfig:
         if (self.kind == "text") != (self.text is not None):
             raise ValueError("`kind: text` and the `text` block come together")
-        if self.kind == "text" and (self.features or self.label or self.keep):
-            raise ValueError("a text dataset has no features, label or keep")
+        if self.kind == "text" and (self.features or self.label or self.weight or self.keep):
+            raise ValueError("a text dataset has no features, label, weight or keep")
         if self.limit_rows is not None and self.one_per is not None:
             raise ValueError("limit_rows: with one_per every row is counted; set one_per to null in a trial")
         if self.classes is not None and (self.label is None or len(set(self.classes)) < len(self.classes)):
@@ -258,19 +278,24 @@ class EtlConfig(Strict):
         check_case("sources and views", [*self.sources, *self.views])
         if ":" not in self.rows and self.rows not in self.views.keys() | self.sources.keys():
             raise ValueError(f"rows = {self.rows!r} is no view or source; there are {[*self.sources, *self.views]}")
-        outputs = [*self.keep, *(c for c in (self.label,) if c)]
+        outputs = [*self.keep, *(c for c in (self.label, self.weight) if c)]
         if clash := sorted(self.features.keys() & set(outputs)):
-            which = "the label" if clash[0] == self.label else "in keep"
+            which = {self.label: "the label", self.weight: "the weight"}.get(clash[0], "in keep")
             raise ValueError(f"features.{clash[0]}: is {which} too; a column has one role: remove it from one of them")
-        check_case("features, label and keep", [*self.features, *outputs])
+        check_case("features, label, weight and keep", [*self.features, *outputs])
         if reserved := [n for n in (*self.features, *outputs) if n.lower().startswith(RESERVED)]:
             raise ValueError(
-                f"features, label or keep: {reserved}: names that begin with {RESERVED!r} are ours; rename"
+                f"features, label, weight or keep: {reserved}: names that begin with {RESERVED!r} are ours; rename"
             )
         if reads := [name for name, f in self.features.items() if self.label and f.column == self.label]:
             raise ValueError(
                 f"features.{reads[0]}: reads the label {self.label!r}, so a model would be shown what it must predict; "
                 "remove this feature, or name another label"
+            )
+        if reads := [name for name, f in self.features.items() if self.weight and f.column == self.weight]:
+            raise ValueError(
+                f"features.{reads[0]}: reads the weight {self.weight!r}, which no model sees; remove this feature, or "
+                "select the column a second time by another name in the recipe's SQL"
             )
         for index, check in enumerate(self.checks):
             if check.to and check.to.split(".")[0] not in self.sources.keys() | self.views.keys():

@@ -33,7 +33,7 @@ def foreseen_names(etl: EtlConfig) -> ForeseenNames:
     splits = {"time": ("train", *etl.split.boundaries), "hash": tuple(etl.split.shares), "column": None}[etl.split.kind]
     if etl.kind == "text":
         return ForeseenNames(TEXT_TENSORS, (), TEXT_TENSORS, (), splits)
-    plain = [name for name in (etl.label, *etl.keep) if name is not None]
+    plain = [name for name in (etl.label, etl.weight, *etl.keep) if name is not None]
     fitted = [f.column or name for name, f in etl.features.items() if not isinstance(f, PassthroughFeature)]
     passed = {name: f for name, f in etl.features.items() if isinstance(f, PassthroughFeature)}
     counted = [f.column or name for name, f in etl.features.items() if f.kind in ("categorical", "numeric")]
@@ -72,6 +72,7 @@ def foreseen_problems(config: RunConfig) -> Iterator[str]:
             yield f"{key} = {split!r}: the dataset will have the splits {[*names.splits]}, by etl.split"
     for key, wanted, known, why in (
         ("report.share_by", config.report.share_by, names.scalar, "scalar column; add it to etl.keep"),
+        ("report.groups", config.report.groups, names.scalar, "scalar column; add it to etl.keep"),
         ("promote.slices", config.promote.slices if config.promote else [], names.scalar, "scalar column; add it to "
          "etl.keep"),
         ("data.filters", [c[0] for c in config.data.filters], names.stored, "stored column; add it to etl.keep"),
@@ -103,13 +104,17 @@ def _model_problems(config: RunConfig, names: ForeseenNames) -> Iterator[str]:
         return
     wanted = [("model.inputs", name) for name in config.model.inputs or []]
     wanted += [("model.label", config.model.label)] if config.model.label else []
-    for key, name in wanted:
-        if name not in names.tensors:
-            yield f"{key} = {name!r}: the dataset will have no such tensor; {nearest(name, names.tensors)}"
     assert config.etl is not None
+    for key, name in wanted:
+        if name == config.etl.weight and key == "model.inputs":
+            yield f"{key}: {name!r} is the weight, which no model sees; leave it out, or select it by a second name"
+        elif name not in names.tensors:
+            yield f"{key} = {name!r}: the dataset will have no such tensor; {nearest(name, names.tensors)}"
     if config.model.task in ("binary", "multiclass", "regression"):
         label = config.model.label or config.etl.label
         if label is None:
             yield f"etl.label: model.task = {config.model.task!r} needs a label column, and there is none; name it"
+        elif label == config.etl.weight:
+            yield f"model.label = {label!r}: is etl.weight too; select the column a second time by another name"
         elif label in (config.model.inputs or []):
             yield f"model.inputs: {label!r} is the label, which the model would be shown; leave it out"

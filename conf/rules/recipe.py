@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER
+from sparkring.conf.blocks.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest, promotion_problems
@@ -93,10 +93,52 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it",
     ),
     NoEffect(
+        ("report.groups",),
+        lambda c: c.model.task not in COMPARED_TASKS or c.train.test_split is None,
+        "but on the test rows of a binary, multiclass or regression task",
+        "remove it, or name a train.test_split",
+    ),
+    NoEffect(
+        ("report.min_group_rows",),
+        lambda c: not c.report.groups,
+        "without report.groups",
+        "remove it, or name columns in report.groups",
+    ),
+    NoEffect(
         ("report.sample_prompt", "report.sample_tokens"),
         lambda c: c.model.task != "language_model",
         "where model.task is not language_model: no text is written",
         "remove it",
+    ),
+    NoEffect(
+        ("optim.args",),
+        lambda c: not c.optim.has_own_optimizer,
+        "on an optimizer of ours, whose settings are keys of optim",
+        "remove it, or set optim.name to your own (module:Class)",
+    ),
+    NoEffect(
+        ("optim.betas", "optim.eps", "optim.momentum"),
+        lambda c: c.optim.has_own_optimizer,
+        "on an optimizer by module:Class, which takes optim.args",
+        "put it into optim.args under the name that the class gives it",
+    ),
+    NoEffect(
+        ("optim.schedule_args",),
+        lambda c: not c.optim.has_own_schedule,
+        "on a schedule of ours",
+        "remove it, or set optim.schedule to your own (module:function)",
+    ),
+    NoEffect(
+        ("optim.warmup_steps", "optim.final_lr_share"),
+        lambda c: c.optim.has_own_schedule,
+        "on a schedule by module:function, which decides on every step",
+        "remove it, or give it to the function by optim.schedule_args",
+    ),
+    NoEffect(
+        ("optim.plateau.factor", "optim.plateau.patience"),
+        lambda c: c.optim.schedule != "plateau",
+        "where optim.schedule is not plateau",
+        "remove it, or set optim.schedule to plateau",
     ),
     NoEffect(
         ("warm_start.retrain_every", "warm_start.after_correction"),
@@ -133,6 +175,11 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         lambda c: c.train.valid_split == c.train.test_split,
         "train.test_split = {c.train.test_split!r}: is train.valid_split too; hold out other rows for the test",
+    ),
+    Conflict(
+        lambda c: c.model.start is not None and c.warm_start is not None,
+        "model.start, warm_start: both are given; warm_start follows this recipe's own model to other features by "
+        "value, model.start takes tensors of any file by name and shape; remove one",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,
@@ -191,6 +238,8 @@ def uri_problems(config: RunConfig) -> list[str]:
         uris["predict.model"] = config.predict.folder
     if config.data.mix is not None:
         uris |= {f"data.mix.parts.{i}.dataset": part.dataset for i, part in enumerate(config.data.mix.parts)}
+    if config.model.start is not None and not config.model.start.registered:
+        uris["model.start.weights"] = config.model.start.weights
     problems = []
     for key, uri in uris.items():
         try:
@@ -272,7 +321,7 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
                 "epoch has no full batch; make it smaller, or set data.tail to pad"
             )
     problems += class_problems(config, manifest)
-    return problems + share_by_problems(config, manifest) + dataset_promotion_problems(config, manifest)
+    return problems + group_problems(config, manifest) + dataset_promotion_problems(config, manifest)
 
 
 def class_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
@@ -303,14 +352,15 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """Check `report.share_by`: it may name stored columns of one value per row."""
+def group_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """Check `report.share_by` and `report.groups`: they may name stored columns of one value per row."""
     layouts = {column.name: column.layout for column in manifest.columns}
     known = [name for name, layout in layouts.items() if layout == "scalar"]
     return [
-        f"report.share_by = {name!r}: the dataset has {'it as a ' + layouts[name] if name in layouts else 'no such'} "
+        f"{key} = {name!r}: the dataset has {'it as a ' + layouts[name] if name in layouts else 'no such'} "
         f"column, the report groups by scalar ones; {nearest(name, known)}"
-        for name in config.report.share_by
+        for key, names in (("report.share_by", config.report.share_by), ("report.groups", config.report.groups))
+        for name in names
         if name not in known
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -44,6 +45,7 @@ from sparkring.etl.sources.pin import PinContext, pin
 from sparkring.etl.sources.snapshot import SourceSnapshot
 from sparkring.etl.split import UNDIVIDED, check_splits, split_names
 from sparkring.etl.statistics import Statistics, measured_by, merge, nothing
+from sparkring.etl.weights import check_weighted, fit_weight
 from sparkring.etl.windows.independence import prove_independent
 from sparkring.etl.windows.interval import Interval, before, beginning, window_of
 from sparkring.etl.windows.keys import across_parts, count_keys
@@ -213,6 +215,12 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
         {own or split: counts for split, counts in part.classes.items()}
         for part, own in zip(parts, assigned, strict=True)
     )
+    weighted = Counter[str]()
+    for part, own in zip(parts, assigned, strict=True):
+        for split, rows in part.weighted.items():
+            weighted[own or split] += rows
+    check_weighted(config.weight, weighted, splits)
+    train = merge(fitted)
     last = parts[-1].lineage
     return DatasetManifest(
         name=request.name,
@@ -224,8 +232,9 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
         accounting=Accounting(
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),
-        features=fit(merge(fitted), config.features, parts[0].inputs)
-        | fit_label(parts[0].columns, classes, config.classes),
+        features=fit(train, config.features, parts[0].inputs)
+        | fit_label(parts[0].columns, classes, config.classes)
+        | fit_weight(config.weight, train),
         checks=report,
         lineage=Lineage(
             sources=sources_of(parts),
@@ -317,7 +326,7 @@ def check_alike(parts: Sequence[Part]) -> None:
 
 def check_measured(part: Part, found: Statistics, config: EtlConfig) -> None:
     """Raise EtlError for a part whose statistics are not what the recipe's features are fitted on."""
-    wanted = nothing(measured_by(config.features, part.inputs)).measured
+    wanted = nothing(measured_by(config.features, part.inputs, config.weight)).measured
     if found.measured != wanted:
         raise EtlError(
             f"the part {part.interval} was measured for other features ({found.measured}, not {wanted}); a window "
@@ -334,13 +343,11 @@ def split_of(config: EtlConfig, label: str) -> str | None:
 
 
 def check_boundaries(config: EtlConfig, intervals: Sequence[Interval]) -> None:
-    """Raise EtlError for boundaries of a split by time that are not in rising order the first days of intervals."""
+    """Raise EtlError for boundaries of a split by time that are not first days of intervals of the window."""
     if config.split.kind != "time":
         return
     interval = _interval_of(config)
     days = [beginning(f"etl.split.boundaries.{name}", text, interval) for name, text in config.split.boundaries.items()]
-    if any(a >= b for a, b in pairwise(days)):
-        raise EtlError(f"etl.split.boundaries: must rise: {config.split.boundaries}")
     if days[0] <= intervals[0].first or days[-1] > intervals[-1].first:
         raise EtlError(
             f"etl.split.boundaries: {config.split.boundaries}: every split must have an interval of the window, which "

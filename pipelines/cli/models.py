@@ -1,9 +1,10 @@
-"""Commands about runs and models that are there: promote, rollback, lineage, reproduce, serve-check, audit."""
+"""Commands about runs and models that are there: promote, rollback, lineage, reproduce, serve-check, export, audit."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli.arguments import Commands, add_command, load
@@ -25,6 +26,15 @@ def add_commands(commands: Commands) -> None:
     check = add_command(commands, "serve-check", _serve_check, text, examples)
     check.add_argument("target", help="models:/<name>@<alias>, models:/<name>/<version> or an MLflow model's folder")
     _add_registry(check)
+    text = "write a registered model as one file for other runtimes, and compare it with the model"
+    examples = ["sparkring export models:/flights@champion --format onnx --out flights.onnx"]
+    export = add_command(commands, "export", _export, text, examples)
+    export.add_argument(
+        "target", help="models:/<name>@<alias>, models:/<name>/<version>, an MLflow model's folder or a run's `model`"
+    )
+    _add_registry(export)
+    export.add_argument("--format", choices=["pt2", "onnx"], default="pt2", help="torch.export (default) or ONNX")
+    export.add_argument("--out", metavar="FILE", help="default: model.pt2 or model.onnx; must not exist")
     text = "prove from a run's audit log that every row was consumed once per epoch"
     audit = add_command(commands, "audit", _audit, text, ["sparkring audit data/runs/flights/RUN"])
     audit.add_argument("run_folder")
@@ -102,6 +112,14 @@ def _serve_check(arguments: argparse.Namespace) -> int:
 
     tracking = load_config("flights", arguments.overrides).config.tracking
     return serve_check(arguments.target, tracking, print)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.portable.export import export
+
+    out = Path(arguments.out or f"model.{arguments.format}")
+    tracking = load_config("flights", arguments.overrides).config.tracking
+    return export(arguments.target, arguments.format, out, tracking, print)
 
 
 def _audit(arguments: argparse.Namespace) -> int:

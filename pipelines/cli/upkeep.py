@@ -31,7 +31,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from sparkring.pipelines.tracking.mlflow_store import serve_ui
+    from sparkring.pipelines.tracking.ui import serve_ui
 
     config = load(arguments).config
     return serve_ui(config.tracking.named(config.name), config.name, arguments.port)

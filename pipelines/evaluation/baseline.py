@@ -35,6 +35,7 @@ Scores = dict[str, float]
 MAJORITY, LOGISTIC = "majority rate", "logistic regression (Spark MLlib)"
 CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (Spark MLlib)"
 MEAN, LINEAR = "mean", "linear regression (Spark MLlib)"
+LABEL, WEIGHT = "__label", "__weight"
 MOST_COEFFICIENTS = 5_000_000  # of the multinomial regression: MLlib keeps several copies of them in the driver
 
 
@@ -59,6 +60,8 @@ def fit_baselines(
         read: the model's input columns, and its label.
         label: 0 or 1, a class number, or a value.
     """
+    weight = train.manifest.weight
+    weights = [weight["column"]] if weight is not None else []
     scalar = [c for c in read if c.layout == "scalar" and c.name != label.name]
     (constant_name, constant), (linear_name, linear) = {
         "binary": ((MAJORITY, majority_scores), (LOGISTIC, logistic_scores)),
@@ -67,8 +70,9 @@ def fit_baselines(
     }[task]
 
     def frames() -> tuple[DataFrame, DataFrame]:
-        names = [c.name for c in (*scalar, label)]
-        return prepared(train.frame(spark, names), scalar, label), prepared(test.frame(spark, names), scalar, label)
+        names = [*(c.name for c in (*scalar, label)), *weights]
+        of_train, of_test = (prepared(rows.frame(spark, names), scalar, label, *weights) for rows in (train, test))
+        return of_train, of_test
 
     def shown(name: str, fit: Callable[[], Scores]) -> Scores:
         with described(spark, f"baseline, {name}"):
@@ -96,12 +100,15 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
     return found
 
 
-def prepared(frame: DataFrame, features: Sequence[Column], label: Column) -> DataFrame:
-    """Features, their masks, and the label as `__label`."""
+def prepared(frame: DataFrame, features: Sequence[Column], label: Column, weight: str | None = None) -> DataFrame:
+    """Features, their masks, the label as LABEL, and `weight` as WEIGHT: of the rows where it is above 0."""
     made = {column.name: without_nan(column) for column in features}
     made |= {c.mask: F.col(c.mask) for c in features if c.mask is not None}
-    made["__label"] = without_nan(label)
-    return frame.select(*(value.alias(name) for name, value in made.items()))
+    made[LABEL] = without_nan(label)
+    if weight is None:
+        return frame.select(*(value.alias(name) for name, value in made.items()))
+    made[WEIGHT] = F.col(weight)
+    return frame.select(*(value.alias(name) for name, value in made.items())).where(F.col(WEIGHT) > 0)
 
 
 def without_nan(column: Column) -> SparkColumn:
@@ -110,9 +117,30 @@ def without_nan(column: Column) -> SparkColumn:
     return F.when(F.isnan(column.name), F.lit(fill)).otherwise(F.col(column.name))
 
 
+def mean(frame: DataFrame, value: SparkColumn) -> SparkColumn:
+    """The mean of a column of `frame`, by WEIGHT where it has one."""
+    if WEIGHT not in frame.columns:
+        return F.avg(value)
+    return F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)
+
+
+def counted(frame: DataFrame) -> SparkColumn:
+    """`rows`: how many rows a group has, or how much they weigh together."""
+    return (F.sum(WEIGHT) if WEIGHT in frame.columns else F.count("*")).alias("rows")
+
+
+def variance(frame: DataFrame) -> SparkColumn:
+    """The variance of LABEL, by WEIGHT where there is one; then its mean is found first, by a job of its own."""
+    if WEIGHT not in frame.columns:
+        return F.var_pop(LABEL)
+    row = frame.agg(mean(frame, F.col(LABEL)), F.min(LABEL) == F.max(LABEL)).first()
+    assert row is not None
+    return F.lit(0.0) if row[1] else mean(frame, F.pow(F.col(LABEL) - row[0], 2))
+
+
 def majority_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Always predict the training rows' positive share."""
-    guess, truth = (frame.agg(F.avg("__label")).first()[0] for frame in (train, test))  # type: ignore[index]
+    guess, truth = (frame.agg(mean(frame, F.col(LABEL))).first()[0] for frame in (train, test))  # type: ignore[index]
     return constant_scores(guess, truth)
 
 
@@ -125,36 +153,39 @@ def constant_scores(guess: float, truth: float) -> Scores:
 
 def class_rate_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Always predict the training rows' share of each class, so the most frequent one."""
-    return class_rates(*({int(row["__label"]): row["count"] for row in frame.groupBy("__label").count().collect()}
+    return class_rates(*({int(row[LABEL]): row["rows"] for row in frame.groupBy(LABEL).agg(counted(frame)).collect()}
                          for frame in (train, test)))  # fmt: skip
 
 
-def class_rates(trained: Mapping[int, int], tested: Mapping[int, int]) -> Scores:
-    """Scores of the shares of `trained` (class -> rows) as probabilities of every row of `tested`."""
+def class_rates(trained: Mapping[int, float], tested: Mapping[int, float]) -> Scores:
+    """Scores of the shares of `trained` (class -> rows, or their weight) as probabilities of every row of `tested`."""
     rows, guess = sum(trained.values()), min(trained, key=lambda label: (-trained[label], label))
     loss = -sum(n * math.log(max(trained.get(label, 0) / rows, CLIP)) for label, n in tested.items())
     return {"loss": loss / sum(tested.values())} | class_metrics([(label, guess, n) for label, n in tested.items()])
 
 
-def class_metrics(counted: Sequence[tuple[int, int, int]]) -> Scores:
-    """Accuracy and macro F1 of rows counted by (class, predicted class, rows)."""
-    labels, predicted, rows = np.array(counted, dtype=np.int64).T
+def class_metrics(groups: Sequence[tuple[int, int, float]]) -> Scores:
+    """Accuracy and macro F1 of groups of (class, predicted class, rows or their weight)."""
+    labels, predicted = np.array([group[:2] for group in groups], dtype=np.int64).T
+    rows = np.array([group[2] for group in groups])
     counts = class_counts(labels, predicted, int(max(labels.max(), predicted.max())) + 1, rows)
     return {"accuracy": float(counts.right.sum() / rows.sum()), "macro_f1": counts.macro_f1}
 
 
 def mean_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Always predict the training rows' mean."""
-    row = train.agg(F.avg("__label")).first()
+    row = train.agg(mean(train, F.col(LABEL))).first()
     assert row is not None
     return value_scores(test.withColumn("prediction", F.lit(row[0])))
 
 
 def value_scores(scored: DataFrame) -> Scores:
     """Scores of the column `prediction`; R2 only where the labels differ."""
-    error = F.col("prediction") - F.col("__label")
+    error = F.col("prediction") - F.col(LABEL)
     row = scored.agg(
-        F.avg(error * error).alias("loss"), F.avg(F.abs(error)).alias("abs_error"), F.var_pop("__label").alias("var")
+        mean(scored, error * error).alias("loss"),
+        mean(scored, F.abs(error)).alias("abs_error"),
+        variance(scored).alias("var"),
     ).first()
     assert row is not None
     scores = {"loss": row["loss"], "rmse": math.sqrt(row["loss"]), "abs_error": row["abs_error"]}
@@ -162,21 +193,24 @@ def value_scores(scored: DataFrame) -> Scores:
 
 
 def assembled(train: DataFrame, test: DataFrame, features: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
-    """The features as one vector `__features`, codes one-hot, beside `__label`."""
+    """The features as one vector `__features`, codes one-hot, beside LABEL and WEIGHT."""
     coded = [c.name for c in features if c.cardinality is not None]
-    columns = [name for name in train.columns if name not in {*coded, "__label"}]
+    columns = [name for name in train.columns if name not in {*coded, LABEL, WEIGHT}]
     if coded:
         encoder = OneHotEncoder(inputCols=coded, outputCols=[f"{c}__onehot" for c in coded], handleInvalid="keep")
         encoder_model = encoder.fit(train)
         train, test = encoder_model.transform(train), encoder_model.transform(test)
         columns += encoder.getOutputCols()
     assembler = VectorAssembler(inputCols=columns, outputCol="__features")
-    train, test = (assembler.transform(frame).select("__features", "__label") for frame in (train, test))
+    kept = ["__features", *(name for name in (LABEL, WEIGHT) if name in train.columns)]
+    train, test = (assembler.transform(frame).select(*kept) for frame in (train, test))
     return train, test
 
 
 def fitted(model: Any, train: DataFrame, test: DataFrame) -> DataFrame:
     """The test rows with what `model`, an estimator of MLlib, predicts of them when it is fitted."""
+    if WEIGHT in train.columns:
+        model = model.setWeightCol(WEIGHT)
     train = train.persist()
     try:
         scored: DataFrame = model.fit(train).transform(test)
@@ -189,13 +223,12 @@ def logistic_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Log loss in nats, ROC AUC and accuracy of MLlib's logistic regression on the test rows."""
     scored = fitted(_logistic("auto"), train, test).withColumn("__p", vector_to_array(F.col("probability"))[1])
     p = F.greatest(F.least(F.col("__p"), F.lit(1 - CLIP)), F.lit(CLIP))
-    loss = F.avg(-F.when(F.col("__label") > 0.5, F.log(p)).otherwise(F.log(1 - p)))
-    hit = F.avg(((F.col("__p") > 0.5) == (F.col("__label") > 0.5)).cast("double"))
+    loss = mean(scored, -F.when(F.col(LABEL) > 0.5, F.log(p)).otherwise(F.log(1 - p)))
+    hit = mean(scored, ((F.col("__p") > 0.5) == (F.col(LABEL) > 0.5)).cast("double"))
     row = scored.agg(loss.alias("loss"), hit.alias("accuracy")).first()
     assert row is not None
-    auc = BinaryClassificationEvaluator(labelCol="__label", rawPredictionCol="rawPrediction", numBins=0).evaluate(
-        scored
-    )
+    ranking = BinaryClassificationEvaluator(labelCol=LABEL, rawPredictionCol="rawPrediction", numBins=0)
+    auc = (ranking.setWeightCol(WEIGHT) if WEIGHT in scored.columns else ranking).evaluate(scored)
     return {"loss": row["loss"], "auc": auc, "accuracy": row["accuracy"]}
 
 
@@ -204,31 +237,31 @@ def multinomial_scores(train: DataFrame, test: DataFrame) -> Scores:
 
     ValueError where it has more than MOST_COEFFICIENTS.
     """
-    row = train.select(F.max("__label"), F.first("__features")).first()
+    row = train.select(F.max(LABEL), F.first("__features")).first()
     assert row is not None
     if (coefficients := (int(row[0]) + 1) * len(row[1])) > MOST_COEFFICIENTS:
         raise ValueError(f"{coefficients:,} coefficients, more than {MOST_COEFFICIENTS:,}")
     scored = fitted(_logistic("multinomial"), train, test)
     # a class that no training row has is no class of MLlib's: its probability is 0
-    own = F.coalesce(F.get(vector_to_array(F.col("probability")), F.col("__label").cast("int")), F.lit(0.0))
-    scored = scored.withColumn("__loss", -F.log(F.greatest(own, F.lit(CLIP))))
-    groups = scored.groupBy("__label", "prediction").agg(F.count("*").alias("rows"), F.sum("__loss").alias("loss"))
-    counted = groups.collect()
-    loss = math.fsum(group["loss"] for group in counted) / sum(group["rows"] for group in counted)
-    pairs = [(int(group["__label"]), int(group["prediction"]), group["rows"]) for group in counted]
-    return {"loss": loss} | class_metrics(pairs)
+    own = F.coalesce(F.get(vector_to_array(F.col("probability")), F.col(LABEL).cast("int")), F.lit(0.0))
+    loss = -F.log(F.greatest(own, F.lit(CLIP)))
+    total = F.sum(loss * F.col(WEIGHT) if WEIGHT in scored.columns else loss).alias("loss")
+    groups = scored.groupBy(LABEL, "prediction").agg(counted(scored), total).collect()
+    mean_loss = math.fsum(group["loss"] for group in groups) / sum(group["rows"] for group in groups)
+    pairs = [(int(group[LABEL]), int(group["prediction"]), group["rows"]) for group in groups]
+    return {"loss": mean_loss} | class_metrics(pairs)
 
 
 def linear_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Squared error, its root, absolute error and R2 of MLlib's linear regression on the test rows."""
-    model = LinearRegression(featuresCol="__features", labelCol="__label", maxIter=50, regParam=1e-5)
+    model = LinearRegression(featuresCol="__features", labelCol=LABEL, maxIter=50, regParam=1e-5)
     return value_scores(fitted(model, train, test))
 
 
 def _logistic(family: str) -> LogisticRegression:
     return LogisticRegression(
         featuresCol="__features",
-        labelCol="__label",
+        labelCol=LABEL,
         family=family,
         maxIter=50,
         regParam=1e-5,

@@ -12,16 +12,19 @@ from sparkring.pipelines.evaluation.regression import regression_scores
 BEST_IS_LOW = {name for known in HIGHER_IS_BETTER.values() for name, is_higher in known.items() if not is_higher}
 
 
-def held_out_scores(task: str, labels: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+def held_out_scores(
+    task: str, labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None
+) -> dict[str, float]:
     """Every metric of a task of COMPARED_TASKS (conf/blocks/promotion.py). ValueError for what cannot be scored.
 
     Args:
         task: binary, multiclass or regression.
         labels: (N,) 0 or 1, class numbers, or values.
         scores: (N,) probabilities of 1, or predicted values; (N, classes) probabilities.
+        weights: (N,) how much each row counts, at least 0; None: all alike.
     """
     return {"binary": binary_scores, "multiclass": multiclass_scores, "regression": regression_scores}[task](
-        labels, scores
+        labels, scores, weights
     )
 
 

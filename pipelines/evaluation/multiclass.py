@@ -1,7 +1,7 @@
 """Scores of predicted classes, over all held-out rows.
 
 labels (N,) are class numbers from 0, scores (N, classes) probabilities. The predicted class is the most probable one,
-of equal ones the first.
+of equal ones the first. weights (N,): how much a row counts, at least 0; None: all alike.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkring.pipelines.evaluation.binary import CLIP, Bin, calibration, calibration_error
+from sparkring.pipelines.evaluation.binary import CLIP, Bin, calibration, calibration_error, weighed
 
 Array = np.ndarray
 TOP = 5  # classes among which `top_5_accuracy` looks for the label
 
 
-def multiclass_scores(labels: Array, scores: Array) -> dict[str, float]:
+def multiclass_scores(labels: Array, scores: Array, weights: Array | None = None) -> dict[str, float]:
     """Every score of the report's table; those of the label's rank only where there are more than TOP classes."""
-    labels, scores = _checked(labels, scores)
-    counts = class_counts(labels, scores.argmax(axis=1), scores.shape[1])
+    labels, scores, weights = weighed(*_checked(labels, scores), weights)
+    counts = class_counts(labels, scores.argmax(axis=1), scores.shape[1], weights)
     result = {
-        "loss": float(np.mean(label_loss(labels, scores))),
-        "accuracy": float(counts.right.sum() / len(labels)),
+        "loss": float(np.average(label_loss(labels, scores), weights=weights)),
+        "accuracy": float(counts.right.sum() / counts.rows.sum()),
         "macro_f1": counts.macro_f1,
-        "calibration_error": calibration_error(top_calibration(labels, scores)),
+        "calibration_error": calibration_error(top_calibration(labels, scores, weights)),
     }
     if scores.shape[1] <= TOP:
         return result
     ranks = label_ranks(labels, scores)
     return result | {
-        "top_5_accuracy": float(np.mean(ranks <= TOP)),
-        "mean_reciprocal_rank": float(np.mean(1 / ranks)),
+        "top_5_accuracy": float(np.average(ranks <= TOP, weights=weights)),
+        "mean_reciprocal_rank": float(np.average(1 / ranks, weights=weights)),
     }
 
 
@@ -56,18 +56,18 @@ def confusion(labels: Array, scores: Array) -> Array:
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
-def top_calibration(labels: Array, scores: Array) -> list[Bin]:
+def top_calibration(labels: Array, scores: Array, weights: Array | None = None) -> list[Bin]:
     """Slices of equal counts by the probability of the predicted class; observed: the share that is right.
 
     Guo 2017, with slices of equal counts: https://arxiv.org/abs/1706.04599.
     """
     labels, scores = _checked(labels, scores)
-    return calibration(scores.argmax(axis=1) == labels, scores.max(axis=1))
+    return calibration(scores.argmax(axis=1) == labels, scores.max(axis=1), weights=weights)
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Rows of each class, each (classes,); not a matrix: of 50,000 classes it would have 20 GB."""
+    """Rows of each class, or their weights, each (classes,); not a matrix: of 50,000 classes it would have 20 GB."""
 
     right: Array  # of the class and predicted to be
     rows: Array  # of the class

@@ -19,7 +19,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, group_values, prediction_values, scored_rows
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, prediction_values, scored_rows, text_columns
 from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
@@ -128,7 +128,7 @@ class Gate:
         task, rows = self.job.config.model.task, compared.rows
         ours = dict(self.result.scores[MODEL])
         if rows is not None and task in COMPARED_TASKS:
-            ours |= held_out_scores(task, rows.labels, rows.ours)  # by the code that scores the champion
+            ours |= held_out_scores(task, rows.labels, rows.ours, rows.weights)  # by the code that scores the champion
         return judge(promote, task, ours, compared.champion_scores, rows)
 
     def _compare(self) -> Compared:
@@ -157,7 +157,7 @@ class Gate:
             raise NotComparable("this run has no predictions of its test rows, so it cannot be compared")
         job, number = self.job, champion.version.version
         theirs = predict_test_rows(champion, job.config, job.dataset, scored_rows(job.config, job.dataset, self.result))
-        scores = held_out_scores(job.config.model.task, rows.labels, theirs)
+        scores = held_out_scores(job.config.model.task, rows.labels, theirs, rows.weights)
         return Compared(replace(rows, champion=theirs), scores, number, number)
 
     def _is_this_model(self, champion: Champion) -> bool:
@@ -175,10 +175,8 @@ class Gate:
             return None
         slices = {}
         if config.promote is not None and config.promote.slices:
-            rows = scored_rows(config, self.job.dataset, self.result)
-            stored = [rows.manifest.column(name) for name in config.promote.slices]
-            slices = {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored}
-        return ScoredRows(config.model.task, held_out.labels, held_out.scores, None, slices)
+            slices = text_columns(scored_rows(config, self.job.dataset, self.result), config.promote.slices)
+        return ScoredRows(config.model.task, held_out.labels, held_out.scores, None, slices, held_out.weights)
 
     def _prediction_drift(self, compared: Compared) -> list[DriftFinding]:
         drift = self.job.config.drift
@@ -229,9 +227,9 @@ class Gate:
         tracker, promotion = self.job.tracker, judged.promotion
         tracking = self.job.config.tracking.named(self.job.config.name)
         assert tracking.registered_model is not None, "TrackingConfig.named gives it a name"
-        tracker.promote(EVALUATE, tracking.registered_model, tracking.alias, promotion, judged.judged_against)
+        tracker.promote(JOB, tracking.registered_model, tracking.alias, promotion, judged.judged_against)
         try:
-            if not tracker.settled() or (run := tracker.run_id(EVALUATE, timeout_s=1.0)) is None:
+            if not tracker.settled() or (run := tracker.run_id(JOB, timeout_s=1.0)) is None:
                 return pending(promotion, self.job.config.promote, judged.judged_against)
             version = Registry(tracking).version_of_run(run)
         except StoreUnreachable:

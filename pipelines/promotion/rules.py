@@ -33,11 +33,13 @@ class ScoredRows:
     ours: Array  # (N,) or (N, classes)
     champion: Array | None  # the same; None: there is no champion
     slices: Mapping[str, Array] = field(default_factory=dict)  # column of promote.slices -> (N,) values as text
+    weights: Array | None = None  # (N,) how much each row counts; None: all alike
 
     def at(self, rows: Array) -> ScoredRows:
         """Some of the rows; rows: (N,) bool."""
         champion = None if self.champion is None else self.champion[rows]
-        return ScoredRows(self.task, self.labels[rows], self.ours[rows], champion)
+        weights = None if self.weights is None else self.weights[rows]
+        return ScoredRows(self.task, self.labels[rows], self.ours[rows], champion, weights=weights)
 
     @property
     def models(self) -> tuple[Array, Array]:
@@ -80,7 +82,7 @@ def judge_rule(
         passed = passed and bool(changed_enough(rule, better, np.array(value), np.array(theirs)))
         if rule.confidence is not None and passed:
             assert rows is not None, "a recipe with such a rule is of a task with predictions"
-            samples = resampled(task, rule.metric, rows.labels, rows.models)
+            samples = resampled(task, rule.metric, rows.labels, rows.models, weights=rows.weights)
             share = changed_enough(rule, better, samples[:, 0], samples[:, 1]).mean()
             passed = bool(share >= rule.confidence)
     return RuleFinding(
@@ -128,10 +130,11 @@ def judge_slices(promote: PromoteConfig, rows: ScoredRows) -> list[RuleFinding]:
 
 
 def slices_of(promote: PromoteConfig, rows: ScoredRows) -> list[tuple[str, Array]]:
-    """(`column = value`, (N,) bool) of the values with enough rows."""
+    """(`column = value`, (N,) bool) of the values with enough rows of a weight above 0."""
     found = []
     for column, values in rows.slices.items():
-        distinct, places, counts = np.unique(values.astype(str), return_inverse=True, return_counts=True)
+        distinct, places = np.unique(values.astype(str), return_inverse=True)
+        counts = np.bincount(places if rows.weights is None else places[rows.weights > 0], minlength=len(distinct))
         large = np.flatnonzero(counts >= promote.min_slice_rows)
         found += [(f"{column} = {distinct[value]}", places == value) for value in large]
     return found
@@ -148,11 +151,13 @@ def judge_slice(rule: MetricRule, task: str, name: str, rows: ScoredRows, looks:
         looks: how many comparisons of slices are made in all.
     """
     better = is_greater_better(rule, task)
-    ours, champion = (held_out_scores(task, rows.labels, scores).get(rule.metric, math.nan) for scores in rows.models)
+    ours, champion = (
+        held_out_scores(task, rows.labels, scores, rows.weights).get(rule.metric, math.nan) for scores in rows.models
+    )
     confidence = 1 - (1 - (rule.confidence or SLICE_CONFIDENCE)) / looks
     lost = False
     if ours < champion if better else ours > champion:
-        samples = resampled(task, rule.metric, rows.labels, rows.models)
+        samples = resampled(task, rule.metric, rows.labels, rows.models, weights=rows.weights)
         worse = samples[:, 0] < samples[:, 1] if better else samples[:, 0] > samples[:, 1]
         lost = bool(worse.mean() >= confidence)
     text = f"{rule.metric} is not worse (confidence {confidence:.4g})"

@@ -44,7 +44,14 @@ def row_values(task: str, metric: str, labels: Array, scores: Array) -> Array:
     return ((scores > 0.5) == (labels > 0.5)).astype(np.float64)
 
 
-def resampled(task: str, metric: str, labels: Array, models: tuple[Array, ...], resamples: int = RESAMPLES) -> Array:
+def resampled(
+    task: str,
+    metric: str,
+    labels: Array,
+    models: tuple[Array, ...],
+    resamples: int = RESAMPLES,
+    weights: Array | None = None,
+) -> Array:
     """The metric of each model on paired resamples of the rows, (resamples, models).
 
     Every resample draws N of the N rows with replacement (Efron 1979), the same for all models; always the same ones
@@ -56,18 +63,19 @@ def resampled(task: str, metric: str, labels: Array, models: tuple[Array, ...], 
         labels: (rows,).
         models: scores of each model, (rows,).
         resamples: how many.
+        weights: how much each row counts, (rows,); None: all alike.
     """
     of_weights = [_weighted(task, metric, labels, scores) for scores in models]
     random, rows = np.random.default_rng(SEED), len(labels)
     made = np.empty((resamples, len(models)))
     for number in range(resamples):
-        weights = np.bincount(random.integers(0, rows, rows), minlength=rows)
-        made[number] = [of(weights) for of in of_weights]
+        times = np.bincount(random.integers(0, rows, rows), minlength=rows)
+        made[number] = [of(times if weights is None else times * weights) for of in of_weights]
     return made
 
 
 def _weighted(task: str, metric: str, labels: Array, scores: Array) -> Callable[[Array], float]:
-    """The metric as a function of how often each row occurs."""
+    """The metric as a function of how often, or how much, each row counts."""
     if metric in ("auc", "average_precision"):
         return Ranking(labels, scores).auc if metric == "auc" else Ranking(labels, scores).average_precision
     if metric in ("f1", "macro_f1"):
@@ -95,7 +103,8 @@ def _weighted_fit(metric: str, labels: Array, squares: Array, weights: Array) ->
 
 
 def _weighted_mean(values: Array, weights: Array) -> float:
-    return float(values @ weights / weights.sum())
+    total = weights.sum()
+    return float(values @ weights / total) if total else float("nan")
 
 
 class Ranking:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,12 +9,12 @@ from typing import TypeVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from sparkring.conf.manifest import digest
 from sparkring.pipelines.evaluation.binary import Bin, Group, calibration, share_by, threshold_curves
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.evaluation.multiclass import class_counts, top_calibration
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.training.result import plain_name
 
 MOST_ROWS = 25  # of a table under a figure
 MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more
@@ -72,20 +71,20 @@ def _losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawn:
 
 def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     drawn = []
-    curves = threshold_curves(held.labels, held.scores)
+    curves = threshold_curves(held.labels, held.scores, held.weights)
     if curves is not None:
         roc = zip(curves.false_positive_rate, curves.true_positive_rate, strict=True)
         columns = ["false positive rate", "true positive rate"]
         drawn.append(Drawn("roc", "ROC over all held-out rows", figures.roc(curves), _numbers(columns, roc)))
         shown = _numbers(["recall", "precision"], zip(curves.recall, curves.precision, strict=True))
         drawn.append(Drawn("precision_recall", "Precision and recall", figures.precision_recall(curves), shown))
-    bins = calibration(held.labels, held.scores)
+    bins = calibration(held.labels, held.scores, weights=held.weights)
     drawn.append(_calibration(bins, "predicted share", "observed share"))
     for name, values in held.groups.items():
         groups = share_by(values, held.labels, held.scores)
         caption = f"Share of {inputs.positive} by {name}"
         figure = figures.shares(groups, name)
-        drawn.append(Drawn(f"share_by_{file_name(name)}", caption, figure, _groups(name, groups), wide=True))
+        drawn.append(Drawn(f"share_by_{plain_name(name)}", caption, figure, _groups(name, groups), wide=True))
     return drawn
 
 
@@ -108,6 +107,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     some = most_frequent(counts.rows + counts.predicted, MOST_CLASSES)
     matrix, shown = confusion_of(labels, predicted, some, classes), [names[one] for one in some]
     shown += ["others"] if len(matrix) > len(shown) else []
+    bins = top_calibration(labels, held.scores, held.weights)
     by_row = [(name, *row.tolist()) for name, row in zip(shown, matrix, strict=True)]
     of_classes = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
                    counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
@@ -119,7 +119,7 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
             FigureNumbers(["actual \\ predicted", *shown], by_row),
             wide=len(shown) > figures.FEW_CLASSES,
         ),
-        _calibration(top_calibration(labels, held.scores), "probability of the predicted class", "share that is right"),
+        _calibration(bins, "probability of the predicted class", "share that is right"),
         Drawn(
             "classes",
             "Precision and recall by class",
@@ -180,12 +180,6 @@ def by_prediction(labels: np.ndarray, predictions: np.ndarray) -> list[tuple[int
          float(np.abs(predictions[part] - labels[part]).mean()))
         for part in np.array_split(order, min(SLICES, len(order)))
     ]  # fmt: skip
-
-
-def file_name(column: str) -> str:
-    """A file name for a column of any name, unique to it."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", column)[:100]
-    return plain if plain == column else f"{plain}-{digest(column)[:8]}"
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:

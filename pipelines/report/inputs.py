@@ -13,7 +13,7 @@ from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
-from sparkring.training.result import MODEL, Scores, TrainResult
+from sparkring.training.result import MODEL, GroupScores, Scores, TrainResult
 
 TOTAL = "total_s"  # among the timings: of all stages together
 
@@ -48,6 +48,11 @@ class ReportInputs:
         label = self.config.model.label or next(labels, "positive")
         return f"{label} = {self.manifest.classes[-1]}" if self.manifest.classes else label
 
+    @property
+    def weight(self) -> str:
+        """The column of the rows' weights; empty where all rows count alike."""
+        return self.manifest.weight["column"] if self.manifest.weight is not None else ""
+
     def class_names(self, classes: int) -> list[str]:
         """Name the label's classes, in the order of the model's outputs; by number where they have no names."""
         return self.manifest.classes or [str(number) for number in range(classes)]
@@ -79,9 +84,19 @@ class ReportInputs:
         return scores if ours else {name: values for name, values in scores.items() if name != MODEL}
 
     @property
+    def groups(self) -> dict[str, list[GroupScores]]:
+        """Column of `report.groups` -> its groups."""
+        found: dict[str, list[GroupScores]] = {}
+        for group in self.result.groups:
+            found.setdefault(group.column, []).append(group)
+        return found
+
+    @property
     def facts(self) -> dict[str, str]:
         """Label -> text or http(s) link."""
         config, result, train = self.config, self.result, self.result.train
+        ema = self.config.optim.ema
+        averaged = f", its weights averaged over steps (optim.ema = {ema})" if ema is not None else ""
         lost, alias = lost_to(result.scores, config.report.must_beat, result.missing), config.tracking.alias
         facts = {
             "run": result.run,
@@ -92,7 +107,7 @@ class ReportInputs:
             "engine": f"{train.engine}, {train.world} ranks",
             "model": self.model,
             "steps": f"{train.steps:,} ({train.consumed_samples:,} samples), best at step {train.best_step}; "
-            f"the model is step {train.exported_step}'s",
+            f"the model is step {train.exported_step}'s{averaged}",
         }
         if lost:
             facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"

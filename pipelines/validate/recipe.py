@@ -15,21 +15,24 @@ from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
 from sparkring.conf.rules.promotion import slice_problems
-from sparkring.conf.rules.recipe import class_problems, dataset_problems, metric_problems, share_by_problems
+from sparkring.conf.rules.recipe import class_problems, dataset_problems, group_problems, metric_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.sources.examine import Examined
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
+from sparkring.pipelines.model_start import start_problems
 from sparkring.pipelines.plan import knows_its_size, layout_problems_of
 from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.models.groups import freeze
+from sparkring.training.own_optimizer import optimizer_problems
 from sparkring.training.recipe_model import ModelColumns, pick_columns
-from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
-from sparkring.training.worker import change_since, starting_model
+from sparkring.training.schedules import schedule_problems
+from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
+from sparkring.training.worker import NO_GPU, change_since, starting_model
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
 
@@ -57,11 +60,12 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(factory_problems(config), metric_problems_of(config))
+    code = refusals(factory_problems(config), metric_problems_of(config), optim_problems(config))
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
-    return Problems(recipe, resources=slot_problems(config))
+    start = start_problems(config) if not recipe else Problems()
+    return Problems(recipe, resources=[*slot_problems(config), *device_problems(config)]) + start
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
@@ -75,7 +79,7 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
     if manifest is None:
         return
     problems = refusals(
-        share_by_problems(config, manifest), slice_problems(config, manifest), class_problems(config, manifest)
+        group_problems(config, manifest), slice_problems(config, manifest), class_problems(config, manifest)
     )
     problems = refusals(problems, metric_problems_of(config, manifest))
     if not problems and model_class(config.model.factory).__module__.startswith(OURS):  # another may want real values
@@ -87,7 +91,8 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
 def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
     """What of the recipe this dataset cannot meet."""
     problems = refusals(dataset_problems(config, manifest), metric_problems_of(config, manifest))
-    return problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
+    problems = problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
+    return problems or start_problems(config, manifest).recipe
 
 
 def slot_problems(config: RunConfig) -> list[str]:
@@ -108,6 +113,14 @@ def slot_problems(config: RunConfig) -> list[str]:
         if ceiling is not None and least > ceiling
         else []
     )
+
+
+def device_problems(config: RunConfig) -> Iterator[str]:
+    """Yield that a GPU is wanted where the ranks run on this host, which has none."""
+    settings = session_settings(config.name, config.spark, config.launch.world, submitted())
+    is_here = settings.get("spark.master", "").startswith("local")
+    if config.train.device == "cuda" and is_here and not torch.cuda.is_available():
+        yield NO_GPU
 
 
 # --- the user's code
@@ -131,6 +144,12 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield from _group_problems(config, lambda: factory(**model.args))
     if model.inputs and model.task in TABLE_TASKS and (problem := _not_taken(factory, len(model.inputs))):
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
+
+
+def optim_problems(config: RunConfig) -> list[str]:
+    """Import an optimizer and a schedule of the user's, and try them."""
+    is_sharded = config.parallel.zero > 0 or config.parallel.tp != 1
+    return [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
@@ -202,11 +221,15 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
         elif own and config.etl is not None:
             names = foreseen_names(config.etl)
             label = config.model.label or config.etl.label
-            features = inputs or [name for name in names.tensors if name not in (label, *config.etl.keep)]
+            unseen = (label, config.etl.weight, *config.etl.keep)
+            features = inputs or [name for name in names.tensors if name not in unseen]
             columns = ModelColumns(features, label, [])
         else:
             columns = ModelColumns([], "", [])
         task = build_task(kind, columns.features, columns.label, inputs)
+        weighed_by = manifest or config.etl
+        if weighed_by is not None and weighed_by.weight is not None:
+            check_takes_weights(task)
     except ValueError as error:  # names model.inputs, model.label or model.task, and what is wrong with them
         return [str(error)]
     except Exception as error:  # the user's own code runs

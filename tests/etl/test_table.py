@@ -64,9 +64,16 @@ def test_a_feature_cannot_store_other_values_under_the_name_of_a_column_that_is_
     assert [c.name for c in stored_columns(rows, config(), same)] == ["a", "y", "month"]
 
 
+def test_a_weight_is_stored_beside_what_is_kept_and_has_one_role():
+    stored = stored_columns(ROWS, config(weight="month", keep=[]), state(NUMERIC))
+    assert [(c.name, c.role) for c in stored] == [("a", "input"), ("y", "label"), ("month", "weight")]
+    with pytest.raises(ValueError, match="'month' and 'month' are one name"):
+        config(weight="month", keep=["month"])
+
+
 def test_a_missing_column_and_a_second_role_are_refused():
     types = {field.name: field.dataType for field in ROWS.schema.fields}
     with pytest.raises(EtlError, match=r"etl\.label = 'z': rows have no such column"):
         plain_roles(config(label="z"), types)
     with pytest.raises(EtlError, match=r"etl\.keep: 'month' is meta already"):
-        plain_roles(SimpleNamespace(label="y", keep=["month", "month"]), types)
+        plain_roles(SimpleNamespace(label="y", weight=None, keep=["month", "month"]), types)

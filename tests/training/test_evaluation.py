@@ -27,7 +27,7 @@ def batch(ids: list[int], padding: int = 0) -> Batch:
     columns = {"score": SCORES[rows], "y": LABELS[rows]}
     columns["score"][len(ids) :] = 99.0
     weight = torch.tensor([1.0] * len(ids) + [0.0] * padding)
-    return Batch(columns, len(rows), ROWS, ROWS, weight=weight, ids=rows)
+    return Batch(columns, len(rows), ROWS, ROWS, weight=weight, ids=rows, real=weight > 0)
 
 
 class Given:

@@ -35,10 +35,10 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_predictions_are_collected_from_a_device(tmp_path: Any) -> None:
-    """Padding is left out by weights that are on the device; ids, which the audit needs, stay on the host."""
+    """Padding is left out, and rows of weight 0 are not; ids, which the audit needs, stay on the host."""
     columns = {"late": on_device(torch.tensor([True, False, True]))}
-    weight = on_device(torch.tensor([1.0, 0.0, 1.0]))
-    batch = Batch(columns, 3, 2, 3, weight, ids=torch.tensor([4, 5, 6]))
+    weight = on_device(torch.tensor([1.0, 0.0, 0.0]))
+    batch = Batch(columns, 3, 2, 3, weight, torch.tensor([4, 5, 6]), torch.tensor([True, False, True]))
     predictions = Predictions(BinaryTask(["x"], "late"))
     predictions.add(batch, on_device(torch.tensor([0.0, 1.0, 2.0])))
     name = predictions.write(open_storage(str(tmp_path)), "part.parquet")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.training.tasks import Task, build_task, load_setting, model_class
+from sparkring.conf.references import load_setting
+from sparkring.training.tasks import Task, build_task, check_takes_weights, model_class
 
 
 class OwnTask(Task):
@@ -70,3 +71,17 @@ def test_a_reference_that_cannot_be_imported_names_its_key() -> None:
     with pytest.raises(ValueError, match=r"not a class derived from torch\.nn\.Module"):
         model_class("builtins:dict")
     assert model_class("torch.nn:Linear") is nn.Linear
+
+
+def test_a_task_whose_metrics_of_a_split_take_no_weights_is_refused_where_rows_have_some() -> None:
+    class OfOld(OwnTask):
+        def split_metric_names(self) -> tuple[str, ...]:
+            return ("auc",)
+
+        def split_metrics(self, values):
+            return {"auc": 1.0}
+
+    check_takes_weights(build_task("binary", ["x"], "y", None))
+    check_takes_weights(OwnTask(["x"], "y", None))
+    with pytest.raises(ValueError, match=r"OfOld\.split_metrics takes none: define split_metrics\(self"):
+        check_takes_weights(OfOld(["x"], "y", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from sparkring.conf.manifest import (
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.audit import audit_run
+from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
@@ -50,11 +52,17 @@ COLUMNS = (
     Column(name="y", dtype="float32"),
     Column(name="late", dtype="bool", role="label"),
 )
+NO_FEATURES = {"version": 1, "inputs": {}, "features": []}
 
 
-def write_table(folder: Path, poisoned: bool = False, sizes: dict[str, int] = ROWS) -> Path:
-    """A learnable binary task in Parquet with a manifest; `poisoned` puts one NaN among the training rows."""
-    files = []
+def write_table(
+    folder: Path, poisoned: bool = False, sizes: dict[str, int] = ROWS, weigh: Callable[[int], Any] | None = None
+) -> Path:
+    """A learnable binary task in Parquet with a manifest; `poisoned` puts one NaN among the training rows.
+
+    `weigh`: rows -> their weights, (rows,).
+    """
+    files, means = [], {}
     for number, (split, rows) in enumerate(sizes.items()):
         random = np.random.default_rng(number)
         code, x, y = random.integers(0, 7, rows), random.normal(size=rows), random.normal(size=rows)
@@ -70,6 +78,9 @@ def write_table(folder: Path, poisoned: bool = False, sizes: dict[str, int] = RO
                 ROW_NUMBER: np.arange(rows),
             }
         )
+        if weigh is not None:
+            table = table.append_column("trust", pa.array(weigh(rows), pa.float64()))
+            means[split] = float(np.mean(table["trust"].to_numpy()))
         path = folder / f"data/{split}-00000.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=100)
@@ -83,7 +94,8 @@ def write_table(folder: Path, poisoned: bool = False, sizes: dict[str, int] = RO
         name="worker",
         fingerprint=hashlib.sha256(repr(poisoned).encode()).hexdigest(),
         created_at="",
-        columns=COLUMNS,
+        columns=(*COLUMNS, *([Column(name="trust", dtype="float64", role="weight")] if weigh else [])),
+        features=NO_FEATURES | {"weight": {"column": "trust", "mean": means["train"]}} if weigh else {},
         files=tuple(files),
         splits={split: SplitInfo(rows=rows, files=1) for split, rows in sizes.items()},
         accounting=Accounting(rows_in=sum(sizes.values()), rows_out=sum(sizes.values())),
@@ -246,6 +258,35 @@ def test_ranks_that_have_no_row_to_evaluate_see_the_metrics_of_the_others_rows(
         assert found["test"] == pytest.approx(alone.test, rel=1e-9, nan_ok=True)
 
 
+def fifths(rows: int) -> np.ndarray:
+    """0, 1, 2, 3, 4, 0 ..: every fifth row counts for nothing."""
+    return np.arange(rows) % 5
+
+
+def test_weights_count_in_the_loss_and_every_metric_on_any_world(group: WorkerGroup, tmp_path: Path) -> None:
+    """The last batch of the held-out splits is padded; no rank holds a whole batch's weights."""
+    table = write_table(tmp_path / "weighted", weigh=fifths)
+    words = ["train.epochs=1", "train.best_metric=auc", "train.best_mode=max", "train.eval_batch=64"]
+    alone = Job(tmp_path / "alone", table, *words).run(group, 1)
+    job = Job(tmp_path / "run", table, *words, "parallel.engine=torch", "parallel.zero=2").run(group, 3)
+    np.testing.assert_allclose([*job.losses.values()], [*alone.losses.values()], rtol=1e-10)
+    for name, expected in alone.weights().items():
+        torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
+    assert job.result.valid == pytest.approx(alone.result.valid, rel=1e-10)
+    doubled = Job(tmp_path / "doubled", write_table(tmp_path / "double", weigh=lambda n: 2.0 * fifths(n)), *words)
+    torch.testing.assert_close(doubled.run(group, 1).weights(), alone.weights(), rtol=0, atol=0)
+    report = audit_run(str(job.folder))
+    assert report.ok, "rows of weight 0 are consumed as all others are"
+    parts = [pq.read_table(tmp_path / "run" / r["predictions"]) for r in job.results if r["predictions"]]
+    scored = pa.concat_tables(parts).sort_by("id").to_pydict()
+    assert scored["id"] == [*range(200)]
+    labels, scores, weights = np.array(scored["label"], float), np.array(scored["prediction"]), fifths(200)
+    expected = binary_scores(labels, scores, weights)
+    for metric in ("loss", "accuracy", "auc", "average_precision", "f1"):
+        assert job.result.test[metric] == pytest.approx(expected[metric], rel=1e-12), metric
+    assert job.result.test["positive_share"] == pytest.approx(np.average(labels, weights=weights))
+
+
 def kill_one_rank(step: int, at: int, killed: list[int]) -> None:
     """SIGKILL the youngest rank once `at` is reached."""
     if step < at or killed:
@@ -382,6 +423,34 @@ def test_early_stopping_ends_every_rank_at_the_same_step(group: WorkerGroup, tab
     words = ["train.early_stopping={patience: 1, min_delta: 10}", "train.epochs=50", "train.eval_every_steps=5"]
     job = Job(tmp_path / "run", table, *words).run(group, 2)
     assert [r["steps"] for r in job.results] == [10, 10] and job.result.stopped_early
+
+
+def test_averages_a_plateau_and_an_own_optimizer_go_on_after_a_kill_as_if_it_had_not_happened(
+    group: WorkerGroup, table: Path, tmp_path: Path
+) -> None:
+    """Bit-equal on the same world; what is scored and exported are the averages."""
+    words = [
+        *("optim.ema=0.9", "optim.schedule=plateau", "optim.plateau={factor: 0.5, patience: 1}", "optim.lr=0.3"),
+        *("train.best_metric=positive_share", "train.best_mode=max"),  # the same at every evaluation
+        *("train.eval_every_steps=3", "optim.name=tests.training.own_optimizers:SignMomentum", "train.export=last"),
+        *("parallel.engine=torch", "parallel.zero=2"),
+    ]
+    whole = Job(tmp_path / "whole", table, *words).run(group, 2)
+    rates = {values["train/lr"] for step, values in whole.metrics.items() if step >= 5}
+    assert len(rates) > 1 and all(math.log2(0.3 / rate).is_integer() for rate in rates), "it was lowered by halves"
+    job, killed = Job(tmp_path / "run", table, *words), list[int]()
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        job.run(group, 2, on_step=lambda step: kill_one_rank(step, 17, killed))
+    job.run(group, 2, attempt=2)
+    assert job.from_step >= 5
+    for name, expected in whole.weights().items():
+        assert torch.equal(job.weights()[name], expected), name
+    assert [job.metrics[30]["train/lr"], job.valid[30]] == [whole.metrics[30]["train/lr"], whole.valid[30]]
+    plain = Job(tmp_path / "plain", table, *words, "optim.ema=null", "optim.schedule=constant").run(group, 2)
+    assert plain.result.test != whole.result.test
+    alone = Job(tmp_path / "alone", table, *words).run(group, 1)
+    for name, expected in whole.weights().items():
+        torch.testing.assert_close(alone.weights()[name], expected, rtol=1e-7, atol=1e-10)
 
 
 def test_the_best_checkpoint_is_what_is_exported(group: WorkerGroup, table: Path, tmp_path: Path) -> None:

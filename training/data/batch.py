@@ -47,13 +47,18 @@ class Batch:
     rows: int  # of this rank
     global_rows: int  # of all ranks, without padding
     consumed_samples: int  # since the run began, over all ranks, once this batch is done
-    weight: torch.Tensor | None = None  # (B,) float32: 0 on padding rows; None = all ones
+    weight: torch.Tensor | None = None  # (B,) how much a row counts: 0 on padding rows; None = all ones
     ids: torch.Tensor | None = None  # (B,) int64 stored row numbers, decoded with the values, in audit mode
+    real: torch.Tensor | None = None  # (B,) bool, on the host: false on padding rows; None = all true
 
     def row_weights(self, device: torch.device | None = None) -> torch.Tensor:
         if self.weight is not None:
             return self.weight.to(device) if device is not None else self.weight
         return torch.ones(self.rows, device=device)
+
+    def real_rows(self) -> torch.Tensor:
+        """Which rows are no padding, (B,) bool, on the host; their weight may be 0."""
+        return torch.ones(self.rows, dtype=torch.bool) if self.real is None else self.real
 
 
 ONCE = ("first_batch_s", "verify_s")

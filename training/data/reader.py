@@ -281,13 +281,13 @@ class ParquetReader:
                 part[SAMPLE] = own
         batches = []
         for (begin, end), part, rows in zip(pairwise(edges), parts, sizes, strict=True):
-            real_end, weight = min(end, plan.rows), None
+            real_end, real = min(end, plan.rows), None
             if end > plan.rows:  # padded
-                samples = order.samples(begin, end)
-                weight = torch.from_numpy((samples < plan.rows).astype(np.float32))
+                real = torch.from_numpy(order.samples(begin, end) < plan.rows)
             consumed = span.epoch * self.epochs.samples + real_end
             ids = part.pop(ROW_NUMBER, None)
-            batches.append(Batch(part, rows, real_end - begin, consumed, weight, ids))
+            weight = None if real is None else real.float()
+            batches.append(Batch(part, rows, real_end - begin, consumed, weight, ids, real))
         meter, engine.meter = engine.meter, Meter()
         meter.add("shuffle", shuffled - began)
         meter.add("collate", time.perf_counter() - shuffled)

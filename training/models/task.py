@@ -36,11 +36,12 @@ class Task(ABC):
         """What `split_metrics` needs of each row, (B, any number of values); say its score, label and group."""
         raise NotImplementedError(f"{type(self).__name__} has split_metric_names, so it needs split_values")
 
-    def split_metrics(self, values: torch.Tensor) -> dict[str, float]:
+    def split_metrics(self, values: torch.Tensor, weights: torch.Tensor | None = None) -> dict[str, float]:
         """Every metric of `split_metric_names`, of the `split_values` of all rows of all ranks.
 
         values (N, as many as split_values gave) float64, in the dataset's order, all finite, N > 0. The test split has
-        them, and the validation split where train.best_metric or train.early_stopping names one.
+        them, and the validation split where train.best_metric or train.early_stopping names one. weights (N,) float64,
+        at least 0 (0: the row counts for nothing): given where the dataset has weights (`etl.weight`), and only there.
         """
         raise NotImplementedError(f"{type(self).__name__} has split_metric_names, so it needs split_metrics")
 

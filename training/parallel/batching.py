@@ -30,6 +30,7 @@ def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
         global_rows=batch.global_rows,
         consumed_samples=batch.consumed_samples,
         weight=None if batch.weight is None else batch.weight[start:stop],
+        real=None if batch.real is None else batch.real[start:stop],
         ids=None if batch.ids is None else batch.ids[start:stop],
     )
 
@@ -58,8 +59,10 @@ def pad_rows(batch: Batch, rows: int) -> Batch:
                 f"column {name!r} is a {type(column).__name__}: only tensor columns can be padded, which pp and tp need"
             )
     columns = {name: _pad(column, missing) for name, column in batch.columns.items()}
-    weight = torch.cat([batch.row_weights(), torch.zeros(missing)])
-    return Batch(columns, rows, batch.global_rows, batch.consumed_samples, weight)
+    weight = batch.row_weights()
+    weight = torch.cat([weight, weight.new_zeros(missing)])
+    real = torch.cat([batch.real_rows(), torch.zeros(missing, dtype=torch.bool)])
+    return Batch(columns, rows, batch.global_rows, batch.consumed_samples, weight, real=real)
 
 
 def _pad(column: torch.Tensor, missing: int) -> torch.Tensor:

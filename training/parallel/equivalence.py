@@ -39,7 +39,7 @@ def few_rows(sample: Batch, task: Task, ranks: int) -> Batch:
             task.slice_sequence(shorter, 0, 4 * ranks)
         except ValueError:  # does not divide, or the task cannot cut sequences
             continue
-        return Batch(shorter, rows.rows, rows.global_rows, rows.consumed_samples, rows.weight)
+        return Batch(shorter, rows.rows, rows.global_rows, rows.consumed_samples, rows.weight, real=rows.real)
     return rows
 
 

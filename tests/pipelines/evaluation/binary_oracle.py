@@ -88,7 +88,8 @@ def calibration(labels: Array, scores: Array, bins: int = 15) -> list[Bin]:
     starts = np.unique(np.searchsorted(scores, scores[(np.arange(bins) * len(scores)) // bins], side="left"))
     ends = np.append(starts[1:], len(scores))
     return [
-        Bin(int(e - s), float(scores[s:e].mean()), float(labels[s:e].mean())) for s, e in zip(starts, ends, strict=True)
+        Bin(int(e - s), float(scores[s:e].mean()), float(labels[s:e].mean()), float(e - s))
+        for s, e in zip(starts, ends, strict=True)
     ]
 
 

@@ -36,6 +36,7 @@ from sparkring.pipelines.evaluation.baseline import (
     multinomial_scores,
 )
 from sparkring.pipelines.evaluation.evaluate import evaluate
+from sparkring.pipelines.evaluation.regression import regression_scores
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
@@ -88,9 +89,12 @@ GAPS = Column(name="gaps", dtype="float64", nulls="mask")
 COLUMNS = (GAPS, Column(name="code", dtype="int32", cardinality=4), Column(name="month", dtype="int64"), LABEL)
 
 
-def fitted(spark: Any, dataset: Dataset, task: str = "binary", label: Column = LABEL) -> Baselines:
-    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
-    return fit_baselines(spark, task, train, test, dataset.manifest.columns, label)
+def fitted(
+    spark: Any, dataset: Dataset, task: str = "binary", label: Column = LABEL, data: DataConfig | None = None
+) -> Baselines:
+    train, test = (split_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
+    read = [column for column in dataset.manifest.columns if column.role != "weight"]
+    return fit_baselines(spark, task, train, test, read, label)
 
 
 @pytest.mark.spark
@@ -147,6 +151,54 @@ def test_a_regression_is_compared_with_the_mean_and_least_squares(spark: Any, tm
         expected = {"loss": squared, "rmse": squared**0.5, "abs_error": np.mean(abs(guess - truth))}
         assert found.scores[name] == pytest.approx(expected | {"r2": 1 - squared / truth.var()}, rel=2e-3), name
     assert found.scores[MEAN]["r2"] <= 0 < 0.95 < found.scores[LINEAR]["r2"]
+
+
+WEIGHT = Column(name="w", dtype="float64", role="weight")
+
+
+def weighted(dataset: Dataset) -> Dataset:
+    """The dataset, whose rows count by the column `w`."""
+    features = {"version": 1, "inputs": {}, "features": [], "weight": {"column": "w", "mean": 1.0}}
+    return replace(dataset, manifest=DatasetManifest.model_validate(dict(dataset.manifest) | {"features": features}))
+
+
+@pytest.mark.spark
+def test_weighted_rows_are_compared_with_weighted_least_squares(spark: Any, tmp_path: Path) -> None:
+    def make(seed: int) -> dict[str, Any]:
+        return costs(seed) | {"w": np.random.default_rng(seed + 100).random(120) * (np.arange(120) % 4)}
+
+    dataset = weighted(write_table(tmp_path, (*PLAIN, COST, WEIGHT), make))
+    found = fitted(spark, dataset, "regression", COST)
+    (code, x, cost, w), (test_code, test_x, truth, test_w) = (
+        rows_of(dataset, split, "code", "x", "cost", "w") for split in SIZES
+    )
+    root = np.sqrt(w)
+    plane, *_ = np.linalg.lstsq(design(code, x) * root[:, None], cost * root, rcond=None)
+    guesses = {MEAN: np.full(len(truth), np.average(cost, weights=w)), LINEAR: design(test_code, test_x) @ plane}
+    assert found.missing == {} and list(found.scores) == [MEAN, LINEAR]
+    for name, guess in guesses.items():
+        expected = regression_scores(truth, guess, test_w)
+        assert found.scores[name] == pytest.approx(expected, rel=2e-3), name
+        assert found.scores[name]["loss"] != pytest.approx(np.mean((guess - truth) ** 2), rel=1e-2)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("task", ["binary", "multiclass"])
+def test_rows_of_weight_0_change_nothing_and_equal_weights_neither(spark: Any, tmp_path: Path, task: str) -> None:
+    label = LABEL if task == "binary" else KIND
+
+    def make(seed: int) -> dict[str, Any]:
+        made = kinds(seed)
+        made["late"] = (made["kind"] == 1).astype(np.int8)
+        return made | {"w": 2.5 * (np.arange(120) % 3 > 0)}
+
+    dataset = write_table(tmp_path, (*PLAIN, label, WEIGHT), make)
+    found = fitted(spark, weighted(dataset), task, label)
+    alone = fitted(spark, dataset, task, label, DataConfig.model_validate({"filters": [["w", ">", 0]]}))
+    assert found.missing == {} and found.scores.keys() == alone.scores.keys()
+    for name, scores in alone.scores.items():
+        assert found.scores[name] == pytest.approx(scores, rel=1e-6), name
+    assert found.scores != fitted(spark, dataset, task, label).scores
 
 
 def kinds(seed: int) -> dict[str, Any]:

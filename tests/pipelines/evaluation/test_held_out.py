@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from sklearn import metrics as sklearn
 
 from sparkring.conf.blocks.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
 from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
@@ -27,3 +28,55 @@ def test_the_metrics_that_rules_may_name_are_those_a_task_has(task: str) -> None
 )  # fmt: skip
 def test_less_is_better_of_errors_and_more_of_scores(metric: str, one: float, other: float, better: bool) -> None:
     assert is_better(metric, one, other) is better
+
+
+DRAW = np.random.default_rng(5)
+CLASSES = DRAW.integers(0, 7, 500)
+SCORED = {
+    "binary": (CLASSES % 2, DRAW.random(500).round(2)),
+    "multiclass": (CLASSES, DRAW.dirichlet(np.ones(7), 500) * 0.5 + 0.5 * np.eye(7)[DRAW.permutation(CLASSES)]),
+    "regression": (CLASSES * 2.0, CLASSES * 2 + DRAW.normal(size=500)),
+}
+
+
+@pytest.mark.parametrize("task", COMPARED_TASKS)
+def test_a_row_of_weight_n_scores_as_n_rows_do(task: str) -> None:
+    """But for calibration, whose slices are of equal counts of rows."""
+    labels, scores = SCORED[task]
+    weights = DRAW.integers(0, 4, 500)
+    found = held_out_scores(task, labels, scores, weights / 3)
+    expected = held_out_scores(task, np.repeat(labels, weights), np.repeat(scores, weights, axis=0))
+    assert found.keys() == expected.keys()
+    for metric in found.keys() - {"calibration_error"}:
+        assert found[metric] == pytest.approx(expected[metric], rel=1e-12), metric
+    assert found != held_out_scores(task, labels, scores)
+
+
+def test_weighted_scores_are_those_of_scikit_learn() -> None:
+    weights = DRAW.random(500) * (np.arange(500) % 3)
+    labels, scores = SCORED["binary"]
+    found = held_out_scores("binary", labels, scores, weights)
+    assert found["auc"] == pytest.approx(sklearn.roc_auc_score(labels, scores, sample_weight=weights), rel=1e-12)
+    assert found["f1"] == pytest.approx(sklearn.f1_score(labels, scores > 0.5, sample_weight=weights), rel=1e-12)
+    classes, chances = SCORED["multiclass"]
+    found = held_out_scores("multiclass", classes, chances, weights)
+    best = chances.argmax(axis=1)
+    assert found["macro_f1"] == pytest.approx(
+        sklearn.f1_score(classes, best, average="macro", sample_weight=weights), rel=1e-12
+    )
+    assert found["loss"] == pytest.approx(sklearn.log_loss(classes, chances, sample_weight=weights), rel=1e-12)
+    values, guesses = SCORED["regression"]
+    found = held_out_scores("regression", values, guesses, weights)
+    assert found["r2"] == pytest.approx(sklearn.r2_score(values, guesses, sample_weight=weights), rel=1e-12)
+
+
+def test_calibration_is_of_the_rows_weights() -> None:
+    """Two slices of scores: of one half of the weight all labels are 1, and every row is given 0.5."""
+    labels, scores, weights = np.array([1, 1, 0, 0]), np.full(4, 0.5), np.array([3.0, 3.0, 1.0, 1.0])
+    assert held_out_scores("binary", labels, scores, weights)["calibration_error"] == pytest.approx(0.25)
+
+
+def test_weights_that_are_all_zero_or_too_few_are_refused() -> None:
+    for weights in (np.zeros(12), np.ones(11)):
+        with pytest.raises(ValueError, match="there must be as many, and one above 0"):
+            held_out_scores("regression", LABELS, LABELS + 0.5, weights)

@@ -56,6 +56,16 @@ def test_a_resample_has_the_metric_of_the_rows_it_drew(task: str, metric: str) -
         assert value == pytest.approx(held_out_scores(task, labels[drawn], scores[drawn])[metric], abs=1e-12)
 
 
+@pytest.mark.parametrize(("task", "metric"), RESAMPLED)
+def test_rows_are_drawn_with_their_weights(task: str, metric: str) -> None:
+    labels, scores = SCORED[task]
+    weights = np.random.default_rng(1).random(300) * (np.arange(300) % 4)
+    (value,) = resampled(task, metric, labels, (scores,), 1, weights)[:, 0]
+    drawn = np.random.default_rng(0).integers(0, 300, 300)
+    expected = held_out_scores(task, labels[drawn], scores[drawn], weights[drawn])
+    assert value == pytest.approx(expected[metric], rel=1e-9)
+
+
 def test_resamples_are_paired_and_always_the_same() -> None:
     draw = np.random.default_rng(3)
     labels = (draw.random(400) < 0.4).astype(np.float64)

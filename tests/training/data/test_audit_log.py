@@ -16,8 +16,9 @@ def test_records_are_read_back_without_the_padding(tmp_path: Path) -> None:
     header = AuditHeader(format=FORMAT, attempt=2, rank=1, size=3, dataset="d", order_state={"seed": 1})
     log = AuditLog(storage, header, flush_steps=2)
     for step in range(3):
-        weight = torch.tensor([1.0, 1.0, 0.0]) if step == 2 else None
-        log.record(4, step, Batch({}, 3, 8, 0, weight, torch.tensor([10 * step, 7, 5])))
+        real = torch.tensor([True, True, False]) if step == 2 else None
+        weight = torch.tensor([0.0, 1.0, 0.0])  # a row that counts for nothing is consumed all the same
+        log.record(4, step, Batch({}, 3, 8, 0, weight, torch.tensor([10 * step, 7, 5]), real))
     assert len(storage.list_files()) == 1  # two steps; the third is not durable yet
     log.flush()
     log.flush()  # nothing new: no file

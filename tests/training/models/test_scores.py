@@ -60,3 +60,16 @@ def test_fit_is_judged_by_the_root_of_squares_and_the_share_of_variance(rows: li
         assert found["r2"] == pytest.approx(float(1 - squares / spread), rel=1e-9, abs=1e-9)
     else:
         assert math.isnan(found["r2"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=30))
+def test_a_row_of_weight_n_counts_as_n_rows_do(rows: list[tuple[int, int, int]]) -> None:
+    scores, labels, weights = torch.tensor(rows, dtype=torch.float64).T
+    repeated = [torch.repeat_interleave(values, weights.long()) for values in (scores, labels)]
+    if not len(repeated[0]):
+        return
+    assert ranking_scores(scores, labels, weights) == pytest.approx(ranking_scores(*repeated), rel=1e-12, nan_ok=True)
+    assert fit_scores(scores, labels, weights) == pytest.approx(fit_scores(*repeated), rel=1e-9, abs=1e-9, nan_ok=True)
+    found, expected = macro_f1(scores.long(), labels.long(), weights), macro_f1(*(r.long() for r in repeated))
+    assert found == pytest.approx(expected, rel=1e-12)

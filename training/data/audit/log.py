@@ -51,7 +51,7 @@ class AuditLog:
         """Record a batch that the optimizer has consumed."""
         if batch.ids is None:
             raise ValueError("the batch carries no ids: set data.audit to true")
-        ids = batch.ids if batch.weight is None else batch.ids[batch.weight.cpu() > 0]
+        ids = batch.ids[batch.real_rows()]
         self._parts.append(np.array([epoch, step, batch.global_rows, len(ids)], np.int64))
         self._parts.append(ids.numpy().astype(np.int64))
         if len(self._parts) >= 2 * self._flush_steps:
