@@ -2,6 +2,7 @@
 # Everything `make demo` and `make test` need, from a bare Python 3.11: the locked environment in .venv, Java, Horovod.
 # Idempotent: each step looks first. Variables:
 #   PYTHON=python3.11      the interpreter the environment is made with
+#   TESTS=0                leaves out what only tests need from apt (as root: a PostgreSQL server and its driver)
 #   GPU=1                  builds Horovod with NCCL; torch from the package index is a CUDA build on Linux already
 #   TORCH_INDEX=URL        another package index for torch alone (PyTorch publishes small CPU-only wheels on its own)
 #   TORCH_HASH=sha256:...  a wheel of torch that .ci/torch.txt does not list, and that you vouch for
@@ -32,7 +33,7 @@ fi
 say "java $(java_major), $("$python" --version)"
 
 # For the tests of `format: jdbc`, which are skipped without: a server, and its driver for Java. Nothing else needs them.
-if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+if [ "${TESTS:-1}" = 1 ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
     wanted=()
     compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || wanted+=(postgresql)
     [ -e /usr/share/java/postgresql.jar ] || wanted+=(libpostgresql-jdbc-java)
