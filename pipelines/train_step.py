@@ -86,6 +86,7 @@ def train(job: JobContext) -> TrainResult:
             attempts=launched.attempt,
             failed_attempts=events.failed_attempts,
             history={name: sorted(points.items()) for name, points in events.history.items()},
+            resumed_from=events.resumed_from,
             per_step_s=per_step_s(launched),
             once_s=once_s(launched),
             predictions=[rank["predictions"] for rank in launched.results if rank["predictions"]],
@@ -243,6 +244,7 @@ class Events:
         self.tracker, self.progress = tracker, progress
         self.failed_attempts: list[FailedAttempt] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
+        self.resumed_from: int | None = None  # step that an earlier command had reached
         # losses and validation metrics: name -> step -> value; a replayed step replaces its own
         self.history: dict[str, dict[int, float]] = {}
 
@@ -292,4 +294,6 @@ class Events:
             pointer = {key: data[key] for key in ("step", "uri", "bytes", "world", "metric")}
             self.tracker.checkpoint(TRAIN, **pointer)
         elif kind == "resumed":
+            if not self.history:  # else an attempt of this command had begun before
+                self.resumed_from = data["step"]
             self.tracker.tags(TRAIN, {"sparkring.resumed_from_step": data["step"]})

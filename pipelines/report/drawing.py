@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,7 +48,7 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     """Every figure of the page, in its order."""
     drawn = []
     if inputs.losses:
-        drawn.append(_losses(inputs.losses))
+        drawn.append(_losses(inputs))
     held = inputs.held_out
     if held is None:
         return drawn
@@ -58,7 +58,8 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     return drawn
 
 
-def _losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawn:
+def _losses(inputs: ReportInputs) -> Drawn:
+    losses, resumed_from = inputs.losses, inputs.result.resumed_from
     by_step: dict[int, dict[str, float]] = {}
     for name, points in losses.items():
         for step, value in points:
@@ -66,7 +67,11 @@ def _losses(losses: Mapping[str, Sequence[tuple[int, float]]]) -> Drawn:
     sparse = {step for step, _ in thinned(min(losses.values(), key=len), MOST_ROWS)}  # evaluations, between log lines
     steps = sorted({*thinned(sorted(by_step), MOST_ROWS), *sparse})
     rows = [[step, *(by_step[step].get(name, "") for name in losses)] for step in steps]
-    return Drawn("loss", "Loss over steps", figures.curves(losses, "loss"), FigureNumbers(["step", *losses], rows))
+    caption = "Loss over steps"
+    if resumed_from is not None:
+        elsewhere = "; MLflow shows them all" if inputs.config.tracking.enabled else ""
+        caption += f", from step {resumed_from} on: the steps before were an earlier command's{elsewhere}"
+    return Drawn("loss", caption, figures.curves(losses, "loss"), FigureNumbers(["step", *losses], rows))
 
 
 def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:

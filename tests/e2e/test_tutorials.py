@@ -97,22 +97,39 @@ def environment(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+def run(page: str, folder: Path) -> None:
+    """Run a page in an empty folder; what it started ends with it."""
+    log, work = folder / ".log", folder / "work"
+    work.mkdir()
+    with log.open("w") as out:
+        shell = subprocess.Popen(
+            ["bash", "-c", program(page)], cwd=work, env=environment(folder), stdout=out, stderr=out,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        assert shell.wait(LIMIT_S) == 0, log.read_text()[-4000:]
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+
+
+def without_jobs(page: str) -> str:
+    """The page up to the first block that needs a cluster or a model, and no job run: its recipe is validated."""
+    needs = next((i for i, block in enumerate(blocks(page)) if re.search(r"spark-class|mlflow", block.text)), None)
+    fewer = "\n".join(f"```{b.language} {b.file}".rstrip() + f"\n{b.text}```" for b in blocks(page)[:needs])
+    return fewer.replace("sparkring run", "sparkring config validate")
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - {"README", IN_MAKE_TEST}))
+def test_what_a_page_does_before_a_job_works(tmp_path: Path, name: str) -> None:
+    run(without_jobs(PAGES[name]), tmp_path)
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n == IN_MAKE_TEST else pytest.mark.slow) for n in sorted(PAGES.keys() - {"README"})],
 )
 def test_a_page_runs_as_it_stands(tmp_path: Path, name: str) -> None:
-    log = tmp_path / ".log"
-    command, work = ["bash", "-c", program(PAGES[name])], tmp_path / "work"
-    work.mkdir()
-    with log.open("w") as out:
-        page = subprocess.Popen(
-            command, cwd=work, env=environment(tmp_path), stdout=out, stderr=out, start_new_session=True
-        )
-    try:
-        assert page.wait(LIMIT_S) == 0, log.read_text()[-4000:]
-    finally:
-        if page.poll() is None:
-            os.killpg(page.pid, signal.SIGKILL)
-            page.wait()
+    run(PAGES[name], tmp_path)

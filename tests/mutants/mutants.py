@@ -62,6 +62,7 @@ BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.p
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
+T_TRAIN_STEP = "tests/pipelines/test_train_step.py"
 RECIPE_FILE, T_RECIPE_FILE = "conf/recipe_file.py", "tests/conf/test_recipe_file.py"
 INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
@@ -1006,6 +1007,8 @@ MUTANTS = (
     Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
+    Mutant("pipelines/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
+    Mutant(DRAWING, "if resumed_from is not None:", "if resumed_from == 0:", T_DRAWING),
     # `sparkring init`
     Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
     Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),

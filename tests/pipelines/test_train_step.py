@@ -21,7 +21,16 @@ from sparkring.pipelines.train_step import (
     policy,
 )
 from sparkring.training.checkpoint.catalog import MARKER, encode_marker
-from sparkring.training.launch.messages import AttemptEnded, AttemptStarted, LateLogLines, Recovered, Stacks, Straggler
+from sparkring.training.launch.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    LateLogLines,
+    RankEvent,
+    RankMetrics,
+    Recovered,
+    Stacks,
+    Straggler,
+)
 from sparkring.training.launch.restart import best_world
 from sparkring.training.result import FailedAttempt
 
@@ -95,6 +104,16 @@ def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
         ("stacks", "attempt-2-rank-0.txt"): "File ...",
         ("late_output", "attempt-1-rank-1.txt"): "Traceback ...\n  ...\n",
     }
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_where_a_command_went_on_is_known_and_not_where_its_later_attempts_did(is_first: bool) -> None:
+    events = Events(Recorder(), ProgressDisplay(interactive=False))  # type: ignore[arg-type]
+    resumed = RankEvent(0, 1, "resumed", {"step": 40, "uri": "", "skipped": []})
+    measured = RankMetrics(0, 1, 50, {"train/loss": 0.5})
+    for event in (resumed, measured) if is_first else (measured, resumed):
+        events.on_event(event)
+    assert events.resumed_from == (40 if is_first else None) and events.history == {"train/loss": {50: 0.5}}
 
 
 def test_the_figure_shows_the_slowest_ranks() -> None:

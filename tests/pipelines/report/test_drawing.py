@@ -80,3 +80,13 @@ def test_evaluations_are_in_the_table_of_losses_however_few_they_are() -> None:
     held = HeldOut(np.arange(10) % 2, RANDOM.random(10))
     loss = draw(inputs(held, history=history))[0].numbers
     assert [1237, "", 0.4] in loss.rows and len(loss.rows) == MOST_ROWS + 1
+
+
+def test_the_curves_of_a_resumed_run_say_where_they_begin() -> None:
+    held = HeldOut(np.arange(10) % 2, RANDOM.random(10))
+    history = {"train/loss": [(50, 0.5), (60, 0.4)]}
+    assert draw(inputs(held, history=history))[0].caption == "Loss over steps"
+    caption = draw(inputs(held, history=history, resumed_from=40))[0].caption
+    assert (
+        caption == "Loss over steps, from step 40 on: the steps before were an earlier command's; MLflow shows them all"
+    )
