@@ -25,7 +25,7 @@ from sparkring.pipelines.tracking.describe import job_note
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
 from sparkring.pipelines.tracking.params import run_params
-from sparkring.pipelines.tracking.rules import COMMIT, DATE, RECIPE
+from sparkring.pipelines.tracking.rules import COMMIT, DATE, FINGERPRINT, RECIPE
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
 from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, check_folders
@@ -80,7 +80,7 @@ def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fing
         JOB,
         {
             "sparkring.config_digest": resolved.digest,
-            "sparkring.fingerprint": fingerprint,
+            FINGERPRINT: fingerprint,
             "sparkring.application_id": spark.sparkContext.applicationId,
             "sparkring.world": config.launch.world,
             "sparkring.code_path": str(Path(__file__).parent.parent),

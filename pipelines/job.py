@@ -42,7 +42,7 @@ from sparkring.pipelines.tracking.describe import model_card, registered_note
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.params import run_params
-from sparkring.pipelines.tracking.rules import DATE, WEIGHTS, StoreUnreachable, client_limits
+from sparkring.pipelines.tracking.rules import DATE, FINGERPRINT, WEIGHTS, StoreUnreachable, client_limits
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
 from sparkring.pipelines.train_step import record_inputs
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
@@ -136,7 +136,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         record_inputs(job, EVALUATE)
         result, held_out = evaluate(job, result)
         unseen = {f"test/unseen/{name}": float(rows) for name, rows in result.unseen.items()}
-        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | unseen)
+        tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | result.group_metrics() | unseen)
         timings |= result.timings | {"evaluate_s": time.monotonic() - evaluating}
         lost = lost_to(result.scores, must_beat, result.missing)
         gate = open_gate(job, result, held_out, lost, prepared)
@@ -198,7 +198,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         registered_model=config.tracking.named(config.name).registered_model,
         alias=alias,
         tags={
-            "sparkring.fingerprint": manifest.fingerprint,
+            FINGERPRINT: manifest.fingerprint,
             "sparkring.engine": result.train.engine,
             WEIGHTS: sha256,
         }

@@ -8,19 +8,21 @@ field under the names below. `sparkring report` reads it back. Seconds end in `_
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import ManifestError
+from sparkring.conf.manifest import ManifestError, digest
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
 from sparkring.training.models.start import StartMatch
 
 SUMMARY = "summary.json"
+GROUP_METRICS = ("loss", "auc", "macro_f1", "rmse")  # of groups in MLflow, as far as the task has them
 MODEL = "this model"  # its name among the scores
 _RESOLVED = ("config", "origins", "config_digest", "commit", "tracking_url")  # hold no secrets; see `to_json`
 Scores = dict[str, float]
@@ -83,6 +85,18 @@ class LabelBalance:
     shares: Scores = field(default_factory=dict)  # class -> share of the rows; the most frequent classes
     mean: float | None = None  # of a value; None: of classes
     std: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupScores:
+    """Scores of the model on the test rows of one value of a column."""
+
+    __pydantic_config__ = CLOSED
+
+    column: str
+    value: str  # as text; of several together, what they are called
+    rows: Count  # that count for something
+    scores: Scores
 
 
 Decision = Literal["promoted", "rejected", "held", "dry_run", "older_date", "disabled"]
@@ -181,6 +195,7 @@ class TrainResult:
     scores: Annotated[dict[str, Scores], _has(MODEL)] = field(default_factory=dict)  # MODEL first, then baselines
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
+    groups: list[GroupScores] = field(default_factory=list)  # by report.groups, column by column
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
@@ -203,6 +218,15 @@ class TrainResult:
         champion = self.promotion.champion_scores if self.promotion else {}
         return flat | {f"test/champion/{metric}": value for metric, value in champion.items()}
 
+    def group_metrics(self) -> Scores:
+        """`test/by_carrier/UA/auc`: the names in MLflow of the few GROUP_METRICS of each group."""
+        return {
+            f"test/by_{plain_name(group.column)}/{plain_name(group.value)}/{metric}": group.scores[metric]
+            for group in self.groups
+            for metric in GROUP_METRICS
+            if metric in group.scores
+        }
+
     def run_config(self) -> RunConfig:
         """The configuration. ManifestError where this version of sparkring does not know it."""
         with named(f"{self.run}/{SUMMARY}: the run's configuration", ManifestError):
@@ -213,6 +237,12 @@ class TrainResult:
         values = asdict(self)
         shown = redacted(values) | {name: values[name] for name in _RESOLVED}
         return (json.dumps(shown, indent=1) + "\n").encode()
+
+
+def plain_name(text: str) -> str:
+    """A name for files and metrics that is unique to the text: letters, digits, `_` and `-`."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", text)[:100]
+    return plain if plain == text else f"{plain}-{digest(text)[:8]}"
 
 
 def read_result(folder: Storage) -> TrainResult:

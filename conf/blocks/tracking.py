@@ -97,6 +97,12 @@ class ReportConfig(Strict):
     share_by: list[str] = Field(
         [], description="stored scalar columns of the dataset by which the report shows the positive share"
     )
+    groups: list[str] = Field(
+        [],
+        description="stored scalar columns of the dataset by whose values the test scores are also given, such as "
+        "[carrier]: of the 10 values with most rows, and of the others together",
+    )
+    min_group_rows: PositiveInt = Field(100, description="test rows that a value must have to be scored by itself")
     baselines: bool = Field(
         True,
         description="also fit a constant guess (binary: the majority rate; multiclass: the classes' rates; regression: "

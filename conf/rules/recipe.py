@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER
+from sparkring.conf.blocks.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest, promotion_problems
@@ -91,6 +91,18 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         lambda c: c.model.task != "binary",
         "where model.task is not binary: there is no positive share to show",
         "remove it",
+    ),
+    NoEffect(
+        ("report.groups",),
+        lambda c: c.model.task not in COMPARED_TASKS or c.train.test_split is None,
+        "but on the test rows of a binary, multiclass or regression task",
+        "remove it, or name a train.test_split",
+    ),
+    NoEffect(
+        ("report.min_group_rows",),
+        lambda c: not c.report.groups,
+        "without report.groups",
+        "remove it, or name columns in report.groups",
     ),
     NoEffect(
         ("report.sample_prompt", "report.sample_tokens"),
@@ -315,7 +327,7 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
                 "epoch has no full batch; make it smaller, or set data.tail to pad"
             )
     problems += class_problems(config, manifest)
-    return problems + share_by_problems(config, manifest) + dataset_promotion_problems(config, manifest)
+    return problems + group_problems(config, manifest) + dataset_promotion_problems(config, manifest)
 
 
 def class_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
@@ -346,14 +358,15 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def share_by_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """Check `report.share_by`: it may name stored columns of one value per row."""
+def group_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
+    """Check `report.share_by` and `report.groups`: they may name stored columns of one value per row."""
     layouts = {column.name: column.layout for column in manifest.columns}
     known = [name for name, layout in layouts.items() if layout == "scalar"]
     return [
-        f"report.share_by = {name!r}: the dataset has {'it as a ' + layouts[name] if name in layouts else 'no such'} "
+        f"{key} = {name!r}: the dataset has {'it as a ' + layouts[name] if name in layouts else 'no such'} "
         f"column, the report groups by scalar ones; {nearest(name, known)}"
-        for name in config.report.share_by
+        for key, names in (("report.share_by", config.report.share_by), ("report.groups", config.report.groups))
+        for name in names
         if name not in known
     ]
 

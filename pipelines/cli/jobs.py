@@ -1,4 +1,4 @@
-"""Commands that run a job or a part of one: run, etl, train, predict, backfill; and status."""
+"""Commands that run a job, a part of one or many: run, etl, train, predict, sweep, backfill; and status."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sparkring.conf.load import ConfigError, Resolved, load_config
 from sparkring.conf.schedule.dated import DateRequest
 from sparkring.pipelines.cli.arguments import (
     Commands,
+    add_command,
     add_recipe_command,
     checked_date,
     count,
@@ -42,6 +43,18 @@ def add_commands(commands: Commands) -> None:
     ]
     predict = add_recipe_command(commands, "predict", _predict, text, examples)
     predict.add_argument("--date", metavar="D", help="of a recipe with dates")
+    _add_sweep(commands)
+
+
+def _add_sweep(commands: Commands) -> None:
+    text = "train a recipe with other values of some keys, which Optuna chooses for the best validation metric"
+    examples = ["sparkring sweep mine.yaml space.yaml --dry-run", "sparkring sweep mine.yaml space.yaml train.epochs=2"]
+    sub = add_command(commands, "sweep", _sweep, text, examples)
+    sub.add_argument("recipe", help="a name, or the path of a YAML file")
+    sub.add_argument("space", help="YAML file: the keys, their ranges or choices, and how many trials")
+    sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe, in every trial")
+    text = "list the space, check the recipe at its corners, and stop; starts no Spark"
+    sub.add_argument("--dry-run", action="store_true", help=text)
 
 
 def _add_run(commands: Commands) -> None:
@@ -218,3 +231,17 @@ def _predict(arguments: argparse.Namespace) -> int:
     remedy = f"sparkring predict {arguments.recipe} --date D"
     resolved = checked_date(load_config(arguments.recipe, words, request), remedy)
     return _announced(resolved, partial(run_predict, ds=resolved.interval.ds if resolved.interval else None))
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.sweep.space import check_installed, read_spec
+
+    check_installed()
+    from sparkring.pipelines.sweep.job import check_sweep, describe_sweep, run_sweep
+
+    spec, resolved = read_spec(arguments.space), load(arguments)
+    sweep, checked = check_sweep(
+        resolved, lambda more: load_config(arguments.recipe, [*arguments.overrides, *more]), spec
+    )
+    print("\n".join(describe_sweep(sweep, checked)), flush=True)
+    return Exit.OK if arguments.dry_run else _announced(resolved, lambda _: run_sweep(sweep, print))

@@ -25,13 +25,14 @@ from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import fit_baselines
+from sparkring.pipelines.evaluation.groups import group_scores
 from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.models.gpt import perplexity
 from sparkring.training.recipe_model import pick_columns
-from sparkring.training.result import MODEL, LabelBalance, TrainResult
+from sparkring.training.result import MODEL, GroupScores, LabelBalance, TrainResult
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow
@@ -59,6 +60,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     if config.model.task == "language_model":
         return evaluate_text(config, dataset.manifest, job.folder, result), None
     scores, missing, labels = {MODEL: dict(result.train.test)}, dict[str, str](), dict[str, LabelBalance]()
+    groups: list[GroupScores] = []
     if not result.predictions:
         return replace(result, scores=scores), None
     rows = scored_rows(config, dataset, result)
@@ -72,6 +74,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         assert columns.label is not None, "build_task has asked for it"
         check_labels(held_out.labels, columns.label)
         scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores, held_out.weights)
+        groups = scores_by_group(config, rows, held_out)
         train = split_rows(dataset, "train", config.data, result.train.train_left_out)
         splits = compared_splits(config, dataset, train, rows)
         labels = label_balance(job.spark, config.model.task, splits, columns.label)
@@ -85,7 +88,23 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
                 dataset.manifest.tensor(columns.label),
             )
             scores, missing = scores | baselines.scores, baselines.missing
-    return replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels), held_out
+    return replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels, groups=groups), held_out
+
+
+def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> list[GroupScores]:
+    """The scores of the test rows by the values of each column of `report.groups`."""
+    labels, scores, weights = held_out.labels, held_out.scores, held_out.weights
+    counted = np.ones(len(labels), bool) if weights is None else weights > 0
+
+    def score(of: np.ndarray) -> dict[str, float]:
+        return held_out_scores(config.model.task, labels[of], scores[of], None if weights is None else weights[of])
+
+    columns = text_columns(rows, config.report.groups)
+    return [
+        group
+        for name, values in columns.items()
+        for group in group_scores(name, values, counted, config.report.min_group_rows, score)
+    ]
 
 
 def compared_splits(config: RunConfig, dataset: Dataset, train: SplitRows, test: SplitRows) -> dict[str, SplitRows]:
@@ -168,10 +187,13 @@ def count_unseen(rows: SplitRows) -> dict[str, int]:
 def read_held_out(config: RunConfig, rows: SplitRows, folder: Storage, result: TrainResult) -> HeldOut:
     """Read the ranks' predictions of `rows`, and the columns of `report.share_by`, in the dataset's order."""
     labels, scores = read_predictions(folder, result.predictions, rows)
-    names = config.report.share_by
+    return HeldOut(labels, scores, text_columns(rows, config.report.share_by), row_weights(rows))
+
+
+def text_columns(rows: SplitRows, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The named columns' values as text, (N,) each, in the dataset's order."""
     stored = [rows.manifest.column(name) for name in names]
-    groups = {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored}
-    return HeldOut(labels, scores, groups, row_weights(rows))
+    return {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored}
 
 
 def row_weights(rows: SplitRows) -> np.ndarray | None:

@@ -19,7 +19,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext
-from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, group_values, prediction_values, scored_rows
+from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut, prediction_values, scored_rows, text_columns
 from sparkring.pipelines.evaluation.held_out import held_out_scores
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, predict_test_rows
@@ -175,9 +175,7 @@ class Gate:
             return None
         slices = {}
         if config.promote is not None and config.promote.slices:
-            rows = scored_rows(config, self.job.dataset, self.result)
-            stored = [rows.manifest.column(name) for name in config.promote.slices]
-            slices = {c.name: group_values(rows.column(c.name, c.dtype == "string")) for c in stored}
+            slices = text_columns(scored_rows(config, self.job.dataset, self.result), config.promote.slices)
         return ScoredRows(config.model.task, held_out.labels, held_out.scores, None, slices, held_out.weights)
 
     def _prediction_drift(self, compared: Compared) -> list[DriftFinding]:

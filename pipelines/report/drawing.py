@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,12 +9,12 @@ from typing import TypeVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from sparkring.conf.manifest import digest
 from sparkring.pipelines.evaluation.binary import Bin, Group, calibration, share_by, threshold_curves
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.evaluation.multiclass import class_counts, top_calibration
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
+from sparkring.training.result import plain_name
 
 MOST_ROWS = 25  # of a table under a figure
 MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more
@@ -85,7 +84,7 @@ def _binary(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
         groups = share_by(values, held.labels, held.scores)
         caption = f"Share of {inputs.positive} by {name}"
         figure = figures.shares(groups, name)
-        drawn.append(Drawn(f"share_by_{file_name(name)}", caption, figure, _groups(name, groups), wide=True))
+        drawn.append(Drawn(f"share_by_{plain_name(name)}", caption, figure, _groups(name, groups), wide=True))
     return drawn
 
 
@@ -181,12 +180,6 @@ def by_prediction(labels: np.ndarray, predictions: np.ndarray) -> list[tuple[int
          float(np.abs(predictions[part] - labels[part]).mean()))
         for part in np.array_split(order, min(SLICES, len(order)))
     ]  # fmt: skip
-
-
-def file_name(column: str) -> str:
-    """A file name for a column of any name, unique to it."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", column)[:100]
-    return plain if plain == column else f"{plain}-{digest(column)[:8]}"
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:

@@ -13,7 +13,7 @@ from sparkring.conf.load import leaves
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.evaluation.balance import differences, split_losses
 from sparkring.pipelines.evaluation.evaluate import HeldOut, lost_to
-from sparkring.training.result import MODEL, Scores, TrainResult
+from sparkring.training.result import MODEL, GroupScores, Scores, TrainResult
 
 TOTAL = "total_s"  # among the timings: of all stages together
 
@@ -82,6 +82,14 @@ class ReportInputs:
         if self.config.model.task == "language_model" and "loss" in ours:
             ours.setdefault("perplexity", math.exp(min(ours["loss"], 700.0)))
         return scores if ours else {name: values for name, values in scores.items() if name != MODEL}
+
+    @property
+    def groups(self) -> dict[str, list[GroupScores]]:
+        """Column of `report.groups` -> its groups."""
+        found: dict[str, list[GroupScores]] = {}
+        for group in self.result.groups:
+            found.setdefault(group.column, []).append(group)
+        return found
 
     @property
     def facts(self) -> dict[str, str]:

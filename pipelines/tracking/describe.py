@@ -63,6 +63,13 @@ def with_card(note: str, card: str) -> str:
     return "\n\n".join(filter(None, [note.partition(CARD_BEGINS)[0].strip(), card]))
 
 
+def reason_line(message: str) -> str:
+    """Why something failed, in a line: the message's first, and the first problem where that only counts them."""
+    first, *others = message.splitlines() or [""]
+    counts_only = first.endswith((" problem", " problems")) and others
+    return f"{first}: {others[0].strip(' -')}" if counts_only else first
+
+
 def version_link(model: str, version: str) -> str:
     """A registered version, linked to its page."""
     return f"[{model} version {version}](#/models/{model}/versions/{version}?{TRAINING})"

@@ -44,6 +44,7 @@ from sparkring.pipelines.tracking.describe import (
     VERSION,
     changes,
     experiment_note,
+    reason_line,
     version_link,
     with_card,
     with_headline,
@@ -282,8 +283,7 @@ class MlflowSink:
     def _name_by_changes(self, run: Run, params: ops.Texts) -> None:
         """Add to a job's name what differs from the recipe's job before it, once."""
         client, recipe = self._connect(), run.data.tags[RECIPE]
-        before = f"tags.`{RECIPE}` = '{recipe}' and tags.`sparkring.key` = '{JOB}'"
-        before += f" and attributes.start_time < {run.info.start_time}"
+        before = f"tags.`{RECIPE}` = '{recipe}' and attributes.start_time < {run.info.start_time}"
         found = client.search_runs([self._experiment], before, max_results=1, order_by=["attributes.start_time DESC"])
         changed = changes(params, found[0].data.params) if found and found[0].data.params else ""
         if changed and not str(run.info.run_name).endswith(changed):
@@ -479,7 +479,7 @@ class MlflowSink:
     def _end(self, op: ops.End) -> None:
         client, run = self._connect(), self.runs[op.key]
         client.set_terminated(run, op.status, int(op.at * 1000))
-        if why := op.error.partition("\n")[0][:LONGEST_ERROR]:
+        if why := reason_line(op.error)[:LONGEST_ERROR]:
             note = client.get_run(run).data.tags.get(NOTE, "")
             client.set_tag(run, NOTE, with_headline(note, FAILED + why, FAILED))
             client.set_tag(run, ERROR, why)

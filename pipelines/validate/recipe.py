@@ -15,7 +15,7 @@ from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
 from sparkring.conf.rules.promotion import slice_problems
-from sparkring.conf.rules.recipe import class_problems, dataset_problems, metric_problems, share_by_problems
+from sparkring.conf.rules.recipe import class_problems, dataset_problems, group_problems, metric_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.sources.examine import Examined
@@ -81,7 +81,7 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
     if manifest is None:
         return
     problems = refusals(
-        share_by_problems(config, manifest), slice_problems(config, manifest), class_problems(config, manifest)
+        group_problems(config, manifest), slice_problems(config, manifest), class_problems(config, manifest)
     )
     problems = refusals(problems, metric_problems_of(config, manifest))
     if not problems and model_class(config.model.factory).__module__.startswith(OURS):  # another may want real values

@@ -52,6 +52,7 @@ STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test
 WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
+GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
@@ -61,6 +62,7 @@ TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
 BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
+INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
@@ -98,6 +100,9 @@ BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluat
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
 PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
+SPACE, STUDY, SWEEP_JOB = (f"pipelines/sweep/{name}.py" for name in ("space", "study", "job"))
+T_SPACE, T_STUDY = (f"tests/pipelines/sweep/test_{name}.py" for name in ("space", "study"))
+T_SWEEP = "tests/e2e/test_sweep.py"
 DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
 STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
 CHECKOUT = "pipelines/tracking/checkout.py"
@@ -521,10 +526,30 @@ MUTANTS = (
         "",
         "tests/pipelines/tracking/test_mlflow_store.py -k deleted_checkpoints",
     ),
+    # A sweep's space and study.
+    Mutant(SPACE, "if not self.low < self.high:", "if False:", T_SPACE),
+    Mutant(SPACE, "< 2:\n                raise", "< 1:\n                raise", T_SPACE),
+    Mutant(SPACE, "self.low <= 0 or self.step is not None", "self.low < 0 or self.step is not None", T_SPACE),
+    Mutant(SPACE, "if count <= MOST_CORNERS:", "if True:", T_SPACE),
+    Mutant(SPACE, 'known != (spec.mode == "max")', "False", T_SPACE),
+    Mutant(SPACE, 'metric, "max" if known else "min"', 'metric, "min" if known else "max"', T_SPACE),
+    Mutant(SPACE, "+ 1e-9) * self.step", "+ 1.0) * self.step", T_SPACE),
+    Mutant(SWEEP_JOB, "*table_problems(config, examined).recipe]", "]", T_SPACE),
+    Mutant(SWEEP_JOB, "if len(places) == count:", "if False:", T_SPACE),
+    Mutant(STUDY, "spec.seed + len(self._study.trials)", "spec.seed", T_STUDY),
+    Mutant(STUDY, "t.params and t.number not in replaced]", "t.params]", T_STUDY),
+    Mutant(STUDY, 'sign = -1 if self.mode == "max" else 1', "sign = 1", T_STUDY),
+    Mutant(STUDY, "self._steps.index(step) + 1", "step", T_STUDY),
+    Mutant(STUDY, "STEPS: left.user_attrs.get(STEPS, [])}", "STEPS: []}", T_STUDY),
+    Mutant(STUDY, "            self._study.enqueue_trial(left.params, attributes)\n", "            pass\n", T_STUDY),
+    Mutant(STUDY, '"maximize" if mode == "max" else "minimize"', '"minimize"', T_STUDY),
+    Mutant("pipelines/train_step.py", "and _falls_behind(job, event):", "and False:", T_SWEEP),
+    Mutant(SWEEP_JOB, '"train.test_split": None,', "", T_SWEEP),
     # What MLflow's lists and pages show of jobs.
     Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, 'if key != "fingerprint" and not key.startswith("etl.")]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, "if len(keys) > MOST_CHANGES else []", "if True else []", T_DESCRIBE),
+    Mutant(DESCRIBE, '(" problem", " problems")', '(" problem",)', T_DESCRIBE),
     Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
     Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
     Mutant(DESCRIBE, "card if len(card) <= LONGEST_CARD else", "card if True else", T_DESCRIBE),
@@ -532,7 +557,7 @@ MUTANTS = (
     Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
     Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
     Mutant(STORE, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, " and tags.`sparkring.key` = '{JOB}'", "", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
     Mutant(STORE, "            self._forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
     Mutant(STORE, "if op.scores and not model.metrics:", "if op.scores:", f"{T_BROWSING} -k scores"),
     Mutant(STORE, "        self._last.pop(self.runs[op.key], None)", "        self._last", f"{T_BROWSING} -k scores"),
@@ -995,4 +1020,23 @@ MUTANTS = (
         "tests/training/test_worker.py -k hooks_see",
     ),
     Mutant("pipelines/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
+    # `sparkring init`
+    Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
+    Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),
+    Mutant(f"{INIT}/columns.py", "kind in WHOLE and distinct <= CLASS_NUMBERS", "False", T_INIT),
+    Mutant(f"{INIT}/columns.py", "while text.lower() in taken", "while text in taken", T_INIT),
+    Mutant(f"{INIT}/sample.py", "any(CODE.fullmatch(text) for", "any(False for", T_INIT),
+    Mutant(f"{INIT}/sample.py", "return best if gains[best] else None", "return None", T_INIT),
+    Mutant(f"{INIT}/folder.py", " or any(folder.iterdir())", "", T_INIT),
+    Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
+    Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
+    Mutant(
+        TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"
+    ),
+    # --- scores by group
+    Mutant(GROUPS, "if rows[each] >= min_rows]", "if rows[each] > min_rows]", T_GROUPS),
+    Mutant(GROUPS, "rest = counted & ~np", "rest = ~np", T_GROUPS),
+    Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
+    Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
+    Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
 )

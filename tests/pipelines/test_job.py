@@ -77,6 +77,7 @@ def refusal(config: RunConfig, folder: Path) -> str:
         ({"report": {"share_by": ["carier"]}},
          "report.share_by = 'carier': the dataset has no such column, the report groups by scalar ones; "
          "did you mean 'carrier'?"),
+        ({"report": {"groups": ["photo"]}}, "report.groups = 'photo': the dataset has it as a vector column"),
         ({"report": {"share_by": ["photo"]}}, "report.share_by = 'photo': the dataset has it as a vector column"),
         ({"train": {"best_metric": "acuracy"}},
          "train.best_metric = 'acuracy': no validation metric of model.task = 'binary'; did you mean 'accuracy'?"),

@@ -20,7 +20,7 @@ from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.runs import Runs
-from sparkring.training.result import MODEL, SUMMARY, FailedAttempt
+from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores
 from tests.pipelines.results import train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
@@ -125,6 +125,16 @@ def test_each_figure_has_a_name_and_its_numbers_and_each_score_its_metric() -> N
     assert f'data-metric="ROC AUC" class="n best">{number(given.scores[MODEL]["auc"])}<' in html
     assert 'data-metric="Brier score" class="n none">–<' in html and '<pre class="table">' not in html
     assert '<pre class="table">bubble' in build_report(inputs(plan="bubble"))
+
+
+def test_scores_by_group_are_tables_of_the_metrics_that_some_group_has() -> None:
+    one_class = GroupScores(column="carrier", value="<b>", rows=1200, scores={"loss": 0.5})
+    groups = [one_class, GroupScores(column="carrier", value="UA", rows=30, scores={"loss": 0.4, "auc": 0.625})]
+    html = build_report(inputs(groups=groups))
+    assert "<h2>Scores by carrier</h2>" in html and "Scores by" not in build_report(inputs())
+    table = html.partition("Scores by carrier")[2].partition("</table>")[0]
+    assert [name for name in ("ROC AUC", "log loss", "Brier") if name in table] == ["ROC AUC", "log loss"]
+    assert "<td>&lt;b&gt;</td>" in table and ">1 200<" in table and ">0.625<" in table and ">–<" in table
 
 
 def classes() -> HeldOut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,13 @@ def test_names_say_what_differs_from_the_recipes_last_job(settings: TrackingConf
             with tracker.part("train"):
                 tracker.params("train", {"optim": {"lr": 9}})
         runs = [run_of(settings, tracker, key) for key in (JOB, "train")]
+        with started(settings, f"o{number}", "odd"):
+            pass  # failed before it had any parameters
         names.append(runs[0].info.run_name)
         assert runs[1].info.run_name == "train 2024-03-01 10:00"
+    with started(settings, "odd", "odd") as tracker:
+        tracker.params(JOB, {"optim": {"lr": 1}})
+    assert run_of(settings, tracker).info.run_name == "odd 2024-03-01 10:00"
     assert names == [
         "a 2024-03-01 10:00", "b 2024-03-01 10:00", "a 2024-03-01 10:00 lr=2", "a 2024-03-01 10:00",
         "a 2024-03-01 10:00 lr=1 epochs=3",
@@ -98,6 +104,7 @@ def test_a_job_shows_its_scores_version_card_and_who_ran_it(
         tracker.tags(JOB, {NOTE: "Late flights"})
         tracker.dataset(JOB, DATA, "testing")
         tracker.model(JOB, tmp_path / "model", info)
+        time.sleep(0.01)  # the journal's clock counts milliseconds
         tracker.model(JOB, tmp_path / "model", replace(info, about="Others."))  # the end of the job, a second time
         assert tracker.settled()
         tracker.metrics(JOB, 0, SCORES | {"test/champion/auc": 0.25, "cost/core_hours_etl": 1.0})

@@ -14,6 +14,7 @@ from sparkring.pipelines.tracking.describe import (
     changes,
     job_note,
     model_card,
+    reason_line,
     score_table,
     with_card,
     with_headline,
@@ -94,6 +95,17 @@ def test_a_description_keeps_its_words_under_headlines_that_change() -> None:
     assert without_headline("Late flights\n\nmore", FAILED) == "Late flights\n\nmore"
     carded = with_card(note, f"{CARD_BEGINS}1")
     assert carded == f"{note}\n\n{CARD_BEGINS}1" and with_card(carded, f"{CARD_BEGINS}2") == f"{note}\n\n{CARD_BEGINS}2"
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("no room\nand more", "no room"), ("", ""), ("shop: 1 problem", "shop: 1 problem"),
+        ("shop: 2 problems\n  - train.steps = 0: too few\n  - more", "shop: 2 problems: train.steps = 0: too few"),
+    ],
+)  # fmt: skip
+def test_why_something_failed_is_a_line(message: str, line: str) -> None:
+    assert reason_line(message) == line
 
 
 def test_a_versions_decision_stands_above_its_card_and_a_users_words_stay() -> None:
