@@ -52,7 +52,12 @@ def test_the_plan_of_a_named_recipe() -> None:
 
 @pytest.mark.parametrize(
     ("words", "tensors"),
-    [([], 2), (["optim.ema=0.9"], 3), (["optim.name=torch.optim:Adagrad"], 1), (["optim.name=sgd"], 1)],
+    [
+        ([], 2),
+        (["optim.ema=0.9"], 3),
+        (["optim.name=torch.optim:Adagrad", "optim.betas=[0.9, 0.999]"], 1),
+        (["optim.name=sgd"], 1),
+    ],
 )
 def test_the_optimizers_tensors_and_the_average_are_planned(words: list[str], tensors: int) -> None:
     rows = table(show_plan(load_config("gpt-124m", words).config))

@@ -450,11 +450,9 @@ def test_averages_a_plateau_and_an_own_optimizer_go_on_after_a_kill_as_if_it_had
     for name, expected in whole.weights().items():
         assert torch.equal(job.weights()[name], expected), name
     assert [job.metrics[30]["train/lr"], job.valid[30]] == [whole.metrics[30]["train/lr"], whole.valid[30]]
-    plain = Job(tmp_path / "plain", table, *words, "optim.ema=null").run(group, 2)
-    assert plain.result.test != whole.result.test
-    alone = Job(tmp_path / "alone", table, *words).run(group, 1)
-    for name, expected in whole.weights().items():
-        torch.testing.assert_close(alone.weights()[name], expected, rtol=1e-7, atol=1e-10)
+    plain = Job(tmp_path / "plain", table, *words, "optim.ema=null", "parallel.zero=0").run(group, 1)
+    assert plain.losses[30] == pytest.approx(whole.losses[30], rel=1e-8), "the weights that train are the same"
+    assert plain.result.test != pytest.approx(whole.result.test, rel=1e-6), "those that are scored are not"
 
 
 def test_hooks_see_every_step_on_rank_0_and_change_nothing(
