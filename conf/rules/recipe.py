@@ -111,6 +111,12 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it",
     ),
     NoEffect(
+        ("model.task_args",),
+        lambda c: ":" not in c.model.task,
+        "on a task of ours",
+        "remove it, or set model.task to your own (module:Class)",
+    ),
+    NoEffect(
         ("optim.args",),
         lambda c: not c.optim.has_own_optimizer,
         "on an optimizer of ours, whose settings are keys of optim",

@@ -58,6 +58,7 @@ T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
+TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
 BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
@@ -957,7 +958,7 @@ MUTANTS = (
     Mutant(MODEL_START, "if run.exists(RECORD):", "if False:", T_MODEL_START),
     Mutant(MODEL_START, "if not folder.exists(file):", "if False:", T_MODEL_START),
     Mutant(
-        "training/worker.py",
+        "training/starting.py",
         'if committed(run.at("checkpoints"))[0]:',
         "if False:",
         "tests/training/test_warm_start_run.py",
@@ -995,6 +996,30 @@ MUTANTS = (
     Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
+    # --- code of users
+    Mutant(TRAIN_HOOKS, "    restore_rng(state)\n\n\ndef _make", "    pass\n\n\ndef _make", T_TRAIN_HOOKS),
+    Mutant(TRAIN_HOOKS, "with torch.no_grad():", "if True:", T_TRAIN_HOOKS),
+    Mutant(
+        TRAIN_HOOKS,
+        "for reference, cls in classes] if is_rank_0 else []",
+        "for reference, cls in classes]",
+        T_TRAIN_HOOKS,
+    ),
+    Mutant(TRAIN_HOOKS, "cls.on_step is not Hook.on_step", "False", T_TRAIN_HOOKS),
+    Mutant("pipelines/reproduce/environment.py", '"optim.name": config.optim.name,', "", T_ENVIRONMENT),
+    Mutant(
+        "training/worker.py",
+        'if optim.schedule == "plateau" else lambda state: state',
+        "if False else lambda state: state",
+        "tests/training/test_worker.py -k plateau",
+    ),
+    Mutant(
+        "training/worker.py",
+        "dict(state.last_valid), state.best_step",
+        "state.last_valid, state.best_step",
+        "tests/training/test_worker.py -k hooks_see",
+    ),
+    Mutant("pipelines/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
     # `sparkring init`
     Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
     Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),
