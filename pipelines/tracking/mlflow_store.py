@@ -44,6 +44,7 @@ from sparkring.pipelines.tracking.describe import (
     VERSION,
     changes,
     experiment_note,
+    main_scores,
     reason_line,
     version_link,
     with_card,
@@ -56,6 +57,7 @@ from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.rules import (
     ERROR,
+    HEARTBEAT,
     HISTORY,
     JOB,
     RECIPE,
@@ -448,7 +450,7 @@ class MlflowSink:
         client.set_tag(run, MODEL_VERSION, f"models:/{name}/{number}")
         if card:
             link, note = version_link(name, number), client.get_run(run).data.tags.get(NOTE, "")
-            client.set_tag(run, NOTE, with_headline(with_card(note, card), link, link))
+            client.set_tag(run, NOTE, with_headline(with_card(note, card), link + main_scores(op.scores), link))
         self.journal.state.setdefault("versions", {})[op.key] = number
         if op.alias is not None and (ours := self._registry(name).version(number)):
             refusal = self._registry(name).move(op.alias, ours, None)
@@ -479,6 +481,8 @@ class MlflowSink:
     def _end(self, op: ops.End) -> None:
         client, run = self._connect(), self.runs[op.key]
         client.set_terminated(run, op.status, int(op.at * 1000))
+        if HEARTBEAT in client.get_run(run).data.tags:
+            client.delete_tag(run, HEARTBEAT)  # it says nothing of a run that has ended
         if why := reason_line(op.error)[:LONGEST_ERROR]:
             note = client.get_run(run).data.tags.get(NOTE, "")
             client.set_tag(run, NOTE, with_headline(note, FAILED + why, FAILED))
@@ -496,7 +500,7 @@ class MlflowSink:
         """Write a sign of life into every open run: another host judges each run by its own."""
         if self._client is not None:
             for run in open_runs(self.runs, self.journal.state.get("ended", [])):
-                self._client.set_tag(run, "sparkring.heartbeat", f"{time.time():.0f}")
+                self._client.set_tag(run, HEARTBEAT, f"{time.time():.0f}")
 
     def end_left(self, status: str) -> None:
         """Close the runs whose end is not in the journal: their driver died before writing it."""

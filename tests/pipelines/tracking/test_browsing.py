@@ -14,7 +14,7 @@ from mlflow.entities import Run
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking.describe import CARD_BEGINS, VERSION, experiment_note
 from sparkring.pipelines.tracking.ops import DatasetInfo, ModelInfo
-from sparkring.pipelines.tracking.rules import COMMIT, ERROR, JOB, RECIPE
+from sparkring.pipelines.tracking.rules import COMMIT, ERROR, HEARTBEAT, JOB, PROCESS, RECIPE
 from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.tracking.views import NOTE
 
@@ -116,7 +116,8 @@ def test_a_job_shows_its_scores_version_card_and_who_ran_it(
     assert run.data.tags["mlflow.user"] == "ann" and run.data.tags["mlflow.source.git.commit"] == "c0ffee"
     link = "[shop version 1](#/models/shop/versions/1?workflowType=machine_learning)"
     card = f"{CARD_BEGINS}four rows; load models:/shop/1"
-    assert run.data.tags[NOTE] == f"{link}\n\nLate flights\n\n{card}"
+    assert run.data.tags[NOTE] == f"{link}: auc 0.7500\n\nLate flights\n\n{card}"
+    assert PROCESS in run.data.tags and HEARTBEAT not in run.data.tags, "it has ended"
     version = client.get_model_version("shop", "1")
     assert (version.run_id, version.description) == (run.info.run_id, card)
     assert client.get_registered_model("shop").description == "Models of the shop."
