@@ -105,7 +105,7 @@ T_SPACE, T_STUDY = (f"tests/pipelines/sweep/test_{name}.py" for name in ("space"
 T_SWEEP = "tests/e2e/test_sweep.py"
 DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
 STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
-CHECKOUT = "pipelines/tracking/checkout.py"
+CHECKOUT, SHOWN = "pipelines/tracking/checkout.py", "pipelines/tracking/shown.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/blocks/housekeeping.py", "tests/conf/blocks/test_housekeeping.py"
@@ -549,6 +549,8 @@ MUTANTS = (
     Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, 'if key != "fingerprint" and not key.startswith("etl.")]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, "if len(keys) > MOST_CHANGES else []", "if True else []", T_DESCRIBE),
+    Mutant(DESCRIBE, "{', '.join(shown[:MOST_CHANGES])}", "{', '.join(shown)}x", T_DESCRIBE),
+    Mutant(STORE, "if HEARTBEAT in client.get_run(run).data.tags:", "if False:", f"{T_BROWSING} -k scores"),
     Mutant(DESCRIBE, '(" problem", " problems")', '(" problem",)', T_DESCRIBE),
     Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
     Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
@@ -556,21 +558,21 @@ MUTANTS = (
     Mutant("pipelines/tracking/rules.py", 'if metric.partition("/")[0] in PLUMBING', "if False", T_DESCRIBE),
     Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
     Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
-    Mutant(STORE, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, "            self._forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
+    Mutant(SHOWN, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
+    Mutant(SHOWN, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, "            self._shown.forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
     Mutant(STORE, "if op.scores and not model.metrics:", "if op.scores:", f"{T_BROWSING} -k scores"),
     Mutant(STORE, "        self._last.pop(self.runs[op.key], None)", "        self._last", f"{T_BROWSING} -k scores"),
-    Mutant(STORE, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
+    Mutant(SHOWN, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
     # What a browser is shown of a recipe's dates.
-    Mutant(VIEWS, '"orderByAsc": False', '"orderByAsc": True', T_VIEWS),
+    Mutant(VIEWS, '{DATE}`",\n        "orderByAsc": False', '{DATE}`",\n        "orderByAsc": True', T_VIEWS),
     Mutant(VIEWS, "if len(each) == 2)", "if len(each) >= 2)", T_VIEWS),
     Mutant(VIEWS, '(name != first, name != "loss", name)', "(name != first, name)", T_VIEWS),
     Mutant(VIEWS, '{"xAxisKey": "time", "lineSmoothness"', '{"xAxisKey": "step", "lineSmoothness"', T_VIEWS),
     Mutant(VIEWS, "line if each.startswith(start) else each for", "line for", T_VIEWS),
     Mutant(VIEWS, 'return f"{recipe}-nights"', 'return "nights"', T_VIEWS),
     Mutant(
-        "pipelines/tracking/mlflow_store.py",
+        SHOWN,
         "for name, value in wanted.items() if name not in experiment.tags",
         "for name, value in wanted.items()",
         "tests/pipelines/tracking/test_mlflow_store.py -k views",
