@@ -62,6 +62,8 @@ TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
 BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
+COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
+RECIPE_FILE, T_RECIPE_FILE = "conf/recipe_file.py", "tests/conf/test_recipe_file.py"
 INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
@@ -952,6 +954,15 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    # a recipe that extends another
+    Mutant(RECIPE_FILE, "if value is None and not takes_null(here):", "if value is None:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "if identity in ids:", "if len(ids) > 50:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "for over in reversed(chain[:-1]):", "for over in chain[:-1]:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, 'if not f"{key}.".startswith(gone)', "", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "items() if key not in dropped}", "items()}", T_RECIPE_FILE),
+    Mutant("conf/load.py", "if key == EXTENDS:", "if False:", T_RECIPE_FILE),
+    Mutant(COMPLETION, "if len(blocks) == 1:", "if False:", T_COMPLETION),
+    Mutant(COMPLETION, 'if metavar.startswith("tracking.")', "if False", T_COMPLETION),
     Mutant(BEGIN, "key=len, default", "key=lambda old: -len(old), default", T_BEGIN),
     Mutant(BEGIN, "if given[name] == wanted[target]:", "if True:", T_BEGIN),
     Mutant(BEGIN, "if not matched:", "if not matched and given:", T_BEGIN),
