@@ -26,6 +26,7 @@ from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
+from sparkring.training.data.decode import own_decoder
 from sparkring.training.models.groups import freeze
 from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
@@ -57,7 +58,7 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(factory_problems(config), metric_problems_of(config))
+    code = refusals(factory_problems(config), decoder_problems(config), metric_problems_of(config))
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
@@ -131,6 +132,20 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield from _group_problems(config, lambda: factory(**model.args))
     if model.inputs and model.task in TABLE_TASKS and (problem := _not_taken(factory, len(model.inputs))):
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
+
+
+def decoder_problems(config: RunConfig) -> Iterator[str]:
+    """Import the recipe's own decoders."""
+    for column, reference in config.data.decoders.items():
+        if reference == "image":
+            continue
+        try:
+            own_decoder(column, reference)
+        except ValueError as error:
+            yield str(error)
+        except Exception as error:  # the module's own code runs
+            what = f"data.decoders.{column} = {reference!r}"
+            yield f"{what}: its import fails: {type(error).__name__}: {first_line(error)}"
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
