@@ -53,6 +53,7 @@ WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
+DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
@@ -668,7 +669,7 @@ MUTANTS = (
     Mutant(f"{PREDICT}/rows.py", 'block.on_missing_column == "fail"', "False", f"{T_PREDICT} -k wrong"),
     Mutant(f"{PREDICT}/job.py", "    check_own(target)\n", "", f"{T_PREDICT} -k others"),
     Mutant(f"{PREDICT}/job.py", "if not scored.rows_in:", "if False:", f"{T_PREDICT} -k wrong"),
-    Mutant(f"{PREDICT}/model.py", 'if ":" in each]', "]", f"{T_PREDICT} -k trusted"),
+    Mutant("conf/config.py", 'if ":" in reference}', "}", "tests/conf/test_config.py -k code"),
     # Dates: arithmetic, templates, who may publish, what is done again.
     Mutant(DATES, "if given != interval_of(schedule, ds).start:", "if False:", T_DATES),
     Mutant(DATES, "if ds < schedule.begin:", "if ds <= schedule.begin:", T_DATES),
@@ -1052,4 +1053,11 @@ MUTANTS = (
     Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
     Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
     Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
+    # --- images
+    Mutant(DECODE, "image = ImageOps.exif_transpose(opened)", "image = opened", T_DECODE),
+    Mutant(DECODE, "if opened.mode.startswith(DEEP):", "if False:", T_DECODE),
+    Mutant(DECODE, "found.setdefault(name, decode_image)", "found[name] = decode_image", T_DECODE),
+    Mutant(DECODE, "decoded.dtype != np.uint8", "False", T_DECODE),
+    Mutant(DECODE, "fitted((width, height)", "fitted((height, width)", T_DECODE),
+    Mutant("conf/config.py", 'named |= {f"data.decoders', '{f"data.decoders', "tests/conf/test_config.py -k code"),
 )
