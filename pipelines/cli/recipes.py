@@ -40,10 +40,13 @@ def _add_init(commands: Commands) -> None:
     table = add_command(kinds, "table", _init_table, text, examples)
     text = "a recipe for a folder of text files: a small GPT learns to continue them"
     documents = add_command(kinds, "text", _init_text, text, ["sparkring init text notes --data ~/notes"])
-    for sub in (table, documents):
+    text = "a recipe for folders of images, one per class, and a small convolutional network to change"
+    images = add_command(kinds, "images", _init_images, text, ["sparkring init images flowers --data photos"])
+    for sub in (table, documents, images):
         sub.add_argument("folder", nargs="?", help="new or empty; default: one here, named as the data")
-        what = "folder of text files" if sub is documents else "CSV or Parquet file, or a folder of them"
-        sub.add_argument("--data", required=True, metavar="FILE", help=what)
+    table.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet file, or a folder of them")
+    documents.add_argument("--data", required=True, metavar="FOLDER", help="text files, a document each")
+    images.add_argument("--data", required=True, metavar="FOLDER", help="a folder of image files per class")
     table.add_argument("--label", required=True, metavar="COLUMN", help="what is to be predicted")
     table.add_argument("--task", choices=TASKS, help="default: by the label's type and values")
 
@@ -64,6 +67,16 @@ def _init_text(arguments: argparse.Namespace) -> int:
 
     folder = target_folder(arguments.folder, arguments.data)
     project = text_project(arguments.data, folder)
+    print("\n".join(write_project(folder, project, ["sparkring", *sys.argv[1:]])))
+    return Exit.OK
+
+
+def _init_images(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.init.folder import target_folder, write_project
+    from sparkring.pipelines.init.images import images_project
+
+    folder = target_folder(arguments.folder, arguments.data)
+    project = images_project(arguments.data, folder)
     print("\n".join(write_project(folder, project, ["sparkring", *sys.argv[1:]])))
     return Exit.OK
 

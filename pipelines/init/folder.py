@@ -36,6 +36,7 @@ class Project:
     limit_rows: int
     use: str  # Markdown on how to use the trained model
     files: dict[str, str] = field(default_factory=dict)
+    has_code: bool = False  # so Python must look into the folder
 
 
 def run_name(text: str) -> str:
@@ -82,7 +83,9 @@ def bullets(lines: Sequence[str]) -> list[str]:
 
 
 def next_commands(project: Project) -> list[str]:
+    path = ["export PYTHONPATH=$PWD   # so that Python finds the model, on the workers too"] if project.has_code else []
     return [
+        *path,
         f"sparkring run {RECIPE} --limit-rows {project.limit_rows}   # every part on some rows: a minute",
         f"sparkring run {RECIPE}",
         f"sparkring ui {RECIPE}   # runs, charts and models in the browser",
@@ -95,7 +98,7 @@ def readme(project: Project) -> str:
     sections = [
         f"# {name}",
         "A recipe for sparkring. Run in this folder:",
-        "```\n" + "\n".join(["sparkring config validate recipe.yaml", *next_commands(project)]) + "\n```",
+        "```\n" + "\n".join(next_commands(project)) + "\n```",
         "What was decided (change it in `recipe.yaml`; `sparkring config schema` lists every key):",
         "\n".join(bullets(project.decided)),
     ]

@@ -1,9 +1,11 @@
-"""What `sparkring init` writes goes through a trial at once: a table of each task, and text."""
+"""What `sparkring init` writes goes through a trial at once: a table of each task, text, images."""
 
 from __future__ import annotations
 
 import csv
+import os
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.job import run_job
 from sparkring.pipelines.validate.trial import trial_overrides
 from sparkring.training.result import MODEL, read_result
+from tests.pipelines.init.test_init import write_images
 
 pytestmark = pytest.mark.spark
 ROWS = 600
@@ -69,3 +72,15 @@ def test_text(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     assert main(["init", "text", "--data", "notes"]) == Exit.OK
     assert trial(tmp_path / "notes", spark)[MODEL]["loss"] > 0
+
+
+@pytest.mark.slow
+def test_images(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "pets", ("cat", "dog", "fox"), 30)
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "images", "new", "--data", "pets"]) == Exit.OK
+    monkeypatch.syspath_prepend(str(tmp_path / "new"))
+    monkeypatch.delitem(sys.modules, "cnn", raising=False)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'new'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert "macro_f1" in trial(tmp_path / "new", spark)[MODEL]
+    monkeypatch.delitem(sys.modules, "cnn")

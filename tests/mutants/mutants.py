@@ -1046,6 +1046,8 @@ MUTANTS = (
     Mutant(f"{INIT}/sample.py", "return best if gains[best] else None", "return None", T_INIT),
     Mutant(f"{INIT}/folder.py", " or any(folder.iterdir())", "", T_INIT),
     Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
+    Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
+    Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
     Mutant(
         TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"

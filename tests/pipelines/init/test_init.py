@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+import torch
+from PIL import Image
 
 from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main
@@ -222,3 +225,60 @@ def test_text_is_a_folder_of_documents(
     assert main(["config", "validate", "new/recipe.yaml"]) == Exit.OK
     etl = load_config("new/recipe.yaml").config.etl
     assert etl is not None and etl.text is not None and etl.text.tokenizer == "bytes"
+
+
+def write_images(
+    folder: Path, classes: tuple[str, ...], images: int, mode: str = "RGB", sizes: tuple[int, ...] = (24,)
+) -> None:
+    """Noise, brighter by class."""
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(images):
+            side = sizes[i % len(sizes)]
+            pixels = RANDOM.integers(0, 60, (side, side + 4, 3)) + 60 * number
+            Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(folder / name / f"{i}.png")
+
+
+@pytest.mark.parametrize(
+    ("classes", "mode", "sizes", "shape", "fit", "task"),
+    [
+        (("cat", "dog"), "L", (24,), [24, 28, 1], "resize", "binary"),
+        (("cat", "dog", "red fox"), "RGB", (24, 40), [64, 64, 3], "crop", "multiclass"),
+    ],
+)
+def test_images_are_a_folder_per_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], classes: tuple[str, ...],
+    mode: str, sizes: tuple[int, ...], shape: list[int], fit: str, task: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "pets", classes, 30, mode, sizes)
+    (tmp_path / "pets/README.txt").write_text("not an image")
+    assert main(["init", "images", "new", "--data", "pets"]) == Exit.OK
+    assert "export PYTHONPATH=$PWD" in capsys.readouterr().out
+    monkeypatch.syspath_prepend(str(tmp_path / "new"))
+    monkeypatch.delitem(sys.modules, "cnn", raising=False)
+    assert main(["config", "validate", "new/recipe.yaml"]) == Exit.OK
+    config = load_config("new/recipe.yaml").config
+    assert config.etl is not None and config.model.task == task
+    photo = config.etl.features["photo"].model_dump()
+    assert (photo["shape"], photo["fit"]) == (shape, fit)
+    model = sys.modules["cnn"].Cnn(**config.model.args)
+    outputs = model(torch.zeros(5, *shape, dtype=torch.uint8))
+    assert outputs.shape == ((5,) if task == "binary" else (5, 3))
+    monkeypatch.delitem(sys.modules, "cnn")
+
+
+def test_images_without_classes_or_too_few_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["init", "images", "new", "--data", "pets"]
+    assert main(words) == Exit.USAGE and "no such folder" in capsys.readouterr().err
+    write_images(tmp_path / "pets", ("cat",), 30)
+    assert main(words) == Exit.USAGE and "has images in 1 folders (cat); each class is" in capsys.readouterr().err
+    write_images(tmp_path / "pets", ("dog",), 5)
+    assert main(words) == Exit.USAGE and "has 35 images in its folders" in capsys.readouterr().err
+    write_images(tmp_path / "pets", ("dog",), 30)
+    (tmp_path / "pets/cat/0.png").write_bytes(b"no image")
+    assert main(words) == Exit.USAGE and "0.png: 1 problem" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
