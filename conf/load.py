@@ -53,6 +53,7 @@ class Resolved:
     config: RunConfig
     origins: dict[str, str]
     interval: DataInterval | None = None  # of the command's date; None: it has none
+    recipe: str = "RECIPE"  # as the command names it
 
     @property
     def digest(self) -> str:
@@ -101,13 +102,13 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
     except ValidationError as error:
         found = error.errors(include_url=False)  # without a schedule that is right, etl lacks what it would set
         found = [e for e in found if e["loc"][:1] == ("schedule",)] or found
-        problems += dict.fromkeys(_problem(e, values, origins) for e in found)
+        problems += dict.fromkeys(_problem(e, values, origins) for e in _without_patterns(found))
         raise ConfigError(where, problems) from None
     problems += combination_problems(config)
     if problems:
         raise ConfigError(where, problems)
     origins = {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))}
-    return Resolved(config, origins, dated.interval)
+    return Resolved(config, origins, dated.interval, recipe)
 
 
 def _find(recipe: str) -> tuple[str, str]:
@@ -260,6 +261,19 @@ def _origin(key: str, origins: dict[str, str]) -> str:
         if origins.get(key) == "command line":
             return "command line"
     return "default"
+
+
+def _without_patterns(errors: list[Any]) -> list[Any]:
+    """The errors without those of `module:name` where a word of a list may stand too, which is then said with these."""
+    words = {error["loc"][:-1] for error in errors if error["type"] == "literal_error"}
+    patterns = {e["loc"][:-1] for e in errors if e["type"] == "string_pattern_mismatch"}
+    return [
+        error | {"msg": f"{error['msg']}, or module:name"}
+        if error["type"] == "literal_error" and error["loc"][:-1] in patterns
+        else error
+        for error in errors
+        if error["type"] != "string_pattern_mismatch" or error["loc"][:-1] not in words
+    ]
 
 
 def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str:

@@ -32,3 +32,16 @@ def load_reference(reference: str) -> Any:
         return getattr(imported, name)
     except AttributeError:
         raise NoSuchName(f"module {module!r} has no {name!r}") from None
+
+
+def load_setting(reference: str, key: str) -> Any:
+    """Import `module:name`. ValueError names the configuration key, what was found and what to do."""
+    try:
+        return load_reference(reference)
+    except ImportError as error:
+        raise ValueError(
+            f"{key} = {reference!r}: module {module_of(reference)!r} cannot be imported ({error}); it must be on the "
+            "Python path of the workers (install it there, or ship it with --py-files)"
+        ) from error
+    except NoSuchName as error:
+        raise ValueError(f"{key} = {reference!r}: {error}") from error

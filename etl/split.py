@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
-from itertools import pairwise
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -28,7 +26,7 @@ def split_names(config: SplitConfig) -> list[str]:
 
 
 def split_column(config: SplitConfig, key: list[str]) -> Column:
-    """Compute the split's name; null where the deciding column is null. EtlError if boundaries do not rise."""
+    """Compute the split's name; null where the deciding column is null."""
     if config.kind == "column":
         return F.col(config.column or "").cast("string")
     if config.kind == "time":
@@ -51,14 +49,6 @@ def share_edges(shares: list[float]) -> list[int]:
 
 
 def _by_time(config: SplitConfig) -> Column:
-    instants = []
-    for name, text in config.boundaries.items():
-        try:
-            instants.append(datetime.fromisoformat(text))
-        except ValueError as error:
-            raise EtlError(f"etl.split.boundaries.{name} = {text!r}: not an ISO date or timestamp ({error})") from error
-    if any(a.replace(tzinfo=None) >= b.replace(tzinfo=None) for a, b in pairwise(instants)):
-        raise EtlError(f"etl.split.boundaries: must rise: {config.boundaries}")
     column = F.col(config.column or "").cast("timestamp")
     chosen = F.when(column.isNotNull(), F.lit("train"))
     for name, text in config.boundaries.items():

@@ -26,6 +26,8 @@ class JobHooks:
     pin: Callable[[RunConfig, Callable[[], SparkSession]], Sources] = etl_step.pin
     before_publish: Callable[[str], None] = lambda what: None  # given what is to be published; does not return if not
     on_dataset: Callable[[Dataset], None] = lambda dataset: None
+    # given the step of an evaluation and its metrics; True: training stops there
+    falls_behind: Callable[[int, dict[str, float]], bool] = lambda step, metrics: False
     on_run: Callable[[RunRecord], None] = lambda record: None  # its MLflow run is known, or the store is away
 
 

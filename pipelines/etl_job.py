@@ -6,6 +6,7 @@ Imports neither torch nor MLflow: a dataset that exists is found in seconds.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,11 +20,14 @@ from sparkring.pipelines.context import NO_HOOKS, JobHooks
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost
 from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.tracking.checkout import shown_command
+from sparkring.pipelines.tracking.describe import job_note
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.openlineage.driver import send_events_left_behind
 from sparkring.pipelines.tracking.params import run_params
-from sparkring.pipelines.tracking.rules import DATE, RECIPE
+from sparkring.pipelines.tracking.rules import COMMIT, DATE, FINGERPRINT, RECIPE
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label, send_left_behind
+from sparkring.pipelines.tracking.views import NOTE
 from sparkring.pipelines.validate.folders import DATASETS, check_folders
 from sparkring.pipelines.validate.tables import check_tables
 
@@ -66,7 +70,7 @@ def run_etl(resolved: Resolved, hooks: JobHooks = NO_HOOKS, session: Callable[[]
 
 def job_tags(recipe: str, commit: str, ds: str | None) -> dict[str, str]:
     """Tags of a job's run, by which its recipe's runs are listed. `ds`: the date it is for."""
-    return {"sparkring.commit": commit, RECIPE: recipe} | ({DATE: ds} if ds else {})
+    return {COMMIT: commit, RECIPE: recipe} | ({DATE: ds} if ds else {})
 
 
 def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fingerprint: str) -> None:
@@ -76,10 +80,11 @@ def describe_job(tracker: Tracker, resolved: Resolved, spark: SparkSession, fing
         JOB,
         {
             "sparkring.config_digest": resolved.digest,
-            "sparkring.fingerprint": fingerprint,
+            FINGERPRINT: fingerprint,
             "sparkring.application_id": spark.sparkContext.applicationId,
             "sparkring.world": config.launch.world,
             "sparkring.code_path": str(Path(__file__).parent.parent),
+            NOTE: job_note(config.description, shown_command(sys.argv)),
         },
     )
     tracker.params(JOB, run_params(resolved, fingerprint))

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyspark
 from pyspark.errors import PySparkException
@@ -225,6 +225,19 @@ def dataset_info(dataset: Dataset) -> DatasetInfo:
         | {"files": len(manifest.files)},
         schema=[{"name": column.name, "type": mlflow_type(column)} for column in manifest.columns],
     )
+
+
+def split_info(dataset: Dataset, split: str) -> DatasetInfo:
+    """One split as MLflow shows it: a dataset of its own, so that a run may have several of them as inputs."""
+    manifest, whole = dataset.manifest, dataset_info(dataset)
+    files = sum(file.split == split for file in manifest.files)
+    profile = {"rows": manifest.splits[split].rows, "files": files}
+    return replace(whole, name=split_name(manifest.name, split), profile=profile)
+
+
+def split_name(dataset: str, split: str) -> str:
+    """Name of a split among MLflow's datasets."""
+    return f"{dataset}.{split}"
 
 
 def mlflow_type(column: Column) -> str:

@@ -13,7 +13,8 @@ class Exit(IntEnum):
     TRAINING = 4  # a training process failed, and no attempt was left
     RESOURCES = 5  # the cluster or storage cannot give what was asked, or `replay` or `gc` reaches no store
     QUALITY = 6  # trained, tracked and registered; by report.must_beat, promote or drift the alias has not moved;
-    # of `reproduce`: trained again, and what was compared is not equal; and of `serve-check`: a prediction differs
+    # of `reproduce`: trained again, and what was compared is not equal; of `serve-check` and `export`: a prediction
+    # differs
     TRY_LATER = 75  # another job has the date, or what it waits for is not there; nothing is wrong with the command
     INTERRUPTED = 130  # Ctrl-C
     PIPE = 141  # what read the output, such as `head`, ended first; nothing is wrong

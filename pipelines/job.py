@@ -23,6 +23,7 @@ from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
 from sparkring.pipelines.display.outcome import outcome
 from sparkring.pipelines.etl_job import describe_job, job_tags
+from sparkring.pipelines.etl_step import split_name
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.housekeeping.cost import etl_cost, job_cost, spark_cores
@@ -37,10 +38,13 @@ from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
 from sparkring.pipelines.runs import RunRecord, Runs, Status
 from sparkring.pipelines.spark import session_on_demand
+from sparkring.pipelines.tracking.describe import model_card, registered_note
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import ModelInfo
-from sparkring.pipelines.tracking.rules import DATE, WEIGHTS, StoreUnreachable, client_limits
+from sparkring.pipelines.tracking.params import run_params
+from sparkring.pipelines.tracking.rules import DATE, FINGERPRINT, WEIGHTS, StoreUnreachable, client_limits
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit, run_label
+from sparkring.pipelines.train_step import record_inputs
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
@@ -114,7 +118,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
-        log.info("%s", outcome(result, config, registered_as(tracking, tracker, result)))
+        log.info("%s", outcome(result, resolved, registered_as(tracking, tracker, result)))
         return code
 
 
@@ -129,6 +133,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     result = prepared.noted(train_step.train(job))
     evaluating = time.monotonic()
     with tracker.part(EVALUATE):
+        record_inputs(job, EVALUATE)
         result, held_out = evaluate(job, result)
         unseen = {f"test/unseen/{name}": float(rows) for name, rows in result.unseen.items()}
         tracker.metrics(EVALUATE, result.train.steps, result.test_metrics() | result.group_metrics() | unseen)
@@ -141,7 +146,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
         if gate is not None:
             job.hooks.before_publish("the alias")
             result = gate.settle()
-        version = result.promotion.version if result.promotion is not None else tracker.version(EVALUATE)
+        version = result.promotion.version if result.promotion is not None else tracker.version(JOB)
         result = replace(result, version=version)
     timings["total_s"] = time.monotonic() - began
     cost = job_cost(spark_cores(job.spark), timings, job.config.launch, result.train)
@@ -193,16 +198,21 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         registered_model=config.tracking.named(config.name).registered_model,
         alias=alias,
         tags={
-            "sparkring.fingerprint": manifest.fingerprint,
+            FINGERPRINT: manifest.fingerprint,
             "sparkring.engine": result.train.engine,
             WEIGHTS: sha256,
         }
         | ({DATE: job.ds} if job.ds else {}),
-        params={name: str(value) for name, value in result.test_metrics().items()},
+        params=run_params(job.resolved, manifest.fingerprint, leave_out=("etl", "spark")),
+        scores=result.test_metrics(),
+        dataset=split_name(manifest.name, config.train.test_split or config.train.valid_split),
+        fingerprint=manifest.fingerprint,
+        about=registered_note(config),
     )
+    info = replace(info, card=model_card(result, manifest, [column["name"] for column in info.inputs]))
     with tempfile.TemporaryDirectory() as scratch:
         packed = pack_model(config, job.dataset, weights, Path(scratch))
-        job.tracker.model(EVALUATE, packed.data, replace(info, requirements=packed.requirements), packed.code)
+        job.tracker.model(JOB, packed.data, replace(info, requirements=packed.requirements), packed.code)
     return sha256
 
 
@@ -212,7 +222,7 @@ def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult)
     if not config.enabled:
         return folder
     later = f"{folder}, not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
-    version = tracker.version(EVALUATE, timeout_s=0.0)
+    version = tracker.version(JOB, timeout_s=0.0)
     if version is None or tracker.waiting:
         return later
     from sparkring.pipelines.tracking.registry import Registry  # seconds of imports, and done by now

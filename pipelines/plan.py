@@ -10,6 +10,7 @@ import torch
 from pyspark.sql import SparkSession
 from torch import nn
 
+from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
@@ -19,10 +20,12 @@ from sparkring.pipelines import etl_step
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.columns import is_fixed
 from sparkring.training.models.dropout import draws_masks
+from sparkring.training.own_optimizer import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.compose import choose_engine
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
+from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.recipe_model import build_model, pick_columns
 from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
 
@@ -91,10 +94,16 @@ def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
         engine=choose_engine(config.parallel, mesh),
         inputs=one_row(config, manifest, draws_masks(model)),
         global_batch=config.train.global_batch,
-        optimizer=config.optim.name,
+        optimizer_states=optimizer_states(config.optim),
         element_bytes=8 if config.train.dtype == "float64" else 4,
     )
     return make_plan(workload)
+
+
+def optimizer_states(optim: OptimConfig) -> int:
+    """Tensors as large as a parameter that the optimizer keeps, and the weights' average."""
+    own = states_per_parameter(optim) if optim.has_own_optimizer else OPTIMIZER_STATES[optim.name]
+    return own + (optim.ema is not None)
 
 
 def one_row(
@@ -160,16 +169,6 @@ def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: di
     if plan.untraced:
         log.warning("%s: %s", UNPLANNED, plan.untraced)
     return table_rows(plan, measured)
-
-
-def planned_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Measured rows as MLflow metrics, `plan/<quantity>_measured` and as predicted."""
-    metrics: dict[str, float] = {}
-    for row in (row for row in rows if row["measured"] is not None):
-        metrics[f"plan/{row['quantity']}_measured"] = float(row["measured"])
-        if row["predicted"] is not None:
-            metrics[f"plan/{row['quantity']}"] = float(row["predicted"])
-    return metrics
 
 
 def known_manifest(config: RunConfig) -> DatasetManifest | None:

@@ -119,36 +119,37 @@ class Predictor:
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
         self.task: Any = build_task(config.model.task, self.columns.features, self.columns.label, config.model.inputs)
         self.model = trained_model(config, manifest, weights)
-        self._raw = raw_inputs(config, manifest)
+        self.raw = raw_inputs(config, manifest)
         self._features = None
-        if self._raw.states:
-            self._features = RawFeatures(manifest.features | {"features": self._raw.states}, config.data.decoders)
-        self._tensors = self._raw.tensors
-        self._source = TensorSource(manifest, [column.name for column in self._tensors])
+        if self.raw.states:
+            self._features = RawFeatures(manifest.features | {"features": self.raw.states}, config.data.decoders)
+        self._source = TensorSource(manifest, [column.name for column in self.raw.tensors])
         self.refuses_null = {
-            state["column"]: state["name"] for state in self._raw.states if state.get("nulls") == "refuse"
-        } | {column.name: column.name for column in self._raw.plain if column.nulls == "refuse"}
+            state["column"]: state["name"] for state in self.raw.states if state.get("nulls") == "refuse"
+        } | {column.name: column.name for column in self.raw.plain if column.nulls == "refuse"}
         """Raw column in which no value may be null -> the feature that says so."""
 
     @property
     def raw_columns(self) -> list[str]:
         """The raw columns that are needed."""
-        return self._raw.columns
+        return self.raw.columns
 
     def predict(self, model_input: Any, params: Any = None) -> pd.DataFrame:
         """`model_input`: a DataFrame, or a dict of equally long columns.
 
         KeyError names a column that is missing, unless it is optional (RawInputs), and null then. ValueError
-        names a column with values that are none of its type.
+        names a column with values that are none of its type, or a row without a finite prediction.
         """
         rows = pd.DataFrame(model_input)
-        return pd.DataFrame(self.predictions(self.scores(self.raw_arrays(rows), len(rows))), index=rows.index)
+        scores = self.scores(self.raw_arrays(rows), len(rows))
+        check_finite(scores, rows)
+        return pd.DataFrame(self.predictions(scores), index=rows.index)
 
     def raw_arrays(self, rows: pd.DataFrame) -> dict[str, RawColumn]:
         """The frame's columns as `scores` takes them."""
-        nullable = {state["column"] for state in self._raw.states if state.get("nulls", "refuse") != "refuse"}
-        nullable |= {column.name for column in self._raw.plain if column.nulls != "refuse"}
-        missing = {name: pa.nulls(len(rows)) for name in self._raw.optional - {*rows}}
+        nullable = {state["column"] for state in self.raw.states if state.get("nulls", "refuse") != "refuse"}
+        nullable |= {column.name for column in self.raw.plain if column.nulls != "refuse"}
+        missing = {name: pa.nulls(len(rows)) for name in self.raw.optional - {*rows}}
         return {name: raw_column(rows[name], name in nullable) for name in rows} | missing
 
     def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
@@ -195,7 +196,7 @@ class Predictor:
         """A batch as the dataset's reader would make it: raw rows through the fitted features."""
         made: dict[str, Any] = dict(self._features.of(rows)) if self._features else {}
         columns = {}
-        for column in self._tensors:
+        for column in self.raw.tensors:
             if column.name not in made:
                 if column.name not in rows:
                     raise KeyError(f"column {column.name!r} is needed; given: {sorted(map(str, rows))}")
@@ -222,6 +223,22 @@ class Predictor:
 def batches_of(count: int) -> list[tuple[int, int]]:
     """Begin and end of each batch of `count` rows; one empty batch where there are none."""
     return [(start, min(start + BATCH_ROWS, count)) for start in range(0, max(count, 1), BATCH_ROWS)]
+
+
+def check_finite(scores: np.ndarray, rows: pd.DataFrame) -> None:
+    """Raise ValueError where a score is not finite: the likeliest class of such a row would look like any other.
+
+    `scores`: (rows,) or (rows, classes).
+    """
+    bad = np.flatnonzero(~np.isfinite(scores).all(axis=tuple(range(1, scores.ndim))))
+    if not len(bad):
+        return
+    row = rows.iloc[bad[0]]
+    given = [f"{name} = {value}" for name, value in row.items() if isinstance(value, float) and np.isinf(value)]
+    raise ValueError(
+        f"{len(bad)} of {len(rows)} rows have no finite prediction; the first is row {bad[0]}"
+        f"{' with ' + ', '.join(given) if given else ''}. Numbers must be finite: null them or leave such rows out"
+    )
 
 
 def as_tensor(column: Column, values: np.ndarray) -> torch.Tensor:
@@ -303,6 +320,11 @@ def _given(row: Mapping[Any, Any], name: str, default: float) -> float:
 
 def _load_pyfunc(path: str) -> Predictor | Writer:
     """Load a model folder; MLflow calls this."""
+    return load_trusted(path)
+
+
+def load_trusted(path: str) -> Predictor | Writer:
+    """Load a local model folder. StoredError for one that is damaged, or names code that is not trusted here."""
     folder = open_storage(path)
     config = read_model_folder(folder).config
     check_trusted(config, f"{path}/{CONFIG}", carried(config, Path(path)))

@@ -22,10 +22,10 @@ from sparkring.conf.storage import Storage
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.display.outcome import ended_line
 from sparkring.pipelines.display.training import ProgressDisplay
-from sparkring.pipelines.etl_step import Dataset, dataset_info
+from sparkring.pipelines.etl_step import Dataset, split_info
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
-from sparkring.pipelines.plan import layout_problems_of, plan_and_measured, planned_metrics
+from sparkring.pipelines.plan import layout_problems_of, plan_and_measured
 from sparkring.pipelines.report.figures import curves, to_png
 from sparkring.pipelines.signals import obeying_signals
 from sparkring.pipelines.tracking.params import run_params
@@ -59,7 +59,7 @@ def train(job: JobContext) -> TrainResult:
     config, tracker = job.config, job.tracker
     with tracker.part(TRAIN):
         for key in (JOB, TRAIN):  # the job's own too, so that a list of jobs shows what each was trained on
-            tracker.dataset(key, dataset_info(job.dataset), "training")
+            record_inputs(job, key)
         tracker.params(TRAIN, run_params(job.resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
         events = Events(tracker, ProgressDisplay())
         point_at_checkpoints(job.folder, tracker)
@@ -69,10 +69,8 @@ def train(job: JobContext) -> TrainResult:
         tracker.keep_checkpoints(TRAIN, [info.uri for info in committed(job.folder.at("checkpoints"))[0]])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
-        planned = plan_and_measured(config, job.dataset.manifest, rank_0.measured)
-        plan = format_rows(planned)
+        plan = format_rows(plan_and_measured(config, job.dataset.manifest, rank_0.measured))
         tracker.artifact(TRAIN, plan + "\n", "plan.txt")
-        tracker.metrics(TRAIN, 0, planned_metrics(planned))
         return TrainResult(
             name=config.name,
             run=job.folder.uri,
@@ -97,6 +95,16 @@ def train(job: JobContext) -> TrainResult:
         )
 
 
+def record_inputs(job: JobContext, key: str) -> None:
+    """Record the splits that the run `key` reads: the job's all, those of a part's own."""
+    train, splits = job.config.train, job.dataset.manifest.splits
+    contexts = {"train": "training", train.valid_split: "validation", train.test_split: "testing"}
+    for split, context in contexts.items():
+        is_read = key == JOB or (context == "testing") == (key != TRAIN)
+        if split is not None and split in splits and is_read:
+            job.tracker.dataset(key, split_info(job.dataset, split), context)
+
+
 def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:
     """Record the checkpoints that a run has: ranks may have finished one after a kill of the driver, unheard."""
     for info in committed(run.at("checkpoints"))[0]:
@@ -115,6 +123,11 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
         job.count_attempt(attempt)
         return job_spec(job.resolved, job.dataset, job.folder)
 
+    def on_event(event: Event) -> None:
+        events.on_event(event)
+        if isinstance(event, RankMetrics) and event.rank == 0 and _falls_behind(job, event):
+            control.stop()
+
     with going_on_said(job.folder), obeying_signals(control, launch.grace_s):
         try:
             launched = run_with_recovery(
@@ -126,7 +139,7 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
                     is_finished=lambda result: bool(result.result["finished"]),
                     first_attempt=job.record.attempts + 1,
                 ),
-                events.on_event,
+                on_event,
                 control,
                 launch_options(launch),
             )
@@ -147,6 +160,11 @@ def going_on_said(run: Storage) -> Iterator[None]:
         where = f"at the checkpoint of step {step}" if step is not None else "at step 0: there is no checkpoint yet"
         log.warning("stopped; the same command goes on %s", where)
         raise
+
+
+def _falls_behind(job: JobContext, event: RankMetrics) -> bool:
+    valid = {name: value for name, value in event.values.items() if name.startswith("valid/")}
+    return bool(valid) and job.hooks.falls_behind(event.step, valid)
 
 
 def per_step_s(result: JobResult) -> dict[str, float]:

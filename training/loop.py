@@ -20,6 +20,7 @@ from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.loop_timing import ControlPoller, LoopTiming
 from sparkring.training.parallel.strategy import Strategy
+from sparkring.training.schedules import PlateauState
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class TrainerState:
     stopped_early: bool = False
     loss_sum: float = 0.0  # of the logging window that was open
     loss_rows: Count = 0
+    plateau: PlateauState = field(default_factory=PlateauState)
     last_valid: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ class Callbacks:
     evaluate: Callable[[int], dict[str, float]]  # step -> validation metrics, the same on every rank
     save: Callable[[TrainerState, float | None], None]  # collective; (state, best metric if just evaluated)
     on_step: Callable[[int, int, Batch], None] = lambda *_: None  # (epoch, step of the epoch, consumed batch)
+    on_evaluated: Callable[[TrainerState], TrainerState] = lambda state: state  # what a schedule makes of last_valid
 
 
 class TrainingDiverged(RuntimeError):
@@ -151,7 +154,7 @@ def fit(
     batches = reader.batches(state.consumed_samples, last - state.step)
     for batch in timing.waiting(batches):
         reporter.heartbeat(state.step, "step")
-        lr = callbacks.lr_at(state.step)
+        lr = callbacks.lr_at(state.step) * state.plateau.share
         with timing.measure("step"):
             window.add(strategy.forward_backward(batch), batch.global_rows)
             info = strategy.step(lr)
@@ -177,7 +180,8 @@ def fit(
 
         metric = None
         if state.step % eval_every == 0 or state.step == last:
-            state = after_evaluation(state, validate(state.step, callbacks, reporter, timing), config)
+            metrics = validate(state.step, callbacks, reporter, timing)
+            state = callbacks.on_evaluated(after_evaluation(state, metrics, config))
             metric = state.last_valid[config.best_metric]
             save_now |= checkpoint.on_improvement and state.best_step == state.step
         finished = stop or state.stopped_early or state.step >= last

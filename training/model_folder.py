@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from sparkring.conf.blocks.train import WEIGHTS_FILE
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import Storage
+from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError, parse
 from sparkring.training.checkpoint.weights import FILE
 
@@ -43,3 +44,9 @@ def read_model_folder(folder: Storage) -> TrainedModel:
     config = parse(RunConfig, folder.read_bytes(CONFIG), f"{folder.uri}/{CONFIG}")
     manifest = DatasetManifest.from_json(folder.read_bytes(MANIFEST), f"{folder.uri}/{MANIFEST}")
     return TrainedModel(config, manifest)
+
+
+def weights_at(uri: str) -> tuple[Storage, str]:
+    """Folder and name of the file of weights that a URI names: the file itself, or a model folder with one."""
+    place = open_storage(uri)
+    return (place.parent, place.root.rpartition("/")[2]) if place.root.endswith(WEIGHTS_FILE) else (place, FILE)

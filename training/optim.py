@@ -1,11 +1,10 @@
-"""Build optimizers, and compute learning rates as pure functions of the step.
+"""Build optimizers.
 
 Layer-wise rates take the norm of the whole parameter: on DTensors torch sums the squares over the shards.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
 from sparkring.training.models.groups import group_of
+from sparkring.training.own_optimizer import build_own_optimizer
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.strategy import LR_SCALE
 
@@ -43,8 +43,10 @@ def parameter_groups(named: Named, weight_decay: float, groups: Sequence[Paramet
 
 
 def build_optimizer(named: Named, optim: OptimConfig) -> torch.optim.Optimizer:
-    """adamw (fused kernels), sgd (momentum), lars or lamb over `parameter_groups`."""
+    """adamw (fused kernels), sgd (momentum), lars, lamb or a class of the user's over `parameter_groups`."""
     groups = parameter_groups(named, optim.weight_decay, optim.groups)
+    if optim.has_own_optimizer:
+        return build_own_optimizer(groups, optim)
     if optim.name == "adamw":
         return AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     if optim.name == "sgd":
@@ -137,26 +139,3 @@ class Lamb(LayerWise):
         update = (mean / (1 - beta1**steps)).div_(root).add_(parameter, alpha=group["weight_decay"])
         trust = float(_ratio(whole_norm(parameter), whole_norm(update))) if group["adapt"] else 1.0
         parameter.sub_(update * (group["lr"] * trust))
-
-
-def learning_rate(optim: OptimConfig, step: int, total_steps: int, peak: float) -> float:
-    """Rate of 0-based `step`: linear warm-up to `peak`, then constant, linear or cosine to peak x final_lr_share.
-
-    The last step of the run has the final rate; beyond it the rate stays there.
-    """
-    warmup_steps, final_share = optim.warmup_steps, optim.final_lr_share
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if optim.schedule == "constant":
-        return peak
-    done = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
-    if optim.schedule == "linear":
-        return peak * (1.0 - (1.0 - final_share) * done)
-    return peak * (final_share + (1.0 - final_share) * 0.5 * (1.0 + math.cos(math.pi * done)))
-
-
-def scaled_lr(optim: OptimConfig, global_batch: int) -> float:
-    """Scale lr with the batch: linear (Goyal 2017, https://arxiv.org/abs/1706.02677) or by its square root (Krizhevsky
-    2014, arXiv 1404.5997)."""
-    ratio = global_batch / optim.reference_batch
-    return optim.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[optim.scale_lr]

@@ -19,6 +19,7 @@ from sparkring.conf.manifest import ManifestError, digest
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
+from sparkring.training.models.start import StartMatch
 
 SUMMARY = "summary.json"
 GROUP_METRICS = ("loss", "auc", "macro_f1", "rmse")  # of groups in MLflow, as far as the task has them
@@ -53,6 +54,7 @@ class WorkerResult:
     weights: RelativePath | None = None  # folder of the exported model, below the run's; None until it is finished
     exported_step: Count | None = None  # whose weights these are
     test: Scores = field(default_factory=dict)  # metrics over train.test_split
+    started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
 
 
@@ -196,7 +198,7 @@ class TrainResult:
     groups: list[GroupScores] = field(default_factory=list)  # by report.groups, column by column
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
-    start: str = ""  # where training began and why, where the recipe says `warm_start.from`
+    start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
     version: str | None = None  # of the registered model; None: the store had not said when this was written
     promotion: Promotion | None = None  # None: neither gates nor a date; the alias moves as report.must_beat says
 

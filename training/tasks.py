@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sparkring.conf.references import NoSuchName, load_reference, module_of
+from sparkring.conf.references import load_setting
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.gpt import LanguageModelTask
 from sparkring.training.models.scores import class_f1, fit_scores, macro_f1, ranking_scores
@@ -121,19 +121,6 @@ TABLE_TASKS: dict[str, type[_TableTask]] = {
     "multiclass": MulticlassTask,
     "regression": RegressionTask,
 }
-
-
-def load_setting(reference: str, key: str) -> Any:
-    """Import `module:name`. ValueError names the configuration key, what was found and what to do."""
-    try:
-        return load_reference(reference)
-    except ImportError as error:
-        raise ValueError(
-            f"{key} = {reference!r}: module {module_of(reference)!r} cannot be imported ({error}); it must be on the "
-            "Python path of the workers (install it there, or ship it with --py-files)"
-        ) from error
-    except NoSuchName as error:
-        raise ValueError(f"{key} = {reference!r}: {error}") from error
 
 
 def model_class(reference: str) -> type[nn.Module]:

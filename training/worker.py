@@ -24,7 +24,7 @@ import torch
 from pydantic import Field, TypeAdapter
 
 from sparkring.conf.blocks.promotion import WarmStartConfig
-from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.blocks.train import EarlyStopping, OptimConfig, StartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
@@ -33,7 +33,7 @@ from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
-from sparkring.training.checkpoint.weights import read_weights, write_weights
+from sparkring.training.checkpoint.weights import open_weights, read_weights, write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.build import make_reader
@@ -42,10 +42,11 @@ from sparkring.training.data.resume import explain_difference
 from sparkring.training.data.weights import WeightedReader
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.launch.host.rank import WorkerContext
-from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, fit, total_steps
-from sparkring.training.model_folder import TrainedModel, read_model_folder
+from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, fit, improved, pick, total_steps
+from sparkring.training.model_folder import TrainedModel, read_model_folder, weights_at
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
+from sparkring.training.models.start import StartMatch, match_tensors, start_model_with
 from sparkring.training.models.task import Task
 from sparkring.training.models.warm_start import (
     METHOD,
@@ -55,16 +56,18 @@ from sparkring.training.models.warm_start import (
     refuse_changes,
     warm_start,
 )
-from sparkring.training.optim import build_optimizer, learning_rate, scaled_lr
+from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
 from sparkring.training.result import WorkerResult
+from sparkring.training.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.tasks import build_task, check_takes_weights, model_class
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
 MODEL_FOLDER = "model"  # below the run folder
+NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         device,
         config.optim.clip_norm,
         timedelta(seconds=config.launch.collective_timeout_s),
+        config.optim.ema,
     )
     failed, parts = True, None
     try:
@@ -139,6 +143,9 @@ def train(ctx: WorkerContext) -> WorkerResult:
         model = agreed_model(made, config, manifest, ctx)
         if config.warm_start is not None and not committed(run.at("checkpoints"))[0]:
             model = start_from(model, config, config.warm_start, manifest, ctx.rank)
+        started = None
+        if config.model.start is not None:
+            model, started = begin_with(model, config.model.start, run, gather, ctx.rank)
         columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
         pad_id = manifest.text.get("pad_id", -100)
         task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id)
@@ -147,7 +154,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
         parts = Parts(ctx, config, dataset, manifest, run, strategy, device, columns, task, gather)
-        result = _train(parts, model, began)
+        result = replace(_train(parts, model, began), started=started)
         failed = False
         return result
     finally:
@@ -204,8 +211,11 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         train_left_out=left_out(reader),
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
-        result = replace(result, exported_step=export(parts, checkpoints, state), weights=MODEL_FOLDER)
-        result = score_test_split(parts, test, result)
+        exported_step = load_exported_step(parts, checkpoints, state)
+        with strategy.averaged():
+            export(parts, state.step)
+            result = replace(result, exported_step=exported_step, weights=MODEL_FOLDER)
+            result = score_test_split(parts, test, result)
     checkpoints.close()
     return result
 
@@ -232,13 +242,14 @@ def make_callbacks(
     gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
 
     def evaluate(step: int) -> dict[str, float]:
-        return evaluate_split(
-            strategy,
-            valid,
-            parts.task,
-            on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"),
-            whole=parts.whole_split() if gathers else None,
-        )
+        with strategy.averaged():
+            return evaluate_split(
+                strategy,
+                valid,
+                parts.task,
+                on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"),
+                whole=parts.whole_split() if gathers else None,
+            )
 
     def save(state: TrainerState, metric: float | None) -> None:
         if audit is not None:
@@ -249,7 +260,9 @@ def make_callbacks(
         if audit is not None:
             audit.record(epoch, step, batch)
 
-    return Callbacks(learning_rate_schedule(parts.config, steps), evaluate, save, on_step)
+    return Callbacks(
+        learning_rate_schedule(parts.config, steps), evaluate, save, on_step, on_evaluated=follow_plateau(parts.config)
+    )
 
 
 def open_checkpoints(parts: Parts) -> Checkpointer:
@@ -299,8 +312,8 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     return state
 
 
-def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
-    """Write the whole model of the step that `train.export` names as one file; return that step. Collective."""
+def load_exported_step(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
+    """Load the weights of the step that `train.export` names; return that step. Collective."""
     strategy, step = parts.strategy, state.step
     if parts.config.train.export == "best" and state.best_step not in (None, state.step):
         best = checkpoints.best(parts.config.train.best_mode)
@@ -309,13 +322,18 @@ def export(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
             checkpoints.load(best, weights, random_state=False)
             strategy.load_state_dict(weights)
             step = best.step
+    return step
+
+
+def export(parts: Parts, step: int) -> None:
+    """Write the whole model as one file; `step`: of the heartbeats. Collective."""
+    strategy = parts.strategy
     described, values = strategy.stream_model()
-    values = with_progress(values, lambda number: parts.ctx.heartbeat(state.step, f"export tensor {number}"))
+    values = with_progress(values, lambda number: parts.ctx.heartbeat(step, f"export tensor {number}"))
     if parts.ctx.rank == 0:
         write_weights(parts.run.at(MODEL_FOLDER), described, (v for v in values if v is not None), strategy.aliases)
     else:
         collections.deque(values, maxlen=0)
-    return step
 
 
 def with_progress(values: Iterator[Any], on_progress: Callable[[int], None]) -> Iterator[Any]:
@@ -355,7 +373,7 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError("train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'")
+        raise ValueError(NO_GPU)
     # With one visible device per rank (Spark's resources) it is device 0 for every rank.
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -475,14 +493,56 @@ def start_from(
     return warm_start(model, lambda: build_model(config, trained.manifest), weights, change, start.new_values)
 
 
+def begin_with(
+    model: InitialModel, start: StartConfig, run: Storage, gather: Callable[[bytes], list[bytes]], rank: int
+) -> tuple[InitialModel, StartMatch]:
+    """The model with tensors of `model.start` for its initial ones, and which these are. Collective.
+
+    ValueError where no tensor matches, StoredError where the file is damaged.
+
+    Args:
+        model: as its constructor made it.
+        start: whose weights are a file's or a folder's by now.
+        run: the run folder; with a checkpoint of its own it goes on from that.
+        gather: all-gather of bytes between the ranks.
+        rank: rank 0 reads the file.
+    """
+    given, match = None, None
+    if rank == 0:
+        given = open_weights(*weights_at(start.weights))
+        match = match_tensors(model.module, {name: each.shape for name, each in given.items()}, start.rename)
+    adapter = TypeAdapter(StartMatch)
+    agreed = adapter.validate_json(gather(adapter.dump_json(match) if match is not None else b"-")[0])
+    if committed(run.at("checkpoints"))[0]:
+        return model, agreed
+    if rank == 0:
+        log.info("model.start %s: %s", start.weights, agreed.text)
+    return start_model_with(model, agreed, given), agreed
+
+
 def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:
     return lambda named: build_optimizer(named, optim)
 
 
 def learning_rate_schedule(config: RunConfig, steps: int) -> Callable[[int], float]:
     """Step -> learning rate, with the batch-size rule applied to the peak."""
-    peak = scaled_lr(config.optim, config.train.global_batch)
-    return lambda step: learning_rate(config.optim, step, steps, peak)
+    return make_schedule(config.optim, steps, scaled_lr(config.optim, config.train.global_batch))
+
+
+def follow_plateau(config: RunConfig) -> Callable[[TrainerState], TrainerState]:
+    """After an evaluation: the state with the share of the rate that the schedule `plateau` leaves."""
+    optim, stop = config.optim, config.train.early_stopping
+    watched = EarlyStopping(metric=config.train.best_metric, mode=config.train.best_mode) if stop is None else stop
+
+    def follow(state: TrainerState) -> TrainerState:
+        value = pick(state.last_valid, watched.metric, "train.early_stopping.metric")
+        is_better = improved(value, state.plateau.best, watched.mode, watched.min_delta)
+        plateau = after_value(state.plateau, value, is_better, optim.plateau, optim.final_lr_share)
+        if plateau.share != state.plateau.share:
+            log.info("step %d: the learning rate is lowered to %g of the schedule's", state.step, plateau.share)
+        return replace(state, plateau=plateau)
+
+    return follow if optim.schedule == "plateau" else lambda state: state
 
 
 def peers(world: int, timeout_s: float) -> Peers:

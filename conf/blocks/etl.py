@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -57,13 +57,28 @@ class CheckConfig(Strict):
         return self
 
 
+def _in_order(boundaries: dict[str, str]) -> dict[str, str]:
+    """Sort boundaries by their instants, which must differ: a stored configuration has sorted keys."""
+    instants = dict[str, datetime]()
+    for name, text in boundaries.items():
+        try:
+            instants[name] = datetime.fromisoformat(text).replace(tzinfo=None)
+        except ValueError as error:
+            raise ValueError(f"{name} = {text!r}: not an ISO date or timestamp ({error})") from None
+    if len({*instants.values()}) < len(instants):
+        raise ValueError(f"two splits begin at the same instant: {boundaries}")
+    return {name: boundaries[name] for name in sorted(instants, key=instants.__getitem__)}
+
+
 class SplitConfig(Strict):
     """time: `boundaries` maps each later split to its first instant; rows before the first are `train`.
     hash: `shares` by a stable hash of `key` (None: etl.key). column: the split's name stands in `column`."""
 
     kind: Literal["time", "hash", "column"] = "hash"
     column: str | None = None
-    boundaries: dict[SplitName, str] = Field({}, description="split -> ISO date or timestamp (UTC), in rising order")
+    boundaries: Annotated[dict[SplitName, str], AfterValidator(_in_order)] = Field(
+        {}, description="split -> ISO date or timestamp (UTC) at which it begins"
+    )
     shares: dict[SplitName, PositiveFloat] = {"train": 0.8, "valid": 0.1, "test": 0.1}
     key: list[str] | None = None
     seed: int = 0

@@ -7,9 +7,43 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from sparkring.conf.blocks.predict import REGISTERED
 from sparkring.conf.schema import NonNegativeFloat, Reference, Strict
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+WEIGHTS_FILE = ".safetensors"  # ends the URI of a file of weights
+
+
+class StartConfig(Strict):
+    """Trained weights that a model begins with, taken over by name and shape."""
+
+    weights: str = Field(
+        description="models:/<name>@<alias>, models:/<name>/<version>, the URI of a run's `model` folder, or of a "
+        ".safetensors file"
+    )
+    rename: dict[str, str] = Field(
+        {}, description="beginning of names in the file -> beginning in the model, the longest that fits; '' fits all"
+    )
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="of the file; another one is refused. None: whatever it is; a run notes it"
+    )
+
+    @field_validator("weights")
+    @classmethod
+    def _known_form(cls, uri: str) -> str:
+        if uri.startswith("models:") and REGISTERED.fullmatch(uri) is None:
+            raise ValueError(f"{uri!r}: must be models:/<name>@<alias> or models:/<name>/<version>")
+        if uri.endswith((".bin", ".pt", ".pth", ".ckpt")):
+            raise ValueError(
+                f"{uri!r}: such a file is a pickle, which runs code when it is read; write its tensors as "
+                ".safetensors (safetensors.torch.save_file)"
+            )
+        return uri
+
+    @property
+    def registered(self) -> bool:
+        """Whether the weights are a registered model's."""
+        return self.weights.startswith("models:")
 
 
 class ModelConfig(Strict):
@@ -25,6 +59,14 @@ class ModelConfig(Strict):
         "None: one dict of all feature columns and their masks",
     )
     label: str | None = Field(None, description="label column; None: the dataset's only column with role label")
+    start: StartConfig | None = Field(
+        None, description="weights to begin with, as a block or its `weights` alone; None: initial values"
+    )
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _weights_alone(cls, start: Any) -> Any:
+        return {"weights": start} if isinstance(start, str) else start
 
 
 class ParameterGroup(Strict):
@@ -55,22 +97,53 @@ class ParameterGroup(Strict):
         return self
 
 
+class PlateauConfig(Strict):
+    """When the schedule `plateau` lowers the rate: by the metric of train.early_stopping, else by train.best_metric."""
+
+    factor: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="times the rate")
+    patience: PositiveInt = Field(2, description="evaluations without improvement before the rate is lowered")
+
+
 class OptimConfig(Strict):
-    name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
+    name: Literal["adamw", "sgd", "lamb", "lars"] | Reference = Field(
+        "adamw", description="or module:Class of a torch.optim.Optimizer, made as Class(groups, lr=.., **args)"
+    )
+    args: dict[str, Any] = Field({}, description="of an optimizer by module:Class")
     lr: PositiveFloat = 1e-3
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     momentum: Decay = 0.9
     weight_decay: NonNegativeFloat = 0.01
     clip_norm: PositiveFloat | None = 1.0
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    final_lr_share: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="lr at the end / lr after warm-up")
+    schedule: Literal["constant", "linear", "cosine", "one_cycle", "plateau"] | Reference = Field(
+        "cosine", description="or module:function, called as (step, total_steps, **schedule_args): share of the rate"
+    )
+    schedule_args: dict[str, Any] = Field({}, description="of a schedule by module:function")
+    plateau: PlateauConfig = PlateauConfig()
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        0, description="steps of rising rate; of `one_cycle` 0 means 30 % of all steps"
+    )
+    final_lr_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="lr at the end / lr after warm-up; of `plateau`: the least it is lowered to"
+    )
     scale_lr: Literal["none", "linear", "sqrt"] = Field(
         "none", description="scale lr with global_batch / reference_batch (Goyal 2017; Krizhevsky 2014)"
     )
     reference_batch: PositiveInt = 256
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="average the weights over steps, each step's share falling by this factor with its age; what is "
+        "evaluated and exported are the averages. 0.999: about the last 1,000 steps",
+    )
     groups: list[ParameterGroup] = Field([], description="parameters, by name, that are trained in a way of their own")
+
+    @property
+    def has_own_optimizer(self) -> bool:
+        return ":" in self.name
+
+    @property
+    def has_own_schedule(self) -> bool:
+        return ":" in self.schedule
 
 
 class EarlyStopping(Strict):

@@ -111,6 +111,36 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it",
     ),
     NoEffect(
+        ("optim.args",),
+        lambda c: not c.optim.has_own_optimizer,
+        "on an optimizer of ours, whose settings are keys of optim",
+        "remove it, or set optim.name to your own (module:Class)",
+    ),
+    NoEffect(
+        ("optim.betas", "optim.eps", "optim.momentum"),
+        lambda c: c.optim.has_own_optimizer,
+        "on an optimizer by module:Class, which takes optim.args",
+        "put it into optim.args under the name that the class gives it",
+    ),
+    NoEffect(
+        ("optim.schedule_args",),
+        lambda c: not c.optim.has_own_schedule,
+        "on a schedule of ours",
+        "remove it, or set optim.schedule to your own (module:function)",
+    ),
+    NoEffect(
+        ("optim.warmup_steps", "optim.final_lr_share"),
+        lambda c: c.optim.has_own_schedule,
+        "on a schedule by module:function, which decides on every step",
+        "remove it, or give it to the function by optim.schedule_args",
+    ),
+    NoEffect(
+        ("optim.plateau.factor", "optim.plateau.patience"),
+        lambda c: c.optim.schedule != "plateau",
+        "where optim.schedule is not plateau",
+        "remove it, or set optim.schedule to plateau",
+    ),
+    NoEffect(
         ("warm_start.retrain_every", "warm_start.after_correction"),
         lambda c: c.warm_start is not None and c.warm_start.model is not None,
         "with warm_start.model, which is always started from",
@@ -165,6 +195,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         lambda c: bool(_odd_images(c)),
         "etl.features: an image has 1, 3 or 4 channels, the last number of `shape`; of others name a decoder in "
         "data.decoders",
+    ),
+    Conflict(
+        lambda c: c.model.start is not None and c.warm_start is not None,
+        "model.start, warm_start: both are given; warm_start follows this recipe's own model to other features by "
+        "value, model.start takes tensors of any file by name and shape; remove one",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,
@@ -223,6 +258,8 @@ def uri_problems(config: RunConfig) -> list[str]:
         uris["predict.model"] = config.predict.folder
     if config.data.mix is not None:
         uris |= {f"data.mix.parts.{i}.dataset": part.dataset for i, part in enumerate(config.data.mix.parts)}
+    if config.model.start is not None and not config.model.start.registered:
+        uris["model.start.weights"] = config.model.start.weights
     problems = []
     for key, uri in uris.items():
         try:

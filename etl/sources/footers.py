@@ -54,10 +54,15 @@ def _check(storage: Storage, file: SourceFile, kind: str, declared: tuple[Struct
             problems.append(f"{file.path}: has no column {field.name!r}; it has {found.names}")
             continue
         stored, want = found.field(field.name), field.dataType.simpleString()
-        have = _spark_type(stored)
+        have = spark_type(stored)
         if have != want:
             problems.append(f"{file.path}: column {field.name!r} is {have}, declared {want}")
     return Footer(problems, [f.name for f in partitions if f.name in found.names])
+
+
+def parquet_types(file: pq.ParquetFile) -> dict[str, str]:
+    """Name Spark's type of every column of a Parquet file."""
+    return {field.name: spark_type(field) for field in _parquet_schema(file)}
 
 
 def _orc_schema(file: orc.ORCFile) -> pa.Schema:
@@ -89,7 +94,8 @@ def _typed(field: pa.Field) -> pa.Field:
     return field.with_type(pa.timestamp("us", "UTC")) if kind == pa.timestamp("ns") else field
 
 
-def _spark_type(field: pa.Field) -> str:
+def spark_type(field: pa.Field) -> str:
+    """Name Spark's type of a column as a file has it."""
     arrow = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     try:
         return str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())

@@ -33,6 +33,7 @@ from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import DatasetInfo
+from sparkring.pipelines.tracking.rules import COMMIT
 from sparkring.pipelines.tracking.tracker import JOB, Tracker, git_commit
 
 log = logging.getLogger("sparkring")
@@ -88,7 +89,7 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
         staging = held.enter_context(staged(target))
         session = held.enter_context(session_on_demand(config.name, config.spark, config.launch))
         job = PredictJob(resolved, config.predict, model, pin_rows(config, session), ds, git_commit(HERE) or "")
-        tags = {"sparkring.commit": job.commit, "sparkring.model_version": model.uri}
+        tags = {COMMIT: job.commit, "sparkring.model_version": model.uri}
         name, job_id = f"predict {ds}" if ds else "predict", digest([resolved.digest, "predict", ds])[:16]
         with Tracker(config.tracking.named(config.name), job_id, name, tags) as tracker:
             lineage.begin(tracker, f"{config.name}.predict", resolved, job.pinned.snapshots)

@@ -227,9 +227,9 @@ class Gate:
         tracker, promotion = self.job.tracker, judged.promotion
         tracking = self.job.config.tracking.named(self.job.config.name)
         assert tracking.registered_model is not None, "TrackingConfig.named gives it a name"
-        tracker.promote(EVALUATE, tracking.registered_model, tracking.alias, promotion, judged.judged_against)
+        tracker.promote(JOB, tracking.registered_model, tracking.alias, promotion, judged.judged_against)
         try:
-            if not tracker.settled() or (run := tracker.run_id(EVALUATE, timeout_s=1.0)) is None:
+            if not tracker.settled() or (run := tracker.run_id(JOB, timeout_s=1.0)) is None:
                 return pending(promotion, self.job.config.promote, judged.judged_against)
             version = Registry(tracking).version_of_run(run)
         except StoreUnreachable:

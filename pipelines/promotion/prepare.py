@@ -15,6 +15,7 @@ from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.model_start import ModelStart, resolve_model_start
 from sparkring.pipelines.promotion.champion import Champion, NotComparable, read_champion
 from sparkring.pipelines.promotion.drift import (
     DriftStop,
@@ -40,12 +41,12 @@ ReadChampion = Callable[[], Champion | None]
 class Prepared:
     """What was found before training."""
 
-    start: StartDecision | None = None  # None: the recipe has no `warm_start.from`
+    start: StartDecision | ModelStart | None = None  # None: the recipe has no `warm_start.from` and no `model.start`
     drift: list[DriftFinding] = field(default_factory=list)
 
     def noted(self, result: TrainResult) -> TrainResult:
         """The result with where its training began."""
-        return replace(result, start=self.start.text if self.start else "")
+        return self.start.noted(result) if self.start is not None else result
 
 
 def prepare(job: JobContext) -> tuple[JobContext, Prepared]:
@@ -54,9 +55,11 @@ def prepare(job: JobContext) -> tuple[JobContext, Prepared]:
     Returns the job with its start in the configuration. Raises DriftStop where a rule says so.
     """
     with champion_reader(job) as champion:
-        resolved, start = resolve_start(
+        resolved, chosen = resolve_start(
             job.resolved, job.dataset.manifest, job.folder, job.ds or _begun(job.record.folder), champion
         )
+        resolved, given = resolve_model_start(resolved, job.dataset.manifest, job.folder)
+        start = chosen or given
         drift = _input_drift(job, champion)
     prepared = Prepared(start, drift)
     if start is not None:

@@ -22,6 +22,7 @@ from sparkring.conf.storage import CHUNK_BYTES, Storage
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
 from sparkring.training.model_folder import FILES
+from sparkring.training.result import TrainResult
 from sparkring.training.worker import change_since, starting_model
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,10 @@ class StartDecision:
     def text(self) -> str:
         """In a line."""
         return f"from scratch: {self.why}" if self.version is None else f"from version {self.version}: {self.why}"
+
+    def noted(self, result: TrainResult) -> TrainResult:
+        """The result with where its training began."""
+        return replace(result, start=self.text)
 
 
 def resolve_start(

@@ -95,6 +95,8 @@ class ReportInputs:
     def facts(self) -> dict[str, str]:
         """Label -> text or http(s) link."""
         config, result, train = self.config, self.result, self.result.train
+        ema = self.config.optim.ema
+        averaged = f", its weights averaged over steps (optim.ema = {ema})" if ema is not None else ""
         lost, alias = lost_to(result.scores, config.report.must_beat, result.missing), config.tracking.alias
         facts = {
             "run": result.run,
@@ -105,7 +107,7 @@ class ReportInputs:
             "engine": f"{train.engine}, {train.world} ranks",
             "model": self.model,
             "steps": f"{train.steps:,} ({train.consumed_samples:,} samples), best at step {train.best_step}; "
-            f"the model is step {train.exported_step}'s",
+            f"the model is step {train.exported_step}'s{averaged}",
         }
         if lost:
             facts["not good enough"] = f"{'; '.join(lost)}: the alias {alias!r} was not given to it"

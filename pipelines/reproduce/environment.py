@@ -62,7 +62,12 @@ def parse_cpuinfo(text: str) -> tuple[str, list[str]]:
 
 def references(config: RunConfig) -> dict[str, str]:
     """Key of the configuration -> the reference to a module of the user's that it holds."""
-    given = {"model.factory": config.model.factory, "model.task": config.model.task}
+    given = {
+        "model.factory": config.model.factory,
+        "model.task": config.model.task,
+        "optim.name": config.optim.name,
+        "optim.schedule": config.optim.schedule,
+    }
     return {
         key: reference
         for key, reference in given.items()

@@ -176,7 +176,7 @@ def start_differences(record: Record, config: RunConfig) -> Iterator[Difference]
     try:
         here = start_files(config)
     except OSError as error:
-        raise StoredError(f"warm_start.model: the model that training began from cannot be read: {error}") from error
+        raise StoredError(f"the model that training began from cannot be read: {error}") from error
     for name, sha256 in record.start.items():
         if here.get(name) != sha256:
             why = "training began from other weights"

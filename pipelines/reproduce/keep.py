@@ -17,7 +17,7 @@ from sparkring.pipelines.reproduce.compare import environment_differences
 from sparkring.pipelines.reproduce.environment import content_digest, environment
 from sparkring.pipelines.reproduce.record import PATCH, RECORD, Environment, Record, read_record
 from sparkring.pipelines.tracking.tracker import JOB
-from sparkring.training.model_folder import FILES
+from sparkring.training.model_folder import FILES, weights_at
 
 MOST_PATCH_BYTES = 1 << 20
 GIT_TIMEOUT_S = 20.0
@@ -66,6 +66,9 @@ def datasets(config: RunConfig, dataset: str) -> Iterator[str]:
 
 def start_files(config: RunConfig) -> dict[str, str]:
     """sha256 of the files of the model that training starts from; {} from scratch."""
+    if config.model.start is not None:
+        folder, file = weights_at(config.model.start.weights)
+        return {f"{folder.uri}/{file}": folder.sha256(file)}
     if config.warm_start is None or config.warm_start.model is None:
         return {}
     folder = open_storage(config.warm_start.model)

@@ -39,7 +39,7 @@ class Environment:
     cpu_flags: list[str]  # those of vector instructions
     gpus: list[str]  # names; [] without
     code: dict[str, Sha256]  # package of ours -> sha256 of its source files
-    modules: dict[str, ModuleFile]  # behind model.factory and model.task, with those of the user's that they import
+    modules: dict[str, ModuleFile]  # behind the references of the recipe, with those of the user's that they import
 
 
 @dataclass(frozen=True, kw_only=True)

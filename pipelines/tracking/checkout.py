@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import getpass
+import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkring.conf.secrets import redact
 from sparkring.pipelines.tracking.rules import without_password
 
+CHANGED = "+changes"
+
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the checkout around `folder`, `+changes` if some are uncommitted; None outside a checkout."""
+    """The commit of the checkout around `folder`, CHANGED behind it if some are uncommitted; None outside one."""
     try:
         changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-        return _git(folder, "rev-parse", "HEAD") + ("+changes" if changes else "")
+        return _git(folder, "rev-parse", "HEAD") + (CHANGED if changes else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def source_tags(command: Sequence[str], commit: str) -> dict[str, str]:
+    """MLflow's own tags of who ran what: its columns User, Source and Version.
+
+    Args:
+        command: words of the command line.
+        commit: as `git_commit` says it; empty: not known.
+    """
+    tags = {"mlflow.source.name": source_name(command), "mlflow.source.type": "LOCAL"}
+    try:
+        tags["mlflow.user"] = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        tags["mlflow.user"] = "unknown"
+    if commit:
+        changed = commit.endswith(CHANGED)
+        tags |= {
+            "mlflow.source.git.commit": commit.removesuffix(CHANGED),
+            "mlflow.source.git.dirty": str(changed).lower(),
+        }
+    return tags
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """The command as it may be given again, the program without its folder."""
+    return shlex.join([Path(command[0]).name, *command[1:]]) if command else ""
+
+
+def source_name(command: Sequence[str]) -> str:
+    """The command without folders and overrides, since MLflow's list shows what is behind the last slash."""
+    return " ".join(Path(word).name for word in command if "=" not in word)[:250]
 
 
 def git_remote(folder: Path) -> str | None:

@@ -16,7 +16,13 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.secrets import redact
 from sparkring.pipelines.tracking.process_id import this_process
-from sparkring.pipelines.tracking.rules import AliasedModel, CheckpointPointer, StoreUnreachable, is_abandoned
+from sparkring.pipelines.tracking.rules import (
+    FINGERPRINT,
+    AliasedModel,
+    CheckpointPointer,
+    StoreUnreachable,
+    is_abandoned,
+)
 
 log = logging.getLogger(__name__)
 KEEP_TAG = "sparkring.keep"
@@ -60,7 +66,7 @@ class Cleanup:
                 aliases = client.get_registered_model(model.name).aliases  # a search may return none
                 for alias, number in sorted(aliases.items()):
                     version = client.get_model_version(model.name, str(number))
-                    fingerprint = version.tags.get("sparkring.fingerprint", "")
+                    fingerprint = version.tags.get(FINGERPRINT, "")
                     if fingerprint:
                         found.append(AliasedModel(model.name, alias, self._job_of(version.run_id), fingerprint))
         return found
@@ -88,7 +94,7 @@ class Cleanup:
         runs = [run.data.tags for run in self._search("attributes.status = 'RUNNING'")]
         jobs = [tags for tags in runs if "mlflow.parentRunId" not in tags and "sparkring.job" in tags]
         live = [tags for tags in jobs if not is_abandoned(tags, now, here)]
-        return {tags["sparkring.job"]: tags.get("sparkring.fingerprint", "") for tags in live}
+        return {tags["sparkring.job"]: tags.get(FINGERPRINT, "") for tags in live}
 
     def pointers(self) -> list[CheckpointPointer]:
         """All pointers to checkpoints in the experiment."""

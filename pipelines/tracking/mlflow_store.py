@@ -1,4 +1,4 @@
-"""Everything that talks to MLflow, from the driver only: the sending of journals, and the UI.
+"""The sending of journals to MLflow, from the driver only.
 
 The driver's `Tracker` (tracker.py) appends to a journal on disk and returns at once, so tracking can neither slow nor
 stop training. `MlflowSink`, in one thread, applies the journal to the store and keeps trying while a server is away.
@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlflow import MlflowClient
-from mlflow.data.dataset import Dataset
-from mlflow.data.dataset_source import DatasetSource
 from mlflow.entities import (
     DatasetInput,
     InputTag,
@@ -31,6 +26,7 @@ from mlflow.entities import (
     LoggedModelStatus,
     Metric,
     Param,
+    Run,
     RunTag,
 )
 from mlflow.exceptions import MlflowException
@@ -43,12 +39,26 @@ from sparkring.conf.storage import exclusive
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
+from sparkring.pipelines.tracking.describe import (
+    FAILED,
+    VERSION,
+    changes,
+    experiment_note,
+    reason_line,
+    version_link,
+    with_card,
+    with_headline,
+    without_headline,
+)
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
+from sparkring.pipelines.tracking.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.rules import (
+    ERROR,
     HISTORY,
     JOB,
+    RECIPE,
     StoreUnreachable,
     TryAgain,
     is_abandoned,
@@ -56,8 +66,15 @@ from sparkring.pipelines.tracking.rules import (
     open_runs,
     without_password,
 )
-from sparkring.pipelines.tracking.views import NOTE, VIEW, history_note, links, nights_key, noted, runs_page, view_tags
-from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
+from sparkring.pipelines.tracking.views import (
+    NOTE,
+    has_links,
+    history_note,
+    links,
+    noted,
+    undated_links,
+    view_tags,
+)
 
 if TYPE_CHECKING:
     from mlflow.models import Model as MlflowModel
@@ -74,66 +91,15 @@ REFUSALS = {
     "FEATURE_DISABLED",
     "NOT_IMPLEMENTED",
 }
+LONGEST_ERROR = 500  # characters of why a run failed
 MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
 IDENTITY = "sparkring.identity"  # tag of a LoggedModel: hash of its run and content
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # tells the UI: training runs
-
-
-class SparkringSource(DatasetSource):
-    """A dataset folder with a manifest. `load` gives the manifest's text."""
-
-    def __init__(self, uri: str, fingerprint: str):
-        self.uri, self.fingerprint = uri, fingerprint
-
-    @staticmethod
-    def _get_source_type() -> str:
-        return "sparkring"
-
-    def load(self) -> str:
-        from sparkring.conf.manifest import MANIFEST_NAME
-        from sparkring.conf.storage import open_storage
-
-        return open_storage(self.uri).read_bytes(MANIFEST_NAME).decode()
-
-    @staticmethod
-    def _can_resolve(raw_source: Any) -> bool:
-        return False
-
-    @classmethod
-    def _resolve(cls, raw_source: Any) -> SparkringSource:
-        raise NotImplementedError("a sparkring dataset is named by its manifest's fingerprint, not guessed from a URI")
-
-    def to_dict(self) -> dict[str, str]:
-        return {"uri": self.uri, "fingerprint": self.fingerprint}
-
-    @classmethod
-    def from_dict(cls, source_dict: dict[Any, Any]) -> SparkringSource:
-        return cls(source_dict["uri"], source_dict["fingerprint"])
-
-
-class SparkringDataset(Dataset):
-    """Digest = the first 36 characters of our fingerprint, all that MLflow stores; the whole is in the source."""
-
-    def __init__(self, info: ops.DatasetInfo):
-        self._profile, self._schema = info.profile, info.schema
-        super().__init__(SparkringSource(info.uri, info.fingerprint), name=info.name)
-
-    def _compute_digest(self) -> str:
-        return str(self._source.to_dict()["fingerprint"])[:36]
-
-    @property
-    def profile(self) -> dict[str, Any]:
-        return self._profile
-
-    @property
-    def schema(self) -> list[ops.NamedType]:
-        return self._schema
-
-    def to_dict(self) -> dict[str, str]:
-        columns = {"mlflow_colspec": self._schema} if self._schema else {}
-        return super().to_dict() | {"profile": json.dumps(self._profile), "schema": json.dumps(columns)}
+EXPERIMENT_TAGS = {  # of a new one; the first tells the UI: training runs
+    "mlflow.experimentKind": "custom_model_development",
+    NOTE: experiment_note(),
+}
 
 
 class MlflowSink:
@@ -252,10 +218,13 @@ class MlflowSink:
         parent = self.runs.get(op.parent) if op.parent else None
         if parent is None:
             self._close_abandoned()
+            if recipe := op.tags.get(RECIPE):
+                self._link(recipe)
         tags = op.tags | {"sparkring.key": key}
         found = self._resumable(op, parent) if op.resume else None
         if found:
             client.update_run(found, status="RUNNING")
+            self._forget_failure(found)
             for name, value in tags.items():
                 client.set_tag(found, name, value)
         else:
@@ -266,6 +235,21 @@ class MlflowSink:
             self._last[found] = {}
         self.runs[key] = found
         self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
+
+    def _forget_failure(self, run: str) -> None:
+        """Take away what `_end` said of a run that goes on."""
+        client, tags = self._connect(), self._connect().get_run(run).data.tags
+        if ERROR in tags:
+            client.set_tag(run, NOTE, without_headline(tags.get(NOTE, ""), FAILED))
+            client.delete_tag(run, ERROR)
+
+    def _link(self, recipe: str) -> None:
+        """Put links to the recipe's pages into the experiment's description, unless it has some."""
+        client = self._connect()
+        note = client.get_experiment(self._experiment).tags.get(NOTE, "")
+        if not has_links(note, recipe):
+            pages = undated_links(self._experiment, self.config.registered_model or recipe)
+            client.set_experiment_tag(self._experiment, NOTE, noted(note, recipe, pages))
 
     def _resumable(self, op: ops.StartRun, parent: str | None) -> str | None:
         """The newest unfinished run of the same job and key (below the same parent)."""
@@ -286,12 +270,24 @@ class MlflowSink:
 
     def _params(self, op: ops.Params) -> None:
         run = self.runs[op.key]
-        known = self._connect().get_run(run).data.params
+        stored = self._connect().get_run(run)
+        known = stored.data.params
         fresh = [Param(k, v) for k, v in op.params.items() if k not in known]
         for start in range(0, len(fresh), 100):
             self._connect().log_batch(run, params=fresh[start : start + 100])
         if changed := sorted(k for k, v in op.params.items() if k in known and known[k] != v):
             self._connect().set_tag(run, "sparkring.params_changed_on_resume", ", ".join(changed)[:4000])
+        if op.key == JOB and RECIPE in stored.data.tags:
+            self._name_by_changes(stored, {**op.params, **known})
+
+    def _name_by_changes(self, run: Run, params: ops.Texts) -> None:
+        """Add to a job's name what differs from the recipe's job before it, once."""
+        client, recipe = self._connect(), run.data.tags[RECIPE]
+        before = f"tags.`{RECIPE}` = '{recipe}' and attributes.start_time < {run.info.start_time}"
+        found = client.search_runs([self._experiment], before, max_results=1, order_by=["attributes.start_time DESC"])
+        changed = changes(params, found[0].data.params) if found and found[0].data.params else ""
+        if changed and not str(run.info.run_name).endswith(changed):
+            client.set_tag(run.info.run_id, "mlflow.runName", f"{run.info.run_name} {changed}")
 
     def _metrics(self, key: str, points: list[tuple[str, float, int, int]]) -> None:
         run = self.runs[key]
@@ -372,6 +368,8 @@ class MlflowSink:
     def _model(self, op: ops.Model) -> None:
         client, run = self._connect(), self.runs[op.key]
         model = self._logged_model(op, op.sha256, op.name, "sparkring", op.tags, op.params)
+        if op.scores and not model.metrics:
+            self._score(model, op)
         if model.status != LoggedModelStatus.READY:
             with tempfile.TemporaryDirectory() as scratch:
                 target = str(Path(scratch) / "model")
@@ -384,6 +382,16 @@ class MlflowSink:
         client.set_tag(run, "sparkring.model_id", model.model_id)
         if name := op.registered_model:
             self._register(name, model, op)
+
+    def _score(self, model: LoggedModel, op: ops.Model) -> None:
+        """Log the scores as the run's and the model's, on the dataset that they were taken on."""
+        at_ms, digest = int(op.at * 1000), op.fingerprint[:DIGEST_CHARACTERS]
+        points = [
+            Metric(name, value, at_ms, op.step, model.model_id, op.dataset or None, digest or None)
+            for name, value in op.scores.items()
+        ]
+        self._connect().log_batch(self.runs[op.key], metrics=points)
+        self._last.pop(self.runs[op.key], None)  # the store knows more steps now
 
     def _logged_model(
         self, op: ops.Checkpoint | ops.Model, content: str, name: str, kind: str, tags: ops.Texts, params: ops.Texts
@@ -420,10 +428,12 @@ class MlflowSink:
         """
         client, run, at_ms = self._connect(), self.runs[op.key], int(op.at * 1000)
         try:
-            client.create_registered_model(name)
+            client.create_registered_model(name, description=op.about or None)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
+            if op.about and not client.get_registered_model(name).description:
+                client.update_registered_model(name, op.about)
         tags = {IDENTITY: model.tags[IDENTITY], AT_MS: str(at_ms)}
         for version in client.search_model_versions(f"run_id = '{run}'"):
             if version.name == name and version.tags.get(IDENTITY) == tags[IDENTITY]:
@@ -431,12 +441,19 @@ class MlflowSink:
         else:  # not `models:/<id>`: the embedded registry would look that up in the process-wide store
             source, tags = model.artifact_location, op.tags | tags
             version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
-        client.set_tag(run, MODEL_VERSION, f"models:/{name}/{version.version}")
-        self.journal.state.setdefault("versions", {})[op.key] = str(version.version)
-        if op.alias is not None and (ours := self._registry(name).version(str(version.version))):
+        number = str(version.version)
+        card = op.card.replace(VERSION, number)
+        if card and not version.description:
+            client.update_model_version(name, number, card)
+        client.set_tag(run, MODEL_VERSION, f"models:/{name}/{number}")
+        if card:
+            link, note = version_link(name, number), client.get_run(run).data.tags.get(NOTE, "")
+            client.set_tag(run, NOTE, with_headline(with_card(note, card), link, link))
+        self.journal.state.setdefault("versions", {})[op.key] = number
+        if op.alias is not None and (ours := self._registry(name).version(number)):
             refusal = self._registry(name).move(op.alias, ours, None)
             if refusal is not None:
-                log.warning("%s version %s: %s", name, version.version, refusal.why)
+                log.warning("%s version %s: %s", name, number, refusal.why)
                 client.set_tag(run, "sparkring.alias_not_moved", refusal.why)
 
     def _registry(self, name: str) -> Registry:
@@ -444,10 +461,11 @@ class MlflowSink:
 
     def _promote(self, op: ops.Promote) -> None:
         tags = self._registry(op.registered_model).apply(op, self.runs[op.key])
-        runs = {self.runs[op.key], self.runs.get(JOB, self.runs[op.key])}
-        for run in runs:
-            for name, value in tags.items():
-                self._connect().set_tag(run, name, value[:4000])
+        client, link = self._connect(), tags[NOTE].partition(")")[0]
+        for run in {self.runs[op.key], self.runs.get(JOB, self.runs[op.key])}:
+            note = with_headline(client.get_run(run).data.tags.get(NOTE, ""), tags[NOTE], link)
+            for name, value in (tags | {NOTE: note}).items():
+                client.set_tag(run, name, value[:4500])
 
     def _lineage_job(self, op: ops.LineageJob) -> None:
         """Nothing: it is for OpenLineage."""
@@ -459,7 +477,12 @@ class MlflowSink:
         self._not_recorded(op, OSError(op.why))
 
     def _end(self, op: ops.End) -> None:
-        self._connect().set_terminated(self.runs[op.key], op.status, int(op.at * 1000))
+        client, run = self._connect(), self.runs[op.key]
+        client.set_terminated(run, op.status, int(op.at * 1000))
+        if why := reason_line(op.error)[:LONGEST_ERROR]:
+            note = client.get_run(run).data.tags.get(NOTE, "")
+            client.set_tag(run, NOTE, with_headline(note, FAILED + why, FAILED))
+            client.set_tag(run, ERROR, why)
         self.journal.state.setdefault("ended", []).append(op.key)
 
     def url(self, key: str) -> str | None:
@@ -564,42 +587,3 @@ def replay(config: TrackingConfig) -> tuple[int, int]:
         lines = (f"{redact(store)} cannot be reached, its journals stay: {error}" for store, error in away.items())
         raise StoreUnreachable("\n".join(lines))
     return finished, count
-
-
-def pages(config: TrackingConfig, recipe: str) -> dict[str, str]:
-    """Pages of a recipe in the embedded store, by name, as paths behind the server's address; {} before its first run.
-
-    `config`: with its names filled in.
-    """
-    if not (Path(config.root) / "mlflow.db").exists():
-        return {}
-    experiment = MlflowClient(config.store_uri).get_experiment_by_name(str(config.experiment))
-    if experiment is None:
-        return {}
-    if VIEW + nights_key(recipe) in experiment.tags:
-        return links(recipe, experiment.experiment_id, config.registered_model or recipe)
-    return {"runs": runs_page(experiment.experiment_id)}
-
-
-def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
-    """Serve MLflow's UI on the embedded store until interrupted; for a server, log where its own UI is.
-
-    To be called from the main thread of a process that serves nothing else: all its descendants end with the UI.
-    `config`: with its names filled in; `recipe`: whose pages are logged.
-    """
-    store_uri = config.store_uri
-    if store_uri.startswith("http"):
-        log.info("the tracking server has its own UI: %s", redact(store_uri))
-        return 0
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store_uri, "--port", str(port)]
-    log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", store_uri, port)
-    for name, path in pages(config, recipe).items():
-        log.info("%s of %s: http://127.0.0.1:%d/%s", name, recipe, port, path)
-    # MLflow starts servers and consumers of its own, which would outlive it and hold the port.
-    adopt_orphans()
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        return subprocess.call([*command, "--workers", "1"])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        end_descendants()

@@ -143,6 +143,11 @@ class ModelInfo:
     alias: str | None = None  # then points at the version, unless it does at the model of a later job
     tags: Texts = field(default_factory=dict)
     params: Texts = field(default_factory=dict)
+    scores: dict[str, Finite] = field(default_factory=dict)  # on the rows of `dataset`
+    dataset: str = ""  # name of the run's input that it was scored on, with the digest of `fingerprint`
+    fingerprint: str = ""
+    card: str = ""  # Markdown; describe.VERSION in it becomes the version's number
+    about: str = ""  # description of the registered model, where it has none
     requirements: list[Annotated[str, Field(pattern=r"^[\w.-]+==[\w.!-]+$")]] = field(default_factory=list)
 
 

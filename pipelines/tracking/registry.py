@@ -27,6 +27,7 @@ from sparkring.conf.secrets import redact
 from sparkring.conf.storage import Storage, exclusive, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
+from sparkring.pipelines.tracking.describe import CARD_BEGINS
 from sparkring.pipelines.tracking.rules import (
     DATE,
     DECISION,
@@ -152,8 +153,9 @@ class Registry:
         found = self._client.get_model_version(self.name, version)
         tags = earlier_decisions(found.tags, tags) | tags
         # First: after a kill in between the text is still that of the tags.
-        if (found.description or "") in ("", decision_text(found.tags)):
-            self._client.update_model_version(self.name, version, decision_text(dict(found.tags) | tags))
+        text = described(found.description or "", found.tags, dict(found.tags) | tags)
+        if text is not None:
+            self._client.update_model_version(self.name, version, text)
         for name, value in tags.items():
             self._client.set_model_version_tag(self.name, version, name, value[:4000])
 
@@ -177,6 +179,17 @@ class Registry:
         if decision not in ("promoted", "older_date"):
             self.challenge(ours)
         return tags | {NOTE: decision_note(tags, self.name, ours.version)}
+
+
+def described(text: str, before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+    """A version's description with the decision of the tags `now` above its card; None: a user has written it.
+
+    `text`: as it is, under the tags `before`.
+    """
+    card = text.removeprefix(decision_text(before)).lstrip("\n")
+    if card and not card.startswith(CARD_BEGINS):
+        return None
+    return "\n\n".join(filter(None, [decision_text(now), card]))
 
 
 def earlier_decisions(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ KEY_CHARACTERS = 250
 HEARTBEAT_S = 30.0
 STALE_S = 600.0
 JOB = "job"  # key of the parent run
+PLUMBING = {"perf", "data", "launch", "time", "cost"}  # first words of metrics
 
 
 class StoreUnreachable(RuntimeError):
@@ -69,6 +70,11 @@ def flat_params(values: Mapping[str, Any]) -> dict[str, str]:
         text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
         flat[name[:KEY_CHARACTERS]] = text if len(text) <= PARAM_CHARACTERS else text[: PARAM_CHARACTERS - 3] + "..."
     return flat
+
+
+def shown_name(metric: str) -> str:
+    """The metric's name in MLflow: what is not about the model is a system metric, which has a tab of its own there."""
+    return f"system/{metric}" if metric.partition("/")[0] in PLUMBING else metric
 
 
 def split_finite(values: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
@@ -150,6 +156,9 @@ class Version:
 DECISION, REASON = "sparkring.decision", "sparkring.reason"  # tags of a version and of a job's run
 NO_CHAMPION = "none"  # what a model was judged against where no version had the alias
 DATE = "sparkring.date"  # tag of a version and of a job's run
+ERROR = "sparkring.error"  # tag of a run that failed: the first line of why
+COMMIT = "sparkring.commit"  # tag of a job's run
+FINGERPRINT = "sparkring.fingerprint"  # tag of a job's run and of a version: of the dataset
 RECIPE = "sparkring.recipe"  # tag of a job's run
 HISTORY = "sparkring.history"  # tag of the run with one point per date: the recipe
 WEIGHTS = "sparkring.weights_sha256"  # tag of a version

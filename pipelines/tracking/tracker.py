@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,11 +24,12 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.schedule.dates import DataInterval
 from sparkring.conf.secrets import redact, redacted
 from sparkring.pipelines.tracking import ops
-from sparkring.pipelines.tracking.checkout import git_commit, git_remote
+from sparkring.pipelines.tracking.checkout import git_commit, git_remote, source_tags
 from sparkring.pipelines.tracking.journal import Journal
 from sparkring.pipelines.tracking.openlineage.driver import EVENTS_WAIT_S, PARENT, check_installed, failure, parent_of
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
+    COMMIT,
     HEARTBEAT_S,
     JOB,
     StoreUnreachable,
@@ -35,6 +37,7 @@ from sparkring.pipelines.tracking.rules import (
     end_status,
     flat_params,
     process_tags,
+    shown_name,
     split_finite,
 )
 from sparkring.pipelines.tracking.system_metrics import SystemSampler
@@ -72,6 +75,7 @@ class Tracker:
             label: ends the name of every run: a date, or the time of the start (`run_label`).
         """
         self.config, self.job, self.label, self.resume = config, job, label, resume
+        self._source = source_tags(sys.argv, (tags or {}).get(COMMIT, ""))
         self._open: list[str] = []
         self._ended: set[str] = set()
         self._nonfinite: dict[tuple[str, str], int] = {}
@@ -111,13 +115,19 @@ class Tracker:
         try:
             yield
         except BaseException as error:
-            self._end(key, end_status(error))
+            self._end(key, end_status(error), failure(error))
             raise
         self._end(key, "FINISHED")
 
     def _start(self, key: str, name: str, parent: str | None, tags: dict[str, str]) -> None:
         now = time.time()
-        tags = {**self.config.tags, **tags, **process_tags(this_process(), now), "sparkring.job": self.job}
+        tags = {
+            **self._source,
+            **self.config.tags,
+            **tags,
+            **process_tags(this_process(), now),
+            "sparkring.job": self.job,
+        }
         self._open.append(key)
         self._put(ops.StartRun, key, name=name, parent=parent, tags=texts_of(tags), resume=self.resume)
 
@@ -140,8 +150,11 @@ class Tracker:
         self._put(ops.Params, key, params=flat_params(values))
 
     def metrics(self, key: str, step: int, values: Mapping[str, float], time_s: float | None = None) -> None:
-        """Record values of a step, units in the names (`step_s`). NaN and infinities are only counted, in a tag."""
-        finite, others = split_finite(values)
+        """Record values of a step, units in the names (`step_s`), which MLflow shows as `shown_name` says.
+
+        NaN and infinities are only counted, in a tag.
+        """
+        finite, others = split_finite({shown_name(name): value for name, value in values.items()})
         for name in others:
             self._nonfinite[(key, name)] = self._nonfinite.get((key, name), 0) + 1
         now_ms = int((time_s or time.time()) * 1000)

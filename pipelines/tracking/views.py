@@ -137,6 +137,11 @@ def links(recipe: str, experiment: str, model: str) -> dict[str, str]:
     }
 
 
+def undated_links(experiment: str, model: str) -> dict[str, str]:
+    """Pages of a recipe without dates, as `links`."""
+    return {"runs": runs_page(experiment), "model versions": f"#/models/{model}?{TRAINING}"}
+
+
 def history_note(recipe: str, experiment: str) -> str:
     """The description of the history run: its own page draws steps, the view dates."""
     return f"A point per date of {recipe}. [Over dates]({links(recipe, experiment, recipe)['history']})"
@@ -150,12 +155,21 @@ def noted(note: str, recipe: str, found: Mapping[str, str]) -> str:
         recipe: its name.
         found: of `links`.
     """
-    start = f"**{recipe}**: "
+    start = _links_begin(recipe)
     line = start + " · ".join(f"[{name}]({path})" for name, path in found.items())
     lines = note.splitlines()
     if any(each.startswith(start) for each in lines):
         return "\n".join(line if each.startswith(start) else each for each in lines)
     return "\n\n".join(filter(None, [note, line]))
+
+
+def has_links(note: str, recipe: str) -> bool:
+    """Whether the experiment's description has the line of the recipe's links."""
+    return any(line.startswith(_links_begin(recipe)) for line in note.splitlines())
+
+
+def _links_begin(recipe: str) -> str:
+    return f"**{recipe}**: "
 
 
 def decision_text(tags: Mapping[str, str]) -> str:

@@ -21,6 +21,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.etl.sources.examine import Examined
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
+from sparkring.pipelines.model_start import start_problems
 from sparkring.pipelines.plan import knows_its_size, layout_problems_of
 from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
@@ -28,9 +29,11 @@ from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decode import own_decoder
 from sparkring.training.models.groups import freeze
+from sparkring.training.own_optimizer import optimizer_problems
 from sparkring.training.recipe_model import ModelColumns, pick_columns
+from sparkring.training.schedules import schedule_problems
 from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
-from sparkring.training.worker import change_since, starting_model
+from sparkring.training.worker import NO_GPU, change_since, starting_model
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
 
@@ -58,11 +61,14 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(factory_problems(config), decoder_problems(config), metric_problems_of(config))
+    code = refusals(
+        factory_problems(config), decoder_problems(config), metric_problems_of(config), optim_problems(config)
+    )
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
-    return Problems(recipe, resources=slot_problems(config))
+    start = start_problems(config) if not recipe else Problems()
+    return Problems(recipe, resources=[*slot_problems(config), *device_problems(config)]) + start
 
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
@@ -88,7 +94,8 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
 def against_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
     """What of the recipe this dataset cannot meet."""
     problems = refusals(dataset_problems(config, manifest), metric_problems_of(config, manifest))
-    return problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
+    problems = problems or layout_problems_of(config, manifest) or warm_start_problems(config, manifest)
+    return problems or start_problems(config, manifest).recipe
 
 
 def slot_problems(config: RunConfig) -> list[str]:
@@ -109,6 +116,14 @@ def slot_problems(config: RunConfig) -> list[str]:
         if ceiling is not None and least > ceiling
         else []
     )
+
+
+def device_problems(config: RunConfig) -> Iterator[str]:
+    """Yield that a GPU is wanted where the ranks run on this host, which has none."""
+    settings = session_settings(config.name, config.spark, config.launch.world, submitted())
+    is_here = settings.get("spark.master", "").startswith("local")
+    if config.train.device == "cuda" and is_here and not torch.cuda.is_available():
+        yield NO_GPU
 
 
 # --- the user's code
@@ -146,6 +161,12 @@ def decoder_problems(config: RunConfig) -> Iterator[str]:
         except Exception as error:  # the module's own code runs
             what = f"data.decoders.{column} = {reference!r}"
             yield f"{what}: its import fails: {type(error).__name__}: {first_line(error)}"
+
+
+def optim_problems(config: RunConfig) -> list[str]:
+    """Import an optimizer and a schedule of the user's, and try them."""
+    is_sharded = config.parallel.zero > 0 or config.parallel.tp != 1
+    return [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:

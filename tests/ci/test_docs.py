@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from sparkring.conf.config import RunConfig
 from sparkring.pipelines.cli import parser
+from sparkring.pipelines.init.folder import RECIPE
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -36,8 +37,10 @@ def expanded(name: str) -> list[str]:
 
 
 def exists(page: str, name: str) -> bool:
-    """From the root, beside the page, or as the name of any file of ours."""
+    """From the root, beside the page, as any file of ours is named, or written by the page or by `sparkring init`."""
     name = name.rstrip("./")
+    if name == RECIPE or re.search(rf"^```\w+ {re.escape(name)}$", PAGES[page], re.M):
+        return True
     if (ROOT / name).exists() or (ROOT / page).parent.joinpath(name).exists():
         return True
     return any(fnmatch(file, name) or ("/" not in name and file.endswith(f"/{name}")) for file in FILES)

@@ -66,6 +66,8 @@ def test_flights_block_is_valid():
         ({"split": {"shares": {"train": 0.5, "test": 0.4}}}, "sum to 0.9"),
         ({"split": {"kind": "time", "column": "d"}}, "boundaries"),
         ({"split": {"kind": "time", "column": "d", "boundaries": {"train": "2020-01-01"}}}, "no boundary"),
+        ({"split": {"kind": "time", "column": "d", "boundaries": {"a": "soon"}}}, "a = 'soon': not an ISO"),
+        ({"split": {"kind": "time", "column": "d", "boundaries": {"a": "2020-01-01", "b": "2020-01-01"}}}, "same"),
         ({"sources": {"t": {"path": "t.csv"}}}, "must be declared"),
         ({"shard": {"row_group": 0}}, "greater than 0"),
         ({"shard": {"shards": 1}}, "must say how many files each split has, such as {train: 1, valid: 1}"),

@@ -126,13 +126,13 @@ def test_a_run_trains_on_the_window_and_names_its_parts(nights: Any) -> None:
     pointers = client.search_logged_models([experiment.experiment_id], "tags.`sparkring.kind` = 'checkpoint'")
     kept = sorted(str(step) for step in (run / "checkpoints").glob("step-*"))  # of at least 6 that were written
     assert sorted(pointer.tags["sparkring.uri"] for pointer in pointers) == kept and len(kept) <= 2
-    hours = {f"cost/core_hours_{part}" for part in ("etl", "train", "evaluate")}
+    hours = {f"system/cost/core_hours_{part}" for part in ("etl", "train", "evaluate")}
     (job,) = [found for key, found in of_step if key == "job" and "test/loss" in found]
-    assert {name for name in job if name.startswith("cost/")} == hours and min(job[name] for name in hours) > 0
-    assert {f"cost/{name}": value for name, value in summary["cost"].items()} == {
+    assert {name for name in job if name.startswith("system/cost/")} == hours and min(job[name] for name in hours) > 0
+    assert {f"system/cost/{name}": value for name, value in summary["cost"].items()} == {
         n: pytest.approx(job[n]) for n in hours
     }
     built_only = [found for key, found in of_step if key == "job" and "test/loss" not in found]
-    assert [sorted(n for n in found if n.startswith("cost/")) for found in built_only] == [
-        ["cost/core_hours_etl"]
+    assert [sorted(n for n in found if n.startswith("system/cost/")) for found in built_only] == [
+        ["system/cost/core_hours_etl"]
     ] * len(built_only)

@@ -42,6 +42,8 @@ LINEAGE, T_LINEAGE = "pipelines/lineage.py", "tests/pipelines/test_lineage.py"
 T_PREDICT = "tests/pipelines/predict/test_job.py"
 REPRODUCE, T_REPRODUCE = "pipelines/reproduce", "tests/pipelines/reproduce/test_job.py"
 VALIDATE, T_MISTAKES = "pipelines/validate", "tests/pipelines/validate/test_mistakes.py"
+T_EXPORT = "tests/pipelines/portable/test_export.py"
+T_VALIDATE_TABLES = "tests/pipelines/validate/test_tables.py"
 T_CLASSES, T_TRACEBACK = "tests/spark/test_etl_classes.py", "tests/training/launch/test_traceback.py"
 T_TABLES = "tests/pipelines/validate/test_tables.py"
 T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in ("compare", "sources"))
@@ -54,8 +56,14 @@ GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation
 DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
+AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
+RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
+OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
+BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
+MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
-CLI, T_CLI = "pipelines/cli.py", "tests/pipelines/test_cli.py"
+INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
+CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
 CONVERT, FOOTERS = "training/data/petastorm_adapter/convert.py", "etl/sources/footers.py"
 T_CONVERT = (
@@ -92,6 +100,12 @@ BALANCE, T_BALANCE = "pipelines/evaluation/balance.py", "tests/pipelines/evaluat
 DRAWING, T_DRAWING = "pipelines/report/drawing.py", "tests/pipelines/report/test_drawing.py"
 REPORT_INPUTS, T_REPORT_INPUTS = "pipelines/report/inputs.py", "tests/pipelines/report/test_inputs.py"
 PARAMS, T_PARAMS = "pipelines/tracking/params.py", "tests/pipelines/tracking/test_params.py"
+SPACE, STUDY, SWEEP_JOB = (f"pipelines/sweep/{name}.py" for name in ("space", "study", "job"))
+T_SPACE, T_STUDY = (f"tests/pipelines/sweep/test_{name}.py" for name in ("space", "study"))
+T_SWEEP = "tests/e2e/test_sweep.py"
+DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
+STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
+CHECKOUT = "pipelines/tracking/checkout.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/blocks/housekeeping.py", "tests/conf/blocks/test_housekeeping.py"
@@ -186,8 +200,20 @@ MUTANTS = (
         "pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"
     ),
     Mutant("pipelines/display/training.py", "step - began[0]", "step", "tests/pipelines/display/test_training.py"),
-    Mutant(OPTIM, "(step + 1) / warmup_steps", "step / warmup_steps", T_OPTIM),
-    Mutant(OPTIM, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_OPTIM),
+    Mutant(RATES, "(step + 1) / warmup_steps", "step / warmup_steps", T_RATES),
+    Mutant(RATES, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_RATES),
+    Mutant(RATES, "total_steps - 1 - top", "total_steps - top", T_RATES),
+    Mutant(RATES, "CYCLE_RISE * total_steps) - 1", "CYCLE_RISE * total_steps)", T_RATES),
+    Mutant(RATES, "if without < rule.patience:", "if without <= rule.patience:", T_RATES),
+    Mutant(RATES, "max(least, state.share * rule.factor)", "state.share * rule.factor", T_RATES),
+    Mutant(RATES, "0 <= share < math.inf", "0 <= share", T_RATES),
+    Mutant(RATES, "if first != again:", "if False:", T_RATES),
+    Mutant(OWN_OPTIMIZER, "if not _close(_resumed(optim), whole):", "if False:", T_OWN_OPTIMIZER),
+    Mutant(
+        OWN_OPTIMIZER, "zip(*halves, strict=True)], whole)", "zip(*halves, strict=True)], halves[0])", T_OWN_OPTIMIZER
+    ),
+    Mutant("training/parallel/state.py", "state[key] = saved[", "saved[", T_OWN_OPTIMIZER),
+    Mutant("training/parallel/state.py", "parameter.detach().copy_(value)", "pass", T_OWN_OPTIMIZER),
     Mutant(LOSS, "weight_N = grad_N.to(norm_N.dtype) * kept_N", "weight_N = grad_N.to(norm_N.dtype)", T_LOSS),
     Mutant(LOSS, "return loss_N.masked_fill_(~kept_N, 0.0)", "return loss_N", T_LOSS),
     Mutant(LOSS, "new_full((len(chunk_CV), 1), -1.0)", "new_full((len(chunk_CV), 1), 1.0)", T_LOSS),
@@ -500,6 +526,42 @@ MUTANTS = (
         "",
         "tests/pipelines/tracking/test_mlflow_store.py -k deleted_checkpoints",
     ),
+    # A sweep's space and study.
+    Mutant(SPACE, "if not self.low < self.high:", "if False:", T_SPACE),
+    Mutant(SPACE, "< 2:\n                raise", "< 1:\n                raise", T_SPACE),
+    Mutant(SPACE, "self.low <= 0 or self.step is not None", "self.low < 0 or self.step is not None", T_SPACE),
+    Mutant(SPACE, "if count <= MOST_CORNERS:", "if True:", T_SPACE),
+    Mutant(SPACE, 'known != (spec.mode == "max")', "False", T_SPACE),
+    Mutant(SPACE, 'metric, "max" if known else "min"', 'metric, "min" if known else "max"', T_SPACE),
+    Mutant(SPACE, "+ 1e-9) * self.step", "+ 1.0) * self.step", T_SPACE),
+    Mutant(SWEEP_JOB, "*table_problems(config, examined).recipe]", "]", T_SPACE),
+    Mutant(SWEEP_JOB, "if len(places) == count:", "if False:", T_SPACE),
+    Mutant(STUDY, "spec.seed + len(self._study.trials)", "spec.seed", T_STUDY),
+    Mutant(STUDY, "t.params and t.number not in replaced]", "t.params]", T_STUDY),
+    Mutant(STUDY, 'sign = -1 if self.mode == "max" else 1', "sign = 1", T_STUDY),
+    Mutant(STUDY, "self._steps.index(step) + 1", "step", T_STUDY),
+    Mutant(STUDY, "STEPS: left.user_attrs.get(STEPS, [])}", "STEPS: []}", T_STUDY),
+    Mutant(STUDY, "            self._study.enqueue_trial(left.params, attributes)\n", "            pass\n", T_STUDY),
+    Mutant(STUDY, '"maximize" if mode == "max" else "minimize"', '"minimize"', T_STUDY),
+    Mutant("pipelines/train_step.py", "and _falls_behind(job, event):", "and False:", T_SWEEP),
+    Mutant(SWEEP_JOB, '"train.test_split": None,', "", T_SWEEP),
+    # What MLflow's lists and pages show of jobs.
+    Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
+    Mutant(DESCRIBE, 'if key != "fingerprint" and not key.startswith("etl.")]', "]", T_DESCRIBE),
+    Mutant(DESCRIBE, "if len(keys) > MOST_CHANGES else []", "if True else []", T_DESCRIBE),
+    Mutant(DESCRIBE, '(" problem", " problems")', '(" problem",)', T_DESCRIBE),
+    Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
+    Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
+    Mutant(DESCRIBE, "card if len(card) <= LONGEST_CARD else", "card if True else", T_DESCRIBE),
+    Mutant("pipelines/tracking/rules.py", 'if metric.partition("/")[0] in PLUMBING', "if False", T_DESCRIBE),
+    Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
+    Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
+    Mutant(STORE, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, "            self._forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
+    Mutant(STORE, "if op.scores and not model.metrics:", "if op.scores:", f"{T_BROWSING} -k scores"),
+    Mutant(STORE, "        self._last.pop(self.runs[op.key], None)", "        self._last", f"{T_BROWSING} -k scores"),
+    Mutant(STORE, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
     # What a browser is shown of a recipe's dates.
     Mutant(VIEWS, '"orderByAsc": False', '"orderByAsc": True', T_VIEWS),
     Mutant(VIEWS, "if len(each) == 2)", "if len(each) >= 2)", T_VIEWS),
@@ -515,8 +577,8 @@ MUTANTS = (
     ),
     Mutant(
         "pipelines/tracking/registry.py",
-        'if (found.description or "") in ("", decision_text(found.tags)):',
-        "if True:",
+        "if card and not card.startswith(CARD_BEGINS):",
+        "if False:",
         "tests/pipelines/tracking/test_registry.py -k nights",
     ),
     Mutant(
@@ -548,8 +610,17 @@ MUTANTS = (
     Mutant(COST, 'timings["launch_s"] + timings["train_s"]', 'timings["train_s"]', T_COST),
     # A model that goes anywhere.
     Mutant(SERVING, "named if codes and", "named if codes or", T_SERVING),
+    Mutant(f"{PORTABLE}/export.py", "if out.exists() else []", "if False else []", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "self._outputs(self.model", "(self.model", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "{1: Dim.DYNAMIC} if source.longest else {}", "{}", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "or not np.allclose(", "or False and not np.allclose(", T_EXPORT),
+    Mutant(f"{PORTABLE}/export.py", "        if problem:", "        if False:", T_EXPORT),
+    Mutant(SERVING, "check_finite(scores, rows)", "pass", f"{T_SERVING} -k finite"),
+    Mutant("conf/blocks/etl.py", "key=instants.__getitem__", "key=str", "tests/conf/schedule/test_dated.py"),
+    Mutant("conf/blocks/etl.py", "< len(instants)", "< 0", "tests/conf/test_config.py"),
+    Mutant("pipelines/validate/recipe.py", "and is_here and", "and", f"{T_VALIDATE_TABLES} -k gpu"),
     Mutant(SERVING, "if wanted & {*output_names(state)}]", "]", T_SERVING),
-    Mutant(SERVING, "for name in self._raw.optional - {*rows}", "for name in ()", T_SERVING),
+    Mutant(SERVING, "for name in self.raw.optional - {*rows}", "for name in ()", T_SERVING),
     Mutant(SERVING, '"required": name not in raw.optional', '"required": True', T_SERVING),
     Mutant(RAW_FEATURES, 'array.dtype.kind in "OUT"', 'array.dtype.kind in "UT"', T_SERVING),
     Mutant(TABULAR, "self.height.transpose(0, 1)", "self.height", "tests/training/models/test_tabular.py"),
@@ -565,7 +636,9 @@ MUTANTS = (
     Mutant(f"{PORTABLE}/check.py", "if name not in NOT_PASSED_ON", "if name", T_PORTABLE_CHECK),
     Mutant("pipelines/scratch.py", "not (folder / LOCK).is_file()", "False", "tests/pipelines/test_scratch.py"),
     Mutant("pipelines/scratch.py", "sweep(purpose)\n    while", "while", "tests/pipelines/test_scratch.py"),
-    Mutant(CLI, "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE),
+    Mutant(
+        "pipelines/cli/jobs.py", "sparkring predict {arguments.recipe}", "sparkring run {arguments.recipe}", T_RUN_DATE
+    ),
     # Raw rows in Arrow, and batch scoring.
     Mutant(FEATURES, 'return self._type == "boolean"', "return True", T_NUMPY),
     Mutant(FEATURES, 'return self._type == "date"', "return True", T_NUMPY),
@@ -877,6 +950,30 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    Mutant(BEGIN, "key=len, default", "key=lambda old: -len(old), default", T_BEGIN),
+    Mutant(BEGIN, "if given[name] == wanted[target]:", "if True:", T_BEGIN),
+    Mutant(BEGIN, "if not matched:", "if not matched and given:", T_BEGIN),
+    Mutant(BEGIN, "self.read().to(self.dtype)", "self.read()", T_BEGIN),
+    Mutant(MODEL_START, "if start.sha256 not in (None, sha256):", "if False:", T_MODEL_START),
+    Mutant(MODEL_START, "if run.exists(RECORD):", "if False:", T_MODEL_START),
+    Mutant(MODEL_START, "if not folder.exists(file):", "if False:", T_MODEL_START),
+    Mutant(
+        "training/worker.py",
+        'if committed(run.at("checkpoints"))[0]:',
+        "if False:",
+        "tests/training/test_warm_start_run.py",
+    ),
+    Mutant(
+        AVERAGE, "share = (1 - self.decay) / (1 - self.decay ** int(self.steps))", "share = 1 - self.decay", T_AVERAGE
+    ),
+    Mutant(AVERAGE, "mean.copy_(kept)", "pass", T_AVERAGE),
+    Mutant(STEP, "prepared.average.update()", "pass", "tests/ranks/test_average.py"),
+    Mutant(
+        HVD_ZERO,
+        "sent = self.collectives.sent_bytes\n        self._send_shards()",
+        "sent = self.collectives.sent_bytes",
+        "tests/ranks/test_average.py",
+    ),
     # --- weights of rows
     Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
     Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),
@@ -899,6 +996,19 @@ MUTANTS = (
     Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
+    # `sparkring init`
+    Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
+    Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),
+    Mutant(f"{INIT}/columns.py", "kind in WHOLE and distinct <= CLASS_NUMBERS", "False", T_INIT),
+    Mutant(f"{INIT}/columns.py", "while text.lower() in taken", "while text in taken", T_INIT),
+    Mutant(f"{INIT}/sample.py", "any(CODE.fullmatch(text) for", "any(False for", T_INIT),
+    Mutant(f"{INIT}/sample.py", "return best if gains[best] else None", "return None", T_INIT),
+    Mutant(f"{INIT}/folder.py", " or any(folder.iterdir())", "", T_INIT),
+    Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
+    Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
+    Mutant(
+        TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"
+    ),
     # --- scores by group
     Mutant(GROUPS, "if rows[each] >= min_rows]", "if rows[each] > min_rows]", T_GROUPS),
     Mutant(GROUPS, "rest = counted & ~np", "rest = ~np", T_GROUPS),

@@ -71,6 +71,21 @@ def model_folder(folder: Path, seed: int = 3, described: DatasetManifest | None 
     return exported
 
 
+def text_folder(folder: Path) -> tuple[RunConfig, DatasetManifest]:
+    """A finished language model of bytes in `folder`, whose rows had 16 tokens."""
+    text = {"tokenizer_json": "", "size": 256, "vocab_size": 258, "end_id": 256, "pad_id": 257, "seq_len": 16,
+            "splits": {}}  # fmt: skip
+    tokens = Column(name="tokens", dtype="int32", layout="vector", shape=(16,), cardinality=258)
+    described = manifest().model_copy(update={"columns": (tokens,), "features": {}, "text": text})
+    model = {"factory": "sparkring.training.models.gpt:GPT", "task": "language_model"}
+    config = RunConfig.model_validate(
+        {"name": "text", "model": model | {"args": {"width": 16, "layers": 1, "heads": 2}}}
+    )
+    torch.manual_seed(0)
+    describe_model(export(folder, build_model(config, described)), config, described)
+    return config, described
+
+
 def random_rows(count: int) -> dict[str, list[Any]]:
     """Nulls, values not seen in training, whole numbers where it saw floats, and the other way round."""
     random = np.random.default_rng(1)

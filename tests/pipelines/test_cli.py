@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from sparkring.conf.storage import open_storage
-from sparkring.pipelines.cli import main, parse
+from sparkring.pipelines.cli import main, parse, parser
 from sparkring.pipelines.exit_codes import Exit
 
 
@@ -43,6 +46,27 @@ def test_the_version_is_that_of_the_project(capsys: pytest.CaptureFixture[str]) 
     assert ended.value.code == 0 and re.fullmatch(
         r"sparkring( \d+\.\d+\.\d+|, not installed)\n", capsys.readouterr().out
     )
+
+
+def commands(of: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of every command, those of groups such as `config` aside."""
+    groups = [action for action in of._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield of
+    for group in groups:
+        for inner in group.choices.values():
+            yield from commands(inner)
+
+
+@pytest.mark.parametrize("command", list(commands(parser())), ids=lambda command: command.prog)
+def test_the_help_of_a_command_ends_with_examples_of_it(command: argparse.ArgumentParser) -> None:
+    assert command.epilog is not None
+    examples = command.epilog.splitlines()[1:]
+    assert examples
+    for example in examples:
+        words = shlex.split(example.partition(" > ")[0])
+        assert example.startswith(f"  {command.prog}")
+        assert parse(words[1:]).command is command.get_default("command"), example
 
 
 def is_open(port: int) -> bool:

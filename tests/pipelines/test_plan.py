@@ -20,7 +20,6 @@ from sparkring.pipelines.plan import (
     layout_problems_of,
     meta_model,
     plan_and_measured,
-    planned_metrics,
     show_plan,
 )
 from sparkring.training.planner import format_rows, table_rows
@@ -175,9 +174,6 @@ def test_a_plan_that_cannot_be_traced_says_so_and_keeps_the_rest(
     assert f"are not planned: {why}" in shown
     measured = plan_and_measured(config, manifest, {"activations_bytes": 24.0, "weights_bytes": 16.0})
     assert table(format_rows(measured))["activations_bytes"][-1] == "24"
-    assert planned_metrics(measured) == {
-        "plan/weights_bytes": 16.0, "plan/weights_bytes_measured": 16.0, "plan/activations_bytes_measured": 24.0,
-    }  # fmt: skip
     assert len(caplog.records) == 1 and why in caplog.text
 
 

@@ -21,6 +21,7 @@ from sparkring.conf.secrets import HIDDEN, RedactingFormatter, is_secret_name, r
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines import cli, spark, train_step
 from sparkring.pipelines import job as job_module
+from sparkring.pipelines.cli import recipes
 from sparkring.pipelines.display.training import ProgressDisplay
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.tracking.ops import DatasetInfo
@@ -315,7 +316,7 @@ def test_no_log_line_and_no_error_shows_a_secret(
     def fail(_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(cli, "_config_show", fail)
+    monkeypatch.setattr(recipes, "_show", fail)
     assert cli.main(["-v", "config", "show", "flights"]) == 4
     captured = capsys.readouterr()
     for output in (stream.getvalue(), captured.err + captured.out):

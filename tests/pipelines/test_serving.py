@@ -15,8 +15,6 @@ import pytest
 import torch
 
 from sparkring.conf.blocks.tracking import TrackingConfig
-from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import Column
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import (
     BATCH_ROWS,
@@ -27,9 +25,7 @@ from sparkring.pipelines.serving import (
 )
 from sparkring.pipelines.tracking.ops import ModelInfo
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.model_folder import describe_model
-from sparkring.training.recipe_model import build_model
-from tests.pipelines.served import CONFIG, RAW, export, manifest, model_folder, random_rows
+from tests.pipelines.served import CONFIG, RAW, manifest, model_folder, random_rows, text_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -192,6 +188,12 @@ def test_text_where_a_number_must_be_is_refused_by_column(folder: Path) -> None:
             _load_pyfunc(str(folder)).predict(RAW.assign(wind=given))
 
 
+def test_rows_without_a_finite_prediction_are_an_error_that_names_the_value(folder: Path) -> None:
+    message = "1 of 3 rows have no finite prediction; the first is row 1 with wind = inf"
+    with pytest.raises(ValueError, match=message):
+        _load_pyfunc(str(folder)).predict(RAW.assign(wind=[1.0, float("inf"), None]))
+
+
 def test_only_what_the_model_reads_is_needed(tmp_path: Path) -> None:
     """Of a recipe whose `model.inputs` names few of the dataset's features."""
     config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"inputs": ["carrier", "wind__null"]})})
@@ -231,16 +233,7 @@ def test_a_model_of_an_older_sparkring_serves_as_it_did(folder: Path) -> None:
 
 
 def test_a_language_model_continues_prompts(tmp_path: Path) -> None:
-    text = {"tokenizer_json": "", "size": 256, "vocab_size": 258, "end_id": 256, "pad_id": 257, "seq_len": 16,
-            "splits": {}}  # fmt: skip
-    tokens = Column(name="tokens", dtype="int32", layout="vector", shape=(16,), cardinality=258)
-    described = manifest().model_copy(update={"columns": (tokens,), "features": {}, "text": text})
-    model = {"factory": "sparkring.training.models.gpt:GPT", "task": "language_model"}
-    small = {"width": 16, "layers": 1, "heads": 2}
-    config = RunConfig.model_validate({"name": "text", "model": model | {"args": small}})
-    torch.manual_seed(0)
-    exported = export(tmp_path, build_model(config, described))
-    describe_model(exported, config, described)
+    config, described = text_folder(tmp_path)
     writer = _load_pyfunc(str(tmp_path))
     rows = pd.DataFrame({"prompt": ["def f(", "def f(", "\u00e9", ""], "tokens": [5, 9, 40, None]})
     texts = writer.predict(rows)["text"].tolist()

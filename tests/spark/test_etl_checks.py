@@ -139,15 +139,6 @@ def test_time_boundaries_are_the_first_instant_of_their_split(spark):
     assert [r[SPLIT] for r in add_split(rows, config, []).orderBy("t").collect()] == ["train", "valid", "valid", "test"]
 
 
-@pytest.mark.parametrize(
-    ("bounds", "words"), [({"a": "soon"}, "not an ISO"), ({"a": "2024-02-01", "b": "2024-01-01"}, "rise")]
-)
-def test_bad_boundaries_are_refused(spark, bounds, words):
-    config = SplitConfig(kind="time", column="t", boundaries=bounds)
-    with pytest.raises(EtlError, match=words):
-        add_split(spark.range(1).selectExpr("timestamp(id) t"), config, [])
-
-
 def test_a_hash_split_has_its_shares_and_does_not_move_with_partitions(spark):
     config = SplitConfig(shares={"train": 0.7, "valid": 0.1, "test": 0.2})
     rows = add_split(spark.range(20_000), config, ["id"])

@@ -1,4 +1,4 @@
-"""Optimizers against their papers' equations, groups, schedules."""
+"""Optimizers against their papers' equations, groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from sparkring.conf.blocks.train import OptimConfig, ParameterGroup
 from sparkring.training.models.groups import freeze
-from sparkring.training.optim import LayerWise, build_optimizer, learning_rate, parameter_groups, scaled_lr
+from sparkring.training.optim import LayerWise, build_optimizer, parameter_groups
 from sparkring.training.parallel.state import optimizer_tensors
 
 
@@ -134,26 +134,3 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(name: str) -> None:
     for optimizer in optimizers:
         optimizer.step()
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(looked_at, left_alone, strict=True))
-
-
-def rate(step: int, schedule: str) -> float:
-    optim = OptimConfig(schedule=schedule, warmup_steps=2, final_lr_share=0.1)  # type: ignore[arg-type]
-    return learning_rate(optim, step, total_steps=11, peak=2.0)
-
-
-def test_the_rate_warms_up_and_falls_to_its_final_share() -> None:
-    for name in ("linear", "cosine"):
-        assert [rate(step, name) for step in (0, 1, 2)] == [1.0, 2.0, 2.0]
-        assert rate(10, name) == pytest.approx(0.2)
-        assert rate(99, name) == pytest.approx(0.2)
-        assert rate(6, name) == pytest.approx(1.1)
-    assert rate(10, "constant") == 2.0
-
-
-@pytest.mark.parametrize(
-    ("rule", "batch", "expected"),
-    [("linear", 1024, 0.4), ("sqrt", 1024, 0.2), ("none", 1024, 0.1), ("linear", 64, 0.025)],
-)
-def test_the_rate_scales_with_the_batch(rule: str, batch: int, expected: float) -> None:
-    optim = OptimConfig(lr=0.1, scale_lr=rule, reference_batch=256)  # type: ignore[arg-type]
-    assert scaled_lr(optim, batch) == pytest.approx(expected)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkring.training.tasks import Task, build_task, check_takes_weights, load_setting, model_class
+from sparkring.conf.references import load_setting
+from sparkring.training.tasks import Task, build_task, check_takes_weights, model_class
 
 
 class OwnTask(Task):

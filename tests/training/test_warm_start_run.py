@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 from sparkring.conf.config import RunConfig
@@ -28,12 +29,15 @@ from sparkring.conf.manifest import (
 )
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.validate.recipe import warm_start_problems
+from sparkring.training.checkpoint.weights import read_weights, write_weights
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, RankEvent, RankMetrics
 from sparkring.training.model_folder import describe_model, read_model_folder
+from sparkring.training.models.start import StartMatch
+from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.result import WorkerResult
 
 pytestmark = pytest.mark.ranks
@@ -101,6 +105,7 @@ class Night:
     losses: dict[int, float]
     from_step: int
     steps: int
+    started: StartMatch | None
 
 
 def train(group: WorkerGroup, world: int, run: Path, dataset: Path, *words: str) -> Night:
@@ -117,7 +122,7 @@ def train(group: WorkerGroup, world: int, run: Path, dataset: Path, *words: str)
     payload = {"config": resolved.as_dict(), "dataset": str(dataset), "run": str(run)}
     found = group.run(JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD), world, on_event, 1)
     result = TypeAdapter(WorkerResult).validate_python(found.results[0])
-    return Night(run, resolved.config, losses, first[0], result.steps)
+    return Night(run, resolved.config, losses, first[0], result.steps, result.started)
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +182,28 @@ def test_a_run_that_goes_on_does_not_start_again(
     assert (on.from_step, on.steps) == (4, 6)
     with pytest.raises(WorkerFailed, match=r"no model: it has no config.json"):
         train(group, 2, tmp_path / "other", folder / "yesterday", *words)
+
+
+@pytest.mark.parametrize("words", [[], ["parallel.engine=torch", "parallel.zero=3"]], ids=["ring", "zero3"])
+def test_a_model_starts_with_tensors_of_a_file_by_name_and_not_again_when_it_goes_on(
+    group: WorkerGroup, yesterday: tuple[Night, DatasetManifest, Path], tmp_path: Path, words: list[str]
+) -> None:
+    before, _, folder = yesterday
+    file = tmp_path / "start.safetensors"
+    file.write_bytes((before.run / "model/weights.safetensors").read_bytes())
+    words = [*words, f"model.start={file}", "optim.lr=1e-9", "optim.weight_decay=0", "checkpoint.every_steps=1"]
+    begun = train(group, 2, tmp_path / "run", folder / "yesterday", *words, "train.steps=2")
+    trained, now = (read_weights(open_storage(str(night.run / "model"))) for night in (before, begun))
+    for name, weight in trained.items():
+        torch.testing.assert_close(now[name], weight, rtol=0, atol=1e-7)
+    assert begun.started is not None and not begun.started.missing and set(begun.started.matched) == set(trained)
+    zeros = {name: torch.zeros_like(weight) for name, weight in trained.items()}
+    infos = [TensorInfo(name, weight.dtype, tuple(weight.shape)) for name, weight in zeros.items()]
+    write_weights(open_storage(str(tmp_path)), infos, zeros.values(), {})
+    file.write_bytes((tmp_path / "weights.safetensors").read_bytes())
+    on = train(group, 2, tmp_path / "run", folder / "yesterday", *words, "train.steps=4")
+    assert (on.from_step, on.steps) == (2, 4) and on.started == begun.started
+    torch.testing.assert_close(read_weights(open_storage(str(on.run / "model"))), dict(now), rtol=0, atol=1e-7)
 
 
 def test_what_cannot_start_is_said_before_anything_runs(

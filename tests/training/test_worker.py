@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -422,6 +423,34 @@ def test_early_stopping_ends_every_rank_at_the_same_step(group: WorkerGroup, tab
     words = ["train.early_stopping={patience: 1, min_delta: 10}", "train.epochs=50", "train.eval_every_steps=5"]
     job = Job(tmp_path / "run", table, *words).run(group, 2)
     assert [r["steps"] for r in job.results] == [10, 10] and job.result.stopped_early
+
+
+def test_averages_a_plateau_and_an_own_optimizer_go_on_after_a_kill_as_if_it_had_not_happened(
+    group: WorkerGroup, table: Path, tmp_path: Path
+) -> None:
+    """Bit-equal on the same world; what is scored and exported are the averages."""
+    words = [
+        *("optim.ema=0.9", "optim.schedule=plateau", "optim.plateau={factor: 0.5, patience: 1}", "optim.lr=0.3"),
+        *("train.best_metric=positive_share", "train.best_mode=max"),  # the same at every evaluation
+        *("train.eval_every_steps=3", "optim.name=tests.training.own_optimizers:SignMomentum", "train.export=last"),
+        *("parallel.engine=torch", "parallel.zero=2"),
+    ]
+    whole = Job(tmp_path / "whole", table, *words).run(group, 2)
+    rates = {values["train/lr"] for step, values in whole.metrics.items() if step >= 5}
+    assert len(rates) > 1 and all(math.log2(0.3 / rate).is_integer() for rate in rates), "it was lowered by halves"
+    job, killed = Job(tmp_path / "run", table, *words), list[int]()
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        job.run(group, 2, on_step=lambda step: kill_one_rank(step, 17, killed))
+    job.run(group, 2, attempt=2)
+    assert job.from_step >= 5
+    for name, expected in whole.weights().items():
+        assert torch.equal(job.weights()[name], expected), name
+    assert [job.metrics[30]["train/lr"], job.valid[30]] == [whole.metrics[30]["train/lr"], whole.valid[30]]
+    plain = Job(tmp_path / "plain", table, *words, "optim.ema=null", "optim.schedule=constant").run(group, 2)
+    assert plain.result.test != whole.result.test
+    alone = Job(tmp_path / "alone", table, *words).run(group, 1)
+    for name, expected in whole.weights().items():
+        torch.testing.assert_close(alone.weights()[name], expected, rtol=1e-7, atol=1e-10)
 
 
 def test_the_best_checkpoint_is_what_is_exported(group: WorkerGroup, table: Path, tmp_path: Path) -> None:

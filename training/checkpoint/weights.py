@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -46,28 +47,57 @@ def write_weights(
             file.write(raw_bytes(value))
 
 
-def read_weights(folder: Storage) -> dict[str, torch.Tensor]:
-    """Read name -> tensor, every name of the model's state. StoredError names a damaged file."""
-    where = f"{folder.uri}/{FILE}"
-    with folder.fs.open_input_file(folder.path(FILE)) as file:
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a safetensors file, which is read when it is asked for."""
+
+    folder: Storage
+    file: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # bytes from the start of the file
+    end: int
+
+    def read(self) -> torch.Tensor:
+        """The values, in memory of their own."""
+        if self.begin == self.end:
+            return torch.empty(self.shape, dtype=self.dtype)
+        with self.folder.fs.open_input_file(self.folder.path(self.file)) as file:
+            data = bytearray(file.read_at(self.end - self.begin, self.begin))
+        return torch.frombuffer(data, dtype=torch.uint8).view(self.dtype).reshape(self.shape)
+
+
+def open_weights(folder: Storage, name: str = FILE) -> dict[str, StoredTensor]:
+    """Read the header of a safetensors file; in ours a shared weight has all of its names.
+
+    StoredError names a damaged file.
+    """
+    where = f"{folder.uri}/{name}"
+    with folder.fs.open_input_file(folder.path(name)) as file:
         size = file.size()
         length = int.from_bytes(file.read_at(8, 0), "little")
         if size < 8 or length > min(size - 8, LONGEST_HEADER):
             raise StoredError(f"{where}: no weights (its header is {length} bytes long, the file {size})")
-        try:
-            header = json.loads(file.read_at(length, 8))
-            tied = json.loads(header.pop("__metadata__")["tied"])
-            found = {name: _tensor(file, 8 + length, size, entry) for name, entry in header.items()}
-            return found | {name: found[first] for name, first in tied.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise StoredError(f"{where}: no weights ({type(error).__name__}: {str(error)[:200]})") from error
+        text = file.read_at(length, 8)
+    try:
+        header = json.loads(text)
+        tied = json.loads(header.pop("__metadata__", {}).get("tied", "{}"))
+        found = {key: StoredTensor(folder, name, *_placed(8 + length, size, entry)) for key, entry in header.items()}
+        return found | {other: found[first] for other, first in tied.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoredError(f"{where}: no weights ({type(error).__name__}: {str(error)[:200]})") from error
 
 
-def _tensor(file: Any, start: int, size: int, entry: dict[str, Any]) -> torch.Tensor:
+def read_weights(folder: Storage) -> dict[str, torch.Tensor]:
+    """Read name -> tensor, every name of the model's state. StoredError names a damaged file."""
+    found = open_weights(folder)
+    values = {id(stored): stored.read() for stored in found.values()}  # a shared weight is one tensor
+    return {name: values[id(stored)] for name, stored in found.items()}
+
+
+def _placed(start: int, size: int, entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...], int, int]:
+    """dtype, shape, and the bytes of the file from and to. `start`: of the values, `size`: of the file."""
     dtype, shape, (begin, end) = DTYPES[entry["dtype"]], torch.Size(entry["shape"]), entry["data_offsets"]
     if not 0 <= begin <= end <= size - start or end - begin != shape.numel() * dtype.itemsize:
         raise ValueError(f"bytes {begin} to {end} do not hold {dtype} {tuple(shape)}")
-    if begin == end:
-        return torch.empty(shape, dtype=dtype)
-    data = bytearray(file.read_at(end - begin, start + begin))
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+    return dtype, tuple(shape), start + begin, start + end

@@ -21,7 +21,14 @@ from torch import nn
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.models.dropout import Dropout
-from sparkring.training.models.warm_start import FeatureChange, NewValues, Rescaling, fit_width, table_by_value
+from sparkring.training.models.warm_start import (
+    FeatureChange,
+    NewValues,
+    Rescaling,
+    WarmStartError,
+    fit_width,
+    table_by_value,
+)
 
 
 def embedding_width(cardinality: int, most: int = 32) -> int:
@@ -87,6 +94,8 @@ class Tabular(nn.Module):
         outputs: int = 1,
         bumps: int = 16,
         additive_only: Sequence[str] = (),
+        output_center: float = 0.0,
+        output_scale: float = 1.0,
     ) -> None:
         """The recipe's `model.args`, except for the first two.
 
@@ -100,6 +109,8 @@ class Tabular(nn.Module):
             bumps: K, tanh steps per numeric column.
             additive_only: numeric columns that the MLP does not see; by readings that identify an hour, for example, it
                 could memorize rows.
+            output_center: added to every output; for a regression, about the label's mean.
+            output_scale: of what both parts give; for a regression, about the label's standard deviation.
         """
         super().__init__()
         if not coded and not numeric:
@@ -112,6 +123,7 @@ class Tabular(nn.Module):
                 f"it may name {sorted(numeric)}"
             )
         self.coded_names, self.numeric_names, self.outputs = list(coded), list(numeric), outputs
+        self.output_center, self.output_scale = output_center, output_scale
         self.deep_positions = [i for i, name in enumerate(numeric) if name not in set(additive_only)]
         tables = {module_name(name): n for name, n in coded.items()}
         self.wide_coded = nn.ModuleDict({name: nn.Embedding(n, outputs) for name, n in tables.items()})
@@ -172,6 +184,11 @@ class Tabular(nn.Module):
             change: of the features since.
             new_values: what the row of a value that was not there becomes.
         """
+        if (old.output_center, old.output_scale) != (self.output_center, self.output_scale):
+            raise WarmStartError(
+                f"model.args: output_center and output_scale are {self.output_center:g} and {self.output_scale:g}; the "
+                f"model to start from has {old.output_center:g} and {old.output_scale:g}: take its values"
+            )
         made = {name: value.clone() for name, value in {**fresh, **weights}.items() if name in fresh}
         before, after = old.input_columns(), self.input_columns()
         made["input.weight"] = torch.empty_like(fresh["input.weight"])
@@ -221,6 +238,8 @@ class Tabular(nn.Module):
         for block in self.blocks:
             x_BH = block(x_BH, columns.get(SAMPLE))
         out: torch.Tensor = self.head(self.norm(x_BH)) + torch.stack(wide).sum(dim=0)
+        if (self.output_center, self.output_scale) != (0.0, 1.0):
+            out = self.output_center + self.output_scale * out
         return out.squeeze(1) if self.outputs == 1 else out
 
 

@@ -66,6 +66,7 @@ def build_strategy(
     device: torch.device,
     clip_norm: float | None = None,
     timeout: timedelta = TIMEOUT,
+    ema: float | None = None,
 ) -> MeshStrategy:
     """Build the strategy and form its collectives. Collective; ValueError on misfits.
 
@@ -75,6 +76,7 @@ def build_strategy(
         device: of the parameters.
         clip_norm: largest global norm of the gradients; None: not clipped.
         timeout: of a collective.
+        ema: decay of the average of the weights; None: there is none.
     """
     mesh = resolve_mesh(config, info.world_size)
     engine = choose_engine(config, mesh)
@@ -90,7 +92,7 @@ def build_strategy(
         start_process_group(info, device, timeout)
         device_mesh = make_device_mesh(mesh, config.shard, device)
     context = RankContext(config, mesh, info, device, device_mesh)
-    return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm)
+    return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema)
 
 
 def make_data_parallel(context: RankContext, engine: str) -> DataParallel:

@@ -147,9 +147,11 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}.values())
 
 
-def memory_bytes(model: nn.Module, owned: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Bytes of the storages that exist at the optimizer's step, by kind."""
-    states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+def memory_bytes(
+    model: nn.Module, owned: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, means: Sequence[torch.Tensor]
+) -> dict[str, float]:
+    """Bytes of the storages that exist at the optimizer's step, by kind; `means` count as the optimizer's."""
+    states = [*means] + [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
     return {
         "weights_bytes": storage_bytes(model.parameters()),
         "gradients_bytes": storage_bytes(p.grad for p in owned if p.grad is not None),

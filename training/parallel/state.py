@@ -43,7 +43,7 @@ def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Create the optimizer state of parameters that were never stepped.
 
     TRICK: one step of learning rate 0 on zero gradients makes them, and the step count is set back to 0
-    (tests/training/test_optim.py).
+    (tests/training/test_optim.py). A user's optimizer may move weights all the same; they are put back.
     """
     gradients = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
     new = [p for p in gradients if not optimizer.state.get(p)]
@@ -54,9 +54,12 @@ def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = group["weight_decay"] = 0.0  # SGD's decay goes into its momentum whatever the rate
     for parameter in gradients:
         parameter.grad = None
+    kept = [parameter.detach().clone() for parameter in new]
     for parameter in new:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    for parameter, value in zip(new, kept, strict=True):
+        parameter.detach().copy_(value)
     for state in (optimizer.state[parameter] for parameter in new):
         if isinstance(state.get("step"), torch.Tensor):
             state["step"].zero_()
@@ -80,6 +83,29 @@ def optimizer_tensors(
             if value is not None:
                 found.setdefault(f"{aliases.get(name, name)}.{key}", value)
     return found
+
+
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    named: Iterable[tuple[str, nn.Parameter]],
+    aliases: Mapping[str, str],
+    saved: Mapping[str, Any],
+) -> None:
+    """Copy what `optimizer_tensors` gave into an optimizer. KeyError names what is missing.
+
+    Args:
+        optimizer: whose state is replaced.
+        named: the parameters that it steps.
+        aliases: further names of shared parameters.
+        saved: `<parameter>.<key>` -> tensor or number.
+    """
+    named = list(named)
+    load_tensors(optimizer_tensors(optimizer, named, aliases), saved, "optimizer")
+    for name, parameter in named:
+        name = plain_name(name)
+        state = optimizer.state.get(parameter, {})
+        for key in [key for key, value in state.items() if isinstance(value, int | float | bool)]:
+            state[key] = saved[f"{aliases.get(name, name)}.{key}"]
 
 
 def load_tensors(into: Mapping[str, Any], saved: Mapping[str, Any], what: str) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from sparkring.training.data.batch import Batch, Columns
 from sparkring.training.models.initial import InitialModel, eager_model
 from sparkring.training.models.task import Task
+from sparkring.training.parallel.average import WeightAverage
 from sparkring.training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
 from sparkring.training.parallel.data_parallel.base import DataParallel
 from sparkring.training.parallel.gradients import (
@@ -37,6 +38,7 @@ from sparkring.training.parallel.precision import autocast, loss_scale
 from sparkring.training.parallel.process_groups import RankContext, abort_process_groups
 from sparkring.training.parallel.state import (
     TensorInfo,
+    load_optimizer_state,
     load_tensors,
     model_tensors,
     optimizer_tensors,
@@ -58,6 +60,7 @@ class PreparedModel:
     named: list[tuple[str, nn.Parameter]]  # what this rank owns and trains
     buffers: list[torch.Tensor]  # that checkpoints hold
     optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
     unreached: UnreachedParameters
     comms: CommsMeter
     compiled: bool
@@ -67,10 +70,24 @@ class MeshStrategy(Strategy):
     """See strategy.Strategy. One process is the same code with `SingleProcess` and nothing placed."""
 
     def __init__(
-        self, context: RankContext, data_parallel: DataParallel, placement: ModelPlacement, clip_norm: float | None
+        self,
+        context: RankContext,
+        data_parallel: DataParallel,
+        placement: ModelPlacement,
+        clip_norm: float | None,
+        ema: float | None = None,
     ) -> None:
+        """Take the parts that compose.py has made.
+
+        Args:
+            context: this process among the ranks.
+            data_parallel: combines gradients over the batch axes.
+            placement: of the model on the other axes.
+            clip_norm: largest global norm of the gradients; None: not clipped.
+            ema: decay of the average of the weights; None: there is none.
+        """
         self.context, self.config, self.mesh = context, context.config, context.mesh
-        self.rank, self.device, self.clip_norm = context.rank, context.device, clip_norm
+        self.rank, self.device, self.clip_norm, self.ema = context.rank, context.device, clip_norm, ema
         self.data_parallel, self.placement = data_parallel, placement
         at, mesh = context.at, context.mesh
         self.engine = data_parallel.engine
@@ -145,6 +162,7 @@ class MeshStrategy(Strategy):
             buffers=list(persistent_buffers(module).values()),
             # a stage may be frozen as a whole: optimizers take no empty list
             optimizer=make_optimizer(plain or [("", nn.Parameter(torch.zeros(0)))]),
+            average=WeightAverage(self.ema, named) if self.ema is not None else None,
             unreached=UnreachedParameters((name for name, _ in plain), self.mesh.world),
             comms=CommsMeter(self.placement.groups()),
             compiled=compiled,
@@ -272,8 +290,11 @@ class MeshStrategy(Strategy):
         for group in prepared.optimizer.param_groups:
             group["lr"] = lr * group.get(LR_SCALE, 1.0)
         prepared.optimizer.step()
+        if prepared.average is not None:
+            prepared.average.update()
         if not self.memory:
-            self.memory = memory_bytes(prepared.module, [p for _, p in prepared.named], prepared.optimizer)
+            means = prepared.average.means if prepared.average is not None else []
+            self.memory = memory_bytes(prepared.module, [p for _, p in prepared.named], prepared.optimizer, means)
         self.data_parallel.after_step()
         return StepInfo(norm)
 
@@ -333,18 +354,34 @@ class MeshStrategy(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         prepared = self.prepared
-        return {
+        state = {
             "model": model_tensors(prepared.module, self.aliases),
             "optimizer": optimizer_tensors(prepared.optimizer, prepared.named, self.aliases),
             "scaler": self.scaler.state(),
         }
+        if prepared.average is not None:
+            state |= {"ema": prepared.average.tensors(self.aliases), "ema_steps": {"steps": prepared.average.steps}}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine = self.state_dict()
-        for part in ("model", "optimizer"):
+        for part in (name for name in mine if name not in ("scaler", "optimizer")):
             load_tensors(mine[part], state[part], part)
+        load_optimizer_state(self.prepared.optimizer, self.prepared.named, self.aliases, state["optimizer"])
         self.scaler.load(state["scaler"])
-        self.data_parallel.after_step()
+        self.data_parallel.share_weights()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        average = self.prepared.average
+        if average is None:
+            yield
+            return
+        average.swap()
+        self.data_parallel.share_weights()
+        yield  # not in a `try`: after an error no rank waits for the others to share weights again
+        average.swap()
+        self.data_parallel.share_weights()
 
     def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
         mine = model_tensors(self.prepared.module, self.aliases)

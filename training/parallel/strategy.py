@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,10 +101,14 @@ class Strategy(ABC):
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """`{"model": ..., "optimizer": ..., "scaler": ...}` for torch.distributed.checkpoint, under names that do not
-        depend on the layout."""
+        depend on the layout; with averages `ema` and `ema_steps` too."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within, the weights are their averages (optim.ema), if there are any. Collective; nothing trains there."""
+        return nullcontext()
 
     @abstractmethod
     def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkring.training.planner.trace import Trace
-from sparkring.training.planner.workload import OPTIMIZER_STATES, RankParameters, Workload
+from sparkring.training.planner.workload import RankParameters, Workload
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
         parameters=sum(sizes),
         weights=weights * element,
         gradients=rank.owned * element,
-        optimizer=OPTIMIZER_STATES[rank.workload.optimizer] * rank.owned * element,
+        optimizer=rank.workload.optimizer_states * rank.owned * element,
         start=(weights + max(sizes)) * element,
         gathered=gathered_bytes(rank) if rank.zero else 0,
         activations=activations,

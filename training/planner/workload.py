@@ -36,7 +36,7 @@ class Workload:
         inputs: the model's positional inputs for any one row, e.g. (tokens (1, T),), since shapes scale with the rows;
             or why there are none, which leaves activations and their traffic unplanned.
         global_batch: rows per step.
-        optimizer: `optim.name`.
+        optimizer_states: tensors as large as a parameter that a step needs: the optimizer's, and the weights' average.
         element_bytes: of a parameter.
     """
 
@@ -46,7 +46,7 @@ class Workload:
     engine: str
     inputs: tuple[Any, ...] | Untraceable
     global_batch: int
-    optimizer: str = "adamw"
+    optimizer_states: int = 2
     element_bytes: int = 4
 
     @cached_property

@@ -53,7 +53,7 @@ def test_a_date_fills_in_templates_and_sets_the_window(recipe: str) -> None:
     interval = etl.interval
     assert (interval.last, interval.window, interval.time_zone) == ("2024-04-10", 28, "America/New_York")
     assert etl.sources["sales"].model_dump()["path"] == "lake/2024-03-14"
-    assert etl.split.boundaries == {"valid": "2024-04-04", "test": "2024-04-08"}
+    assert [*etl.split.boundaries.items()] == [("valid", "2024-04-04"), ("test", "2024-04-08")]
     assert resolved.config.schedule.wait_for == ["x/20240410/_SUCCESS"]
     assert resolved.origins["etl.interval.last"] == resolved.origins["etl.interval.window"] == "schedule"
     assert resolved.interval is not None

@@ -220,6 +220,27 @@ def test_a_model_that_training_began_from_must_be_the_same(workplace: Workplace,
     assert "the model that training began from cannot be read" in workplace.refusal(copied, "metrics")
 
 
+def test_a_run_that_began_with_a_registered_models_weights_says_so_and_keeps_them(
+    workplace: Workplace, spark: Any, tmp_path: Path
+) -> None:
+    stored = workplace.config.model_dump(mode="json")
+    changed = {"name": "begun", "storage": {"runs": str(tmp_path / "runs")}}
+    stored["model"]["start"] = "models:/nightly/1"
+    config = RunConfig.model_validate(stored | changed)
+    assert run_job(Resolved(config, {}), etl=False, session=lambda: spark) == Exit.OK
+    run = next((tmp_path / "runs/begun").glob("2*"))
+    result, weights = read_result(open_storage(str(run))), open_storage(str(workplace.run / "model"))
+    sha256 = weights.sha256("weights.safetensors")
+    assert result.start.startswith(f"with the weights of models:/nightly/1 (sha256 {sha256[:12]}); ")
+    assert result.train.started is not None and "tensors begin with its values" in result.start
+    assert result.run_config().model.start.sha256 == sha256  # type: ignore[union-attr]
+    assert "training started" in (run / "report.html").read_text()
+    assert read_record(open_storage(str(run))).start == {f"{run}/start/weights.safetensors": sha256}
+    assert workplace.reproduce(run, dry_run=True, session=no_session) == Exit.OK
+    (run / "start/weights.safetensors").write_bytes(b"other")
+    assert f"file {run}/start/weights.safetensors: " in workplace.refusal(run)
+
+
 def test_what_a_run_cannot_be_reproduced_without_is_named(workplace: Workplace, copied: Path) -> None:
     edit(copied / RECORD, lambda record: record.update(weights_sha256=None))
     assert "keeps no sha256 of its weights" in workplace.refusal(copied)

@@ -26,11 +26,13 @@ from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines import cli
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.tracking.journal import Journal
-from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, SparkringSource, pages, replay
+from sparkring.pipelines.tracking.mlflow_dataset import SparkringSource
+from sparkring.pipelines.tracking.mlflow_store import MOST_FAILURES, MlflowSink, replay
 from sparkring.pipelines.tracking.ops import Artifact, DatasetInfo, Metrics, ModelInfo, NamedType, StartRun
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import process_tags
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.pipelines.tracking.ui import pages
 from sparkring.pipelines.tracking.views import NOTE, VIEW
 
 ROOT = Path(__file__).parents[3]

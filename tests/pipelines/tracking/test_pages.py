@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.tracking.mlflow_store import pages
 from sparkring.pipelines.tracking.rules import DATE, NO_CHAMPION, RECIPE
 from sparkring.pipelines.tracking.tracker import Tracker
+from sparkring.pipelines.tracking.ui import pages
 from sparkring.training.result import Decision, Promotion
 from tests.pipelines.tracking.test_mlflow_store import quick, tiny_model
 

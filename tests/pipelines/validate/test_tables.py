@@ -14,12 +14,24 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
 from sparkring.etl.sources.examine import LOOKED_AT, examine_sources, spread
 from sparkring.pipelines.validate.folders import JOB_FOLDERS, storage_problems
+from sparkring.pipelines.validate.recipe import device_problems
 
 ETL = {"sources": {"t": {"path": "t", "format": "text"}}, "rows": "t", "features": {"path": {"kind": "categorical"}}}
 
 
 def storage(**uris: str) -> RunConfig:
     return RunConfig.model_validate({"name": "a", "storage": uris, "tracking": {"enabled": False}, "etl": ETL})
+
+
+def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(has_gpu: bool, master: str | None, device: str = "cuda") -> int:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+        config = {"name": "a", "etl": ETL, "spark": {"master": master}, "train": {"device": device}}
+        return len([*device_problems(RunConfig.model_validate(config))])
+
+    assert found(has_gpu=False, master=None) == found(has_gpu=False, master="local[4]") == 1
+    assert found(has_gpu=True, master=None) == found(has_gpu=False, master="spark://a:7077") == 0
+    assert found(has_gpu=False, master=None, device="auto") == 0
 
 
 def test_a_bucket_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,14 @@ def test_it_gives_the_same_bits_without_gradients(numbers: int, outputs: int, dt
         assert torch.equal(served, model(columns).detach()) and served.abs().sum() > 0
 
 
+def test_outputs_are_in_the_unit_of_the_label() -> None:
+    plain, scaled = Tabular(CODED, NUMERIC), Tabular(CODED, NUMERIC, output_center=500.0, output_scale=20.0)
+    for weight in plain.parameters():
+        torch.nn.init.normal_(weight)
+    scaled.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(scaled(rows()), 500 + 20 * plain(rows()))
+
+
 def test_additive_only_columns_are_never_combined_with_others() -> None:
     """d2 out / (d temp d wind) is zero for such columns, and is not for the others."""
     model = Tabular(CODED, NUMERIC, width=8, additive_only=["temp"])

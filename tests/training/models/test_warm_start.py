@@ -115,6 +115,13 @@ def test_a_row_of_known_values_keeps_its_output(
     assert np.abs(outputs(after, new, rows) - expected).max() < 2e-4 * max(1.0, np.abs(expected).max())
 
 
+def test_a_model_in_another_unit_is_no_start() -> None:
+    old = manifest(["UA", "B6"], (3.0, 2.0))
+    other, change = Tabular.from_manifest(old, output_center=5.0), compare_features(old, old)
+    with pytest.raises(WarmStartError, match="output_scale are 5 and 1; the model to start from has 0 and 1"):
+        other.warm_started({}, Tabular.from_manifest(old), {}, change, "mean")
+
+
 def test_without_a_change_every_weight_is_the_same_to_the_bit() -> None:
     old = manifest(["UA", "B6"], (3.0, 2.0))
     before = trained(old, 2)

@@ -107,6 +107,10 @@ class DataParallel(ABC):
         """After the optimizer: gather parameters if the optimizer held only shards of them."""
         return None
 
+    def share_weights(self) -> None:
+        """As after_step, where something else has written the weights: a load, or their averages."""
+        return None
+
     def after_evaluate(self) -> None:
         return None
 

@@ -175,8 +175,16 @@ class HorovodZero1(HorovodRing):
             shards.reduce()
 
     def after_step(self) -> None:
-        """Send every rank's shards to all; also after a load, so that the whole weights are those of the shards."""
+        self._send_shards()
+        super().after_step()
+
+    def share_weights(self) -> None:
+        sent = self.collectives.sent_bytes
+        self._send_shards()
+        self.collectives.sent_bytes = sent  # no step has sent them
+
+    def _send_shards(self) -> None:
+        """Send every rank's shards to all, so that the whole weights are those of the shards."""
         handles = [shards.gather(self.collectives) for shards in self.shards]
         for shards, handle in zip(self.shards, handles, strict=True):
             shards.fill(self.collectives.wait(handle))
-        super().after_step()

@@ -1,0 +1,82 @@
+"""What the groups of commands share: adding a command, types of arguments, loading the recipe."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from sparkring.conf.load import ConfigError, Resolved, load_config, recipe_names
+from sparkring.conf.schedule.block import seconds
+
+Command = Callable[[argparse.Namespace], int]
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(
+    commands: Commands, name: str, command: Command, text: str, examples: Sequence[str]
+) -> argparse.ArgumentParser:
+    """Add a command; its help ends with the examples.
+
+    Args:
+        commands: to add it to.
+        name: of the command.
+        command: the function.
+        text: for the help.
+        examples: whole command lines.
+    """
+    shown = "examples:\n" + "\n".join(f"  {example}" for example in examples)
+    sub = commands.add_parser(
+        name, help=text, description=text, epilog=shown, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    sub.set_defaults(command=command)
+    return sub
+
+
+def add_recipe_command(
+    commands: Commands, name: str, command: Command, text: str, examples: Sequence[str], default: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command that takes a recipe and overrides.
+
+    Args:
+        commands: to add it to.
+        name: of the command.
+        command: the function.
+        text: for the help.
+        examples: whole command lines.
+        default: recipe; None: it must be given.
+    """
+    sub = add_command(commands, name, command, text, examples)
+    known = f"a name ({', '.join(recipe_names())}) or the path of a YAML file"
+    sub.add_argument("recipe", help=known, nargs="?" if default else None, default=default)
+    sub.add_argument("overrides", nargs="*", metavar="key.path=value", help="win over the recipe")
+    return sub
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number, at least 1")
+    return int(text)
+
+
+def duration(text: str) -> int:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def load(arguments: argparse.Namespace) -> Resolved:
+    return load_config(arguments.recipe, arguments.overrides)
+
+
+def load_undated(arguments: argparse.Namespace) -> Resolved:
+    remedy = f"sparkring run {arguments.recipe} --date D, or see sparkring backfill"
+    return checked_date(load(arguments), remedy)
+
+
+def checked_date(resolved: Resolved, remedy: str) -> Resolved:
+    """Raise ConfigError for a recipe with dates where none was given; `remedy`: the command that gives one."""
+    if resolved.config.schedule is not None and resolved.interval is None:
+        raise ConfigError(resolved.config.name, [f"schedule: this recipe has dates; give one: {remedy}"])
+    return resolved

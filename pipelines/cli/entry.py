@@ -1,0 +1,96 @@
+"""`sparkring`: the command line. Thin: parses, calls one function, turns errors into one message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+
+from sparkring.conf.secrets import RedactingFormatter, redact
+from sparkring.pipelines.cli import jobs, machines, models, recipes, upkeep
+from sparkring.pipelines.cli.arguments import Command
+from sparkring.pipelines.cli.exits import exit_code, message
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.training.launch.failure import WorkerFailed
+
+STDOUT = 1  # its file descriptor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code (pipelines/exit_codes.py)."""
+    try:
+        return _run_command(parse(argv))
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes what is left when it ends
+        return Exit.PIPE
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line. Overrides may stand behind options too, where argparse alone does not look for them."""
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
+    for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # JSON twins of errors we report ourselves
+        logging.getLogger(twin).setLevel(logging.CRITICAL)
+    try:
+        command: Command = arguments.command
+        code = int(command(arguments))
+        print(end="", flush=True)  # what cannot be written is an error here, and not after this function
+        return code
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            raise
+        failure = exit_code(error)
+        if arguments.verbose or failure is Exit.BUG:
+            print(redact(traceback.format_exc()), file=sys.stderr, end="")
+            if isinstance(error, WorkerFailed):
+                print(f"in rank {error.rank}:\n{redact(error.failure.traceback)}", file=sys.stderr)
+        print(f"sparkring: {redact(message(error))}", file=sys.stderr)
+        return failure
+
+
+def _reader_has_gone() -> bool:
+    """Whether standard output is a pipe that nothing reads any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="sparkring", description="One Spark application from raw tables to a tracked model."
+    )
+    top.add_argument("--version", action="version", version=_version())
+    top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    for group in (jobs, recipes, models, upkeep, machines):
+        group.add_commands(commands)
+    return top
+
+
+def _version() -> str:
+    """The installed version; code that Spark ships as a zip has none."""
+    try:
+        return f"sparkring {metadata.version('sparkring')}"
+    except metadata.PackageNotFoundError:
+        return "sparkring, not installed"

@@ -1,0 +1,50 @@
+"""Turn an error into one message and an exit code."""
+
+from __future__ import annotations
+
+import errno
+
+from sparkring.conf.load import ConfigError
+from sparkring.conf.stored import StoredError
+from sparkring.etl.errors import EtlError
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.schedule.errors import TryLater
+from sparkring.pipelines.tracking.rules import StoreUnreachable
+from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
+
+EXITS: list[tuple[type[BaseException], Exit]] = [
+    (ConfigError, Exit.USAGE),
+    (StoredError, Exit.DATA),
+    (EtlError, Exit.DATA),
+    (WorkerFailed, Exit.TRAINING),
+    (LaunchError, Exit.RESOURCES),
+    (TryLater, Exit.TRY_LATER),
+    (StoreUnreachable, Exit.RESOURCES),
+    (Cancelled, Exit.TERMINATED),
+    (KeyboardInterrupt, Exit.INTERRUPTED),
+]
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+def exit_code(error: BaseException) -> Exit:
+    """The code for an error, by its type."""
+    if isinstance(error, SystemExit):
+        return Exit(error.code) if error.code in set(Exit) else Exit.BUG
+    for kinds, code in EXITS:
+        if isinstance(error, kinds):
+            return code
+    return Exit.RESOURCES if _no_room(error) else Exit.BUG
+
+
+def message(error: BaseException) -> str:
+    """The error's message; a full disk's with its remedy."""
+    if not _no_room(error):
+        return str(error) or "interrupted"
+    return (
+        f"{error}: make room there, or point the storage or tracking key of that folder elsewhere; then give the same "
+        "command again, which goes on from the last checkpoint"
+    )
+
+
+def _no_room(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in NO_ROOM

@@ -1,0 +1,86 @@
+"""Commands for the machines that jobs run on: launch, netcheck, package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from sparkring.conf.load import ConfigError
+from sparkring.pipelines.cli.arguments import Commands, add_command, add_recipe_command, count, load
+from sparkring.pipelines.exit_codes import Exit
+
+
+def add_commands(commands: Commands) -> None:
+    _add_launch(commands)
+    text = "measure the network between the hosts the recipe would train on"
+    examples = ["sparkring netcheck mine.yaml launch.world=8 spark.master=spark://host:7077"]
+    add_recipe_command(commands, "netcheck", _netcheck, text, examples)
+    text = "write the code archive and main file for spark-submit"
+    package = add_command(commands, "package", _package, text, ["sparkring package --out dist/sparkring.zip"])
+    package.add_argument("--out", default="dist/sparkring.zip", help="file (default: dist/sparkring.zip)")
+
+
+def _add_launch(commands: Commands) -> None:
+    text = "run any script as torchrun would, its ranks on the slots of Spark"
+    examples = [
+        "sparkring launch --world 4 train.py --epochs 3",
+        "sparkring launch --world 8 --min-world 4 --max-attempts 3 --master spark://host:7077 train.py",
+    ]
+    sub = add_command(commands, "launch", _launch, text, examples)
+    sub.add_argument("--world", type=count, metavar="N", help="ranks; default: the cores of this machine")
+    sub.add_argument("--min-world", type=count, metavar="N", help="go on with as few where hosts fail")
+    sub.add_argument("--max-attempts", type=count, default=1, metavar="N", help="failures in a row (default: 1)")
+    sub.add_argument("--hang-timeout", type=float, metavar="S", help="without output or progress; default: no limit")
+    sub.add_argument("--master", metavar="URL", help="of Spark; default: this machine, or what spark-submit says")
+    sub.add_argument(
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; may be repeated"
+    )
+    sub.add_argument("--files", action="append", default=[], metavar="PATH", help="hidden file or folder to take along")
+    sub.add_argument("script", help="path of the script; the working directory travels with it")
+    sub.add_argument("words", nargs=argparse.REMAINDER, metavar="args", help="the script's own arguments")
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    from sparkring.conf.blocks.launch import LaunchConfig
+    from sparkring.conf.blocks.spark import SparkConfig
+    from sparkring.pipelines.launch.script import NAME, launch
+    from sparkring.pipelines.spark import submitted
+
+    elsewhere = arguments.master or submitted()
+    if arguments.world is None and elsewhere:
+        raise ConfigError(NAME, ["--world: say how many ranks; a cluster's slots come one by one"])
+    settings = dict(word.partition("=")[::2] for word in arguments.conf)
+    limits = LaunchConfig(
+        world=arguments.world or len(os.sched_getaffinity(0)),
+        min_world=arguments.min_world,
+        max_attempts=arguments.max_attempts,
+        hang_timeout_s=arguments.hang_timeout,
+        log_lines_per_s=None,
+    )
+    launch(
+        arguments.script, arguments.words, limits, SparkConfig(master=arguments.master, conf=settings), arguments.files
+    )
+    return Exit.OK
+
+
+def _netcheck(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.launch.barrier import launch_options
+    from sparkring.pipelines.launch.netcheck import netcheck
+    from sparkring.pipelines.spark import spark_session
+
+    config = load(arguments).config
+    with spark_session(config.name, config.spark, config.launch) as spark:
+        print(netcheck(spark, config.launch.world, options=launch_options(config.launch)).text())
+    return Exit.OK
+
+
+def _package(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from sparkring.pipelines.package import write_archive
+
+    archive = write_archive(Path(arguments.out))
+    main = archive.with_name("sparkring_job.py")
+    main.write_text("import sys\n\nfrom sparkring.pipelines.cli import main\n\nsys.exit(main())\n")
+    print(f"spark-submit --py-files {archive} {main} run RECIPE")
+    return Exit.OK

@@ -1,0 +1,102 @@
+"""Commands about a recipe, which start nothing: init, config, plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from sparkring.conf.load import ConfigError, json_schema, leaves
+from sparkring.pipelines.cli.arguments import Commands, add_command, add_recipe_command, load
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.init import TASKS
+
+
+def add_commands(commands: Commands) -> None:
+    _add_init(commands)
+    config = commands.add_parser("config", help="show, validate or describe a configuration")
+    what = config.add_subparsers(required=True, metavar="WHAT")
+    text = "resolved values, each with where it came from"
+    add_recipe_command(what, "show", _show, text, ["sparkring config show flights train.epochs=5"])
+    text = "find what is wrong with a recipe, its code, tables and storage, without Spark; every problem at once"
+    examples = ["sparkring config validate mine.yaml", "sparkring config validate mine.yaml --no-tables"]
+    validate = add_recipe_command(what, "validate", _validate, text, examples)
+    validate.add_argument("--no-tables", action="store_true", help="only the recipe and its code: the tables are away")
+    text = "JSON schema of a recipe, for editors"
+    add_command(what, "schema", _schema, text, ["sparkring config schema > recipe.schema.json"])
+    plan = commands.add_parser("plan", help="what a parallel block costs").add_subparsers(required=True, metavar="WHAT")
+    text = "mesh, memory per rank, bytes per step, bubble; starts nothing"
+    add_recipe_command(plan, "show", _plan, text, ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"])
+
+
+def _add_init(commands: Commands) -> None:
+    init = commands.add_parser("init", help="write a recipe for files of your own, with a README, into a new folder")
+    kinds = init.add_subparsers(required=True, metavar="KIND")
+    text = "a recipe for CSV or Parquet: the label's task, features by type and values, what to look at"
+    examples = [
+        "sparkring init table --data houses.csv --label price",
+        "sparkring init table churn --data customers.parquet --label churned --task binary",
+    ]
+    table = add_command(kinds, "table", _init_table, text, examples)
+    text = "a recipe for a folder of text files: a small GPT learns to continue them"
+    documents = add_command(kinds, "text", _init_text, text, ["sparkring init text notes --data ~/notes"])
+    for sub in (table, documents):
+        sub.add_argument("folder", nargs="?", help="new or empty; default: one here, named as the data")
+        what = "folder of text files" if sub is documents else "CSV or Parquet file, or a folder of them"
+        sub.add_argument("--data", required=True, metavar="FILE", help=what)
+    table.add_argument("--label", required=True, metavar="COLUMN", help="what is to be predicted")
+    table.add_argument("--task", choices=TASKS, help="default: by the label's type and values")
+
+
+def _init_table(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.init.folder import target_folder, write_project
+    from sparkring.pipelines.init.table import table_project
+
+    folder = target_folder(arguments.folder, arguments.data)
+    project = table_project(arguments.data, arguments.label, arguments.task, folder)
+    print("\n".join(write_project(folder, project, ["sparkring", *sys.argv[1:]])))
+    return Exit.OK
+
+
+def _init_text(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.init.folder import target_folder, write_project
+    from sparkring.pipelines.init.text import text_project
+
+    folder = target_folder(arguments.folder, arguments.data)
+    project = text_project(arguments.data, folder)
+    print("\n".join(write_project(folder, project, ["sparkring", *sys.argv[1:]])))
+    return Exit.OK
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    resolved = load(arguments)
+    rows = [(key, json.dumps(value), resolved.origins[key]) for key, value in leaves(resolved.as_dict())]
+    widths = [min(max(len(row[i]) for row in rows), 60) for i in range(2)]
+    for key, value, origin in rows:
+        print(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    print(f"digest {resolved.digest}")
+    return Exit.OK
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.validate.recipe import validate
+
+    resolved = load(arguments)
+    validate(resolved.config, tables=not arguments.no_tables).raise_any(arguments.recipe)
+    print(f"{arguments.recipe}: valid, digest {resolved.digest}")
+    return Exit.OK
+
+
+def _schema(_: argparse.Namespace) -> int:
+    print(json.dumps(json_schema(), indent=1))
+    return Exit.OK
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.plan import layout_problems_of, show_plan
+
+    config = load(arguments).config
+    if problems := layout_problems_of(config):
+        raise ConfigError(arguments.recipe, problems)
+    print(show_plan(config))
+    return Exit.OK

@@ -1,0 +1,3 @@
+"""`sparkring init`: a recipe from the user's own files."""
+
+TASKS = ("binary", "multiclass", "regression")  # of a table

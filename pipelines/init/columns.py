@@ -1,0 +1,193 @@
+"""Decide what the columns of a table are to a model: the task of the label, a feature, or neither, and why."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkring.conf.load import ConfigError
+from sparkring.etl.sources.declared import quoted
+from sparkring.pipelines.init.sample import TableSample
+
+WHOLE = ("tinyint", "smallint", "int", "bigint")
+DATES = ("date", "timestamp", "timestamp_ntz")
+FEWEST_ROWS = 50  # below, a split by hash may have none
+MOST_CLASSES = 1000
+CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for classes
+CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is predicted. `sql` makes the label of the column; `center` and `scale` are those of a regression."""
+
+    name: str
+    sql: str
+    task: str
+    why: str
+    center: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass
+class Columns:
+    """What becomes of each column. `selected`: SQL expression by name; `left_out`: why, by column."""
+
+    label: Label
+    selected: dict[str, str] = field(default_factory=dict)
+    features: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    key: list[str] = field(default_factory=list)
+    dates: list[str] = field(default_factory=list)
+
+
+def decide_columns(sample: TableSample, label: str, task: str | None = None) -> Columns:
+    """Decide by types and counts of distinct values. `task`: None: by the label. ConfigError where it cannot be."""
+    names = list(sample.types)
+    if label not in names:
+        near = difflib.get_close_matches(label, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {names}"
+        raise ConfigError(str(sample.path), [f"--label {label}: no such column; {hint}"])
+    if sample.rows.num_rows < FEWEST_ROWS:
+        problem = f"has {sample.rows.num_rows} rows; at least {FEWEST_ROWS} are needed to train, validate and test"
+        raise ConfigError(str(sample.path), [problem])
+    known = identifiers(names)
+    found = Columns(decide_label(sample, label, known[label], task))
+    for name in names:
+        if name != label:
+            _decide_column(found, sample, name, known[name])
+    if not found.features:
+        why = "; ".join(f"{name}: {reason}" for name, reason in found.left_out.items())
+        raise ConfigError(str(sample.path), [f"no column can be a feature ({why})"])
+    return found
+
+
+def identifiers(names: list[str]) -> dict[str, str]:
+    """A name for each column that SQL and a recipe take as it is; no two are equal when case is ignored."""
+    made: dict[str, str] = {}
+    for name in names:
+        text = re.sub(r"\W+", "_", name).strip("_") or "column"
+        text = text if re.match(r"[A-Za-z_]", text) and not text.lower().startswith("sparkring_") else f"c_{text}"
+        taken, number, base = {other.lower() for other in made.values()}, 2, text
+        while text.lower() in taken:
+            text, number = f"{base}_{number}", number + 1
+        made[name] = text
+    return made
+
+
+def decide_label(sample: TableSample, column: str, name: str, task: str | None) -> Label:
+    """Decide the task by the label's type and values, or take the given one. ConfigError for a label without a task."""
+    kind, values = sample.types[column], pc.drop_null(sample.rows.column(column))
+    where = f"--label {column}"
+    looked_at = "all rows" if sample.is_whole else f"the first {sample.rows.num_rows} rows"
+    if not _is_counted(kind) or kind in DATES:
+        raise ConfigError(str(sample.path), [f"{where}: is {kind}; a label is a number, a text or true and false"])
+    distinct = pc.count_distinct(values).as_py()
+    if distinct < 2:
+        has = "no value" if not distinct else f"one value, {values[0].as_py()!r},"
+        raise ConfigError(str(sample.path), [f"{where}: has {has} in {looked_at}; there is nothing to learn"])
+    number = _is_number(kind)
+    decided, why = _task_of(kind, distinct, len(values))
+    task = task or decided
+    if task is None:
+        raise ConfigError(str(sample.path), [f"{where}: {why}"])
+    shown = ", ".join(sorted(map(str, pc.unique(values).to_pylist()))[:SHOWN]) + ", ..." * (distinct > SHOWN)
+    wrong = {
+        "binary": distinct != 2 and f"has {distinct} values ({shown}), and binary has 2; use --task multiclass",
+        "multiclass": not 3 <= distinct <= MOST_CLASSES
+        and f"has {distinct} values; multiclass has 3 to {MOST_CLASSES}, and binary has 2",
+        "regression": not number and f"is {kind} ({shown}), and regression needs a number",
+    }[task]
+    if wrong:
+        raise ConfigError(str(sample.path), [f"--task {task}: {column!r} {wrong}"])
+    if task == "regression":
+        numbers = values.cast(pa.float64())
+        center, scale = pc.mean(numbers).as_py(), pc.stddev(numbers).as_py()
+        return Label(name, f"CAST({quoted(column)} AS double)", task, why, center, scale)
+    if kind in ("string", "boolean"):
+        return Label(name, quoted(column), task, f"{why}: {shown}")
+    is_flag = task == "binary" and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
+    return Label(name, f"CAST({quoted(column)} AS {'int' if is_flag else 'string'})", task, f"{why}: {shown}")
+
+
+def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:
+    """The task of a label, with the reason; or None, with what is wrong."""
+    if distinct == 2:
+        return "binary", "two values"
+    if kind == "string":
+        if distinct > min(MOST_CLASSES, rows // 2):
+            return None, f"{distinct} distinct texts in {rows} rows are no classes; name another label"
+        return "multiclass", f"{distinct} texts, so classes"
+    if kind in WHOLE and distinct <= CLASS_NUMBERS:
+        return "multiclass", f"{distinct} whole numbers, taken for classes; where they are amounts: --task regression"
+    return "regression", "numbers"
+
+
+def _decide_column(found: Columns, sample: TableSample, column: str, name: str) -> None:
+    """Make features of one column, or note why there are none."""
+    kind, values = sample.types[column], sample.rows.column(column)
+    reason = left_out_reason(kind, values)
+    if reason is not None:
+        found.left_out[column] = reason
+        if reason.startswith("an id") and sample.is_whole and not values.null_count and not found.key:
+            found.key, found.selected[name] = [name], quoted(column)
+        return
+    if kind in DATES:
+        found.dates.append(name)
+        found.selected[name] = quoted(column)
+        parts = {"month": ("month", 12), "weekday": ("dayofweek", 7)}
+        parts |= {} if kind == "date" else {"hour": ("hour", 24)}
+        for part, (function, period) in parts.items():
+            found.selected[f"{name}_{part}"] = f"{function}({quoted(column)})"
+            found.features[f"{name}_{part}"] = {"kind": "cyclic", "period": period}
+        return
+    found.selected[name] = quoted(column)
+    found.features[name] = feature_of(kind, values)
+
+
+def left_out_reason(kind: str, values: Any) -> str | None:
+    """Why a column is no feature; None if it is one."""
+    if not _is_counted(kind):
+        return f"{kind} is no single value; docs/etl.md says how such a column is a feature"
+    present, distinct = len(values) - values.null_count, pc.count_distinct(values, mode="only_valid").as_py()
+    if not present:
+        return "no value at all"
+    if distinct == 1 and not values.null_count:
+        return "the same value in every row"
+    if distinct == present and (kind == "string" or kind in WHOLE):
+        return "an id, or free text: no two rows have the same value"
+    if kind == "string" and distinct > present / 2:
+        return f"free text, or nearly an id: {distinct} distinct values in {present} rows"
+    return None
+
+
+def feature_of(kind: str, values: Any) -> dict[str, Any]:
+    """The feature that a column is, by its type and its distinct values."""
+    distinct = pc.count_distinct(values, mode="only_valid").as_py()
+    is_few = distinct <= CATEGORY_NUMBERS and len(values) >= ROWS_PER_NUMBER * distinct
+    if kind == "string" and distinct > MOST_CLASSES:
+        return {"kind": "categorical", "min_count": 5}
+    if kind in ("string", "boolean") or (kind in WHOLE and is_few):
+        return {"kind": "categorical"}
+    return {"kind": "numeric"}
+
+
+def _is_number(kind: str) -> bool:
+    return kind in (*WHOLE, "float", "double") or kind.startswith("decimal")
+
+
+def _is_counted(kind: str) -> bool:
+    return _is_number(kind) or kind in ("string", "boolean", *DATES)
+
+
+def counts(features: Mapping[str, Mapping[str, Any]]) -> str:
+    """`3 numeric, 2 categorical`."""
+    kinds = [str(feature["kind"]) for feature in features.values()]
+    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -1,0 +1,104 @@
+"""Write a new project: a recipe, its README and code, into a folder that is empty or not there yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparkring.conf.load import ConfigError
+
+RECIPE = "recipe.yaml"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as SQL, as blocks."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+@dataclass(frozen=True)
+class Project:
+    """What `sparkring init` writes and says. `decided` and `look_at`: a sentence each; `files`: text by name."""
+
+    recipe: dict[str, Any]
+    decided: list[str]
+    look_at: list[str]
+    limit_rows: int
+    use: str  # Markdown on how to use the trained model
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def run_name(text: str) -> str:
+    """Make a name of a run from any text: lower case, digits, - and _."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-_")
+    return name or "mine"
+
+
+def target_folder(given: str | None, data: str) -> Path:
+    """The project's folder: the given one, else one here, named as the data. ConfigError where it has files."""
+    folder = Path(given) if given else Path(run_name(Path(data).name.partition(".")[0]))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(str(folder), ["is there and not empty; name a new folder: sparkring init KIND FOLDER ..."])
+    return folder
+
+
+def write_project(folder: Path, project: Project, command: Sequence[str]) -> list[str]:
+    """Write the files, and return the lines that say what was decided and what to run next.
+
+    Args:
+        folder: made if it is not there.
+        project: what to write.
+        command: the words that made it, for the recipe's first line.
+    """
+    head = [f"# Written by: {' '.join(command)}", *(f"# {line}" for line in project.decided)]
+    body = yaml.dump(
+        project.recipe, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+    )
+    files = {RECIPE: "\n".join(head) + f"\n{body}", "README.md": readme(project)} | project.files
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        with (folder / name).open("x", encoding="utf-8") as file:  # x: never over a file that is there
+            file.write(text)
+    return [
+        f"wrote {', '.join(str(folder / name) for name in files)}",
+        *["", "decided:", *bullets(project.decided)],
+        *(["", "look at:", *bullets(project.look_at)] if project.look_at else []),
+        *["", "next:", *(f"  {line}" for line in [f"cd {folder}", *next_commands(project)])],
+    ]
+
+
+def bullets(lines: Sequence[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
+
+
+def next_commands(project: Project) -> list[str]:
+    return [
+        f"sparkring run {RECIPE} --limit-rows {project.limit_rows}   # every part on some rows: a minute",
+        f"sparkring run {RECIPE}",
+        f"sparkring ui {RECIPE}   # runs, charts and models in the browser",
+    ]
+
+
+def readme(project: Project) -> str:
+    """The project's page: what was decided, what to look at, what to run, how to use the model."""
+    name = project.recipe["name"]
+    sections = [
+        f"# {name}",
+        "A recipe for sparkring. Run in this folder:",
+        "```\n" + "\n".join(["sparkring config validate recipe.yaml", *next_commands(project)]) + "\n```",
+        "What was decided (change it in `recipe.yaml`; `sparkring config schema` lists every key):",
+        "\n".join(bullets(project.decided)),
+    ]
+    if project.look_at:
+        sections += ["Look at this before you trust a model:", "\n".join(bullets(project.look_at))]
+    return "\n\n".join([*sections, project.use]) + "\n"

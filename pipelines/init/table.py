@@ -1,0 +1,136 @@
+"""A project for a table: a label and features of its columns, and the built-in model for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkring.etl.sources.declared import quoted
+from sparkring.pipelines.init.columns import Columns, counts, decide_columns
+from sparkring.pipelines.init.folder import Project, run_name
+from sparkring.pipelines.init.sample import TableSample, read_sample
+
+TRAIN_SHARE, STEPS = 0.8, 400  # of the rows; about so many steps of training in all
+LARGEST_BATCH, SMALLEST_BATCH, STEPS_PER_EPOCH = 1024, 4, 8
+MOST_EPOCHS, FEWEST_EPOCHS = 60, 3
+SOURCE, VIEW = "raw", "prepared"
+USE = {
+    "binary": "the probability of the second value",
+    "multiclass": "a probability per class, and the likeliest",
+    "regression": "the value",
+}
+
+
+def table_project(data: str, label: str, task: str | None, folder: Path) -> Project:
+    """Look at the table and decide. ConfigError where the file, the label or the task will not do."""
+    sample = read_sample(data)
+    columns = decide_columns(sample, label, task)
+    return Project(
+        table_recipe(sample, columns, run_name(folder.resolve().name)),
+        decided(sample, columns),
+        look_at(sample, columns),
+        limit_rows=min(1000, sample.rows.num_rows),
+        use=_use(columns, run_name(folder.resolve().name)),
+    )
+
+
+def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, Any]:
+    """The recipe, as a dict in the order it is written."""
+    label = columns.label
+    batch, epochs = batch_and_epochs(sample.rows.num_rows)
+    source: dict[str, Any] = {"path": str(sample.path), "format": sample.format}
+    if sample.options:
+        source["options"] = sample.options
+    read = " ".join([label.sql, *columns.selected.values()])
+    kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if quoted(n) in read}
+    known = f"{label.name} IS NOT NULL"
+    model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
+    if label.task == "regression":
+        model["args"] |= {"output_center": round_to(label.center), "output_scale": round_to(label.scale)}
+    return {
+        "name": name,
+        "etl": {
+            "sources": {SOURCE: source | {"columns": kept}},
+            "views": {VIEW: view_sql(columns.selected | {label.name: label.sql})},
+            "rows": VIEW,
+            **({"key": columns.key} if columns.key else {}),
+            "checks": [{"name": "label_known", "kind": "expression", "sql": known, "level": "row"}],
+            "split": {"kind": "hash", "shares": {"train": TRAIN_SHARE, "valid": 0.1, "test": 0.1}},
+            "features": columns.features,
+            "label": label.name,
+        },
+        "model": model,
+        "optim": {"lr": 0.005, "weight_decay": 0.01},
+        "train": {"epochs": epochs, "global_batch": batch},
+    }
+
+
+def view_sql(selected: Mapping[str, str]) -> str:
+    """The SQL of the view: an expression per name."""
+    lines = [name if sql == quoted(name) else f"{sql} AS {name}" for name, sql in selected.items()]
+    return "SELECT\n  " + ",\n  ".join(lines) + f"\nFROM {SOURCE}\n"
+
+
+def round_to(value: float, digits: int = 4) -> float:
+    """Round to significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
+def batch_and_epochs(rows: int) -> tuple[int, int]:
+    """A batch of which an epoch has several, and epochs for about STEPS steps."""
+    trained = rows * TRAIN_SHARE
+    batch = LARGEST_BATCH
+    while batch > SMALLEST_BATCH and batch * STEPS_PER_EPOCH > trained:
+        batch //= 2
+    return batch, int(min(max(round(STEPS * batch / trained), FEWEST_EPOCHS), MOST_EPOCHS))
+
+
+def decided(sample: TableSample, columns: Columns) -> list[str]:
+    """What was decided, a sentence each."""
+    label, seen = columns.label, f"{sample.rows.num_rows:,} rows"
+    lines = [
+        f"{seen} looked at{'' if sample.is_whole else ', the first; there are more'}",
+        f"label {label.name}: {label.task} ({label.why})",
+        f"features: {counts(columns.features)}",
+    ]
+    if null := sample.options.get("nullValue"):
+        lines.append(f"{null!r} is a null")
+    if columns.key:
+        lines.append(f"rows are known by {columns.key[0]}, which is no feature")
+    return lines + [f"left out: {name} ({why})" for name, why in columns.left_out.items() if name not in columns.key]
+
+
+def look_at(sample: TableSample, columns: Columns) -> list[str]:
+    """What only a person can know, a sentence each."""
+    nulls = sample.rows.column(columns_name(sample, columns)).null_count
+    lines = [
+        "is every feature known when a prediction is made? One that is written later makes scores that do not last",
+    ]
+    if columns.dates:
+        lines.append(
+            f"rows are split at random; to predict later rows from earlier ones, split by {columns.dates[0]} "
+            "(etl.split of kind time, docs/etl.md)"
+        )
+    if nulls:
+        lines.append(f"{nulls} rows have no {columns.label.name}; the check label_known leaves them out")
+    if not sample.is_whole:
+        lines.append("rows that were not looked at may hold other types or classes; the run names each such value")
+    return lines
+
+
+def columns_name(sample: TableSample, columns: Columns) -> str:
+    """The label's column as the file calls it."""
+    return next(name for name in sample.types if quoted(name) in columns.label.sql)
+
+
+def _use(columns: Columns, name: str) -> str:
+    return (
+        f"The trained model is `models:/{name}@champion`. It takes rows with the columns of the view `{VIEW}`, as a\n"
+        f"pandas DataFrame, and gives {USE[columns.label.task]}:\n\n"
+        "```python\nimport mlflow\n\n"
+        'mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")\n'
+        f'model = mlflow.pyfunc.load_model("models:/{name}@champion")\n'
+        "model.predict(rows)\n```\n\n"
+        f"`sparkring serve-check models:/{name}@champion` proves that it can be installed anywhere."
+    )

@@ -1,0 +1,215 @@
+"""`sparkring export`: a registered model as one file of torch.export or ONNX, for what serves without Python.
+
+The file computes what the model does after its features: from the tensors that they make of a raw row to the
+prediction. What they do is data, not computation (vocabularies, scales), and stands in the file's metadata under
+METADATA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from sparkring.conf.blocks.predict import REGISTERED
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.errors import first_line
+from sparkring.conf.load import ConfigError
+from sparkring.conf.manifest import Column
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.portable.check import data_folder, find_folder
+from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.serving import CODE, Writer, load_trusted
+from sparkring.training.checkpoint.weights import FILE as WEIGHTS
+from sparkring.training.model_folder import CONFIG, read_model_folder
+
+Format = Literal["pt2", "onnx"]
+Tensors = dict[str, torch.Tensor]
+METADATA = "sparkring.json"
+TRACED_ROWS, CHECKED_ROWS = 3, (1, 2, 257)  # the file must not know how many it was made with
+ROUNDING = 1e-5  # ONNX's runtime sums in another order
+
+
+class Exported(nn.Module):
+    """tensors by column, each (rows, ...) -> predictions (rows,), or (rows, classes); of a language model logits."""
+
+    def __init__(self, model: nn.Module, inputs: Callable[..., Any], outputs: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self._inputs, self._outputs = model, inputs, outputs
+
+    def forward(self, columns: Tensors) -> torch.Tensor:
+        return self._outputs(self.model(*self._inputs(columns)))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: the module, its inputs, and what the file says of itself."""
+
+    module: Exported
+    columns: list[Column]
+    about: dict[str, Any]
+    longest: int = 0  # of a language model: tokens in a row at most
+
+    def example(self, rows: int, seed: int = 0) -> Tensors:
+        """Random tensors of the columns and their masks: codes below their number, numbers near 0."""
+        draw = np.random.default_rng(seed)
+        made: Tensors = {}
+        for column in self.columns:
+            shape = (min(self.longest, rows + 2),) if self.longest else column.shape
+            size, dtype = (rows, *shape), np.dtype(column.dtype)
+            is_code = dtype.kind in "biu"
+            values = draw.integers(0, column.cardinality or 2, size) if is_code else draw.standard_normal(size)
+            made[column.name] = torch.from_numpy(values.astype(dtype))
+            if column.mask is not None:
+                made[column.mask] = torch.from_numpy(draw.integers(0, 2, rows).astype(bool))
+        return made
+
+    def describe(self) -> dict[str, Any]:
+        """What the file says of itself; shapes are without the first dimension, the rows."""
+        inputs = []
+        for column in self.columns:
+            shape = ["tokens"] if self.longest else [*column.shape]
+            inputs.append({"name": column.name, "dtype": column.dtype, "shape": shape})
+            if column.mask is not None:
+                inputs.append({"name": column.mask, "dtype": "bool", "shape": []})
+        return self.about | {"inputs": inputs}
+
+
+def export(target: str, form: Format, out: Path, tracking: TrackingConfig, say: Callable[[str], None]) -> int:
+    """Write the model as one file, load it again, and compare; returns the exit code.
+
+    Raises StoredError for a target that is no model; ConfigError where `out` exists, a package is missing, or the
+    model's code cannot be exported.
+
+    Args:
+        target: models:/<name>@<alias>, models:/<name>/<version>, an MLflow model's folder or a run's `model` folder.
+        form: of the file.
+        out: the file, which is made whole or not at all.
+        tracking: where the registry is.
+        say: takes lines for the user.
+    """
+    check_can_write(form, out)
+    with scratch_folder("export") as scratch:
+        source = read_source(target, tracking, scratch)
+        made = scratch / out.name
+        write(source, form, made)
+        problem, how = compare(source, form, made)
+        if problem:
+            say(f"{target}: {problem}")
+            return Exit.QUALITY
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_name(f".{out.name}.part")
+        part.write_bytes(made.read_bytes())
+        os.replace(part, out)
+    say(f"{target}: {out}: {len(source.columns)} inputs, any number of rows; {how}")
+    return Exit.OK
+
+
+def check_can_write(form: Format, out: Path) -> None:
+    """Raise ConfigError for a file that exists, or where the packages of its format are missing."""
+    problems = [f"--out {out}: exists; take another name, or delete it"] if out.exists() else []
+    if form == "onnx":
+        try:
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            problems.append(f"--format onnx needs {error.name}: pip install 'sparkring[onnx]'")
+    if problems:
+        raise ConfigError("export", problems)
+
+
+def read_source(target: str, tracking: TrackingConfig, scratch: Path) -> Source:
+    """Load the model, copied below `scratch` if it is registered. StoredError for what is none, or is not trusted."""
+    if not REGISTERED.fullmatch(target) and (Path(target) / CONFIG).exists():
+        folder = Path(target)
+    else:
+        folder = data_folder(find_folder(target, tracking, scratch), target)
+    code = folder.parent.parent / CODE
+    if code.is_dir():
+        sys.path.append(str(code))  # as MLflow does; last, so that sparkring is the one that runs
+    found, stored = load_trusted(str(folder)), open_storage(str(folder))
+    trained = read_model_folder(stored)
+    about: dict[str, Any] = {"model": target, "weights_sha256": stored.sha256(WEIGHTS)}
+    about["task"] = trained.config.model.task
+    if isinstance(found, Writer):
+        module = Exported(found.model, lambda columns: (columns["tokens"],), lambda logits: logits)
+        tokens = Column(name="tokens", dtype="int64", cardinality=found.codec.size)
+        return Source(module, [tokens], about | {"text": trained.manifest.text}, longest=found.context)
+    module = Exported(found.model, found.task.inputs, found.task.probabilities)
+    about |= {"classes": list(trained.manifest.classes), "features": found.raw.states}
+    return Source(module, found.raw.tensors, about)
+
+
+def write(source: Source, form: Format, path: Path) -> None:
+    """Trace the module and write it. ConfigError where its code cannot be traced for any number of rows."""
+    traced, more = source.example(TRACED_ROWS), {1: Dim.DYNAMIC} if source.longest else {}
+    try:
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            dynamic = ({name: {0: Dim.DYNAMIC} | more for name in traced},)
+            program = torch.export.export(source.module.eval(), (traced,), dynamic_shapes=dynamic)
+            text = json.dumps(source.describe())
+            if form == "pt2":
+                torch.export.save(program, path, extra_files={METADATA: text})
+            else:
+                _write_onnx(program, list(traced), text, path)
+    except Exception as error:  # torch raises many kinds, of the user's code and its own
+        raise ConfigError(
+            str(source.about["model"]),
+            [
+                f"its model cannot be exported to {form}: {type(error).__name__}: {first_line(error)}. Its "
+                "forward must not branch on values or on the number of rows "
+                "(https://docs.pytorch.org/docs/stable/export.html)"
+            ],
+        ) from error
+
+
+def _write_onnx(program: ExportedProgram, names: list[str], about: str, path: Path) -> None:
+    made = torch.onnx.export(program, (), dynamo=True, input_names=names, output_names=["prediction"], verbose=False)
+    assert made is not None, "only the older exporter returns nothing"
+    made.model.metadata_props[METADATA] = about
+    made.save(path)
+
+
+def compare(source: Source, form: Format, path: Path) -> tuple[str, str]:
+    """Run the file beside the module, on other numbers of rows than it was made with.
+
+    Returns a problem, "" where there is none, and how alike they are.
+    """
+    run, exact = _load(form, path), True
+    for rows in CHECKED_ROWS:
+        given = source.example(rows, seed=rows)
+        with torch.no_grad():
+            expected = source.module(given).numpy()
+        found = run(given)
+        if found.shape != expected.shape or not np.allclose(found, expected, rtol=ROUNDING, atol=ROUNDING):
+            return f"the {form} file computes something else than the model on {rows} rows; nothing is written", ""
+        exact = exact and found.tobytes() == expected.tobytes()
+    checked = f"on {sum(CHECKED_ROWS)} random rows its predictions are the model's "
+    return "", checked + ("bit by bit" if exact else f"but for rounding (at most {ROUNDING:g})")
+
+
+def _load(form: Format, path: Path) -> Callable[[Mapping[str, torch.Tensor]], np.ndarray]:
+    if form == "pt2":
+        with warnings.catch_warnings(action="ignore"):
+            module = torch.export.load(path).module()
+        return lambda given: np.asarray(module(dict(given)).detach())
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    wanted = {each.name for each in session.get_inputs()}  # an input that nothing reads is left out
+
+    def run(given: Mapping[str, torch.Tensor]) -> np.ndarray:
+        return np.asarray(session.run(None, {name: each.numpy() for name, each in given.items() if name in wanted})[0])
+
+    return run

@@ -1,0 +1,150 @@
+"""What a person reads of a run, a model and an experiment in MLflow: names, descriptions in Markdown. Pure functions.
+
+name            `flights 2013-03-01 lr=0.05`: the recipe, its date or minute, what differs from its last run
+description     first line: the version it registered, or why it failed; then the recipe's own words, the model card
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.pipelines.tracking.views import TRAINING
+from sparkring.training.result import MODEL, TrainResult
+
+VERSION = "<version>"  # in a card: the number that the registry will give
+CARD_BEGINS = "**Data** "
+FAILED = "**failed**: "
+LONGEST_CARD = 3500  # characters; MLflow takes 5,000 for a version's description
+MOST_CHANGES, MOST_CHARACTERS = 3, 24  # in a run's name
+# Blocks that say where and how things are kept, not what was trained.
+NOT_COMPARED = ("name", "storage", "tracking", "spark", "notify", "schedule", "retention", "report", "date")
+
+
+def changes(now: Mapping[str, str], before: Mapping[str, str]) -> str:
+    """What differs between the parameters of two runs, short: `lr=0.05 epochs=2 data=1f0c22aa`; empty: nothing.
+
+    At most MOST_CHANGES keys, by their last word. One that is only `before` is at its default now. Of runs with dates
+    the data differ anyway, and what the date sets in `etl`.
+    """
+    dated = "date" in now
+    keys = [key for key in dict.fromkeys([*now, *before]) if now.get(key) != before.get(key)]
+    keys = [key for key in keys if key.partition(".")[0] not in NOT_COMPARED]
+    if dated:
+        keys = [key for key in keys if key != "fingerprint" and not key.startswith("etl.")]
+    elif "fingerprint" in keys:  # says what a change of etl means, once
+        keys = ["fingerprint", *(key for key in keys if key != "fingerprint")]
+    shown = [_change(key, now.get(key, "default")) for key in keys[:MOST_CHANGES]]
+    more = [f"+{len(keys) - MOST_CHANGES}"] if len(keys) > MOST_CHANGES else []
+    return " ".join(shown + more)
+
+
+def _change(key: str, value: str) -> str:
+    if key == "fingerprint":
+        return f"data={value[:8]}"
+    text = "".join(value.split())
+    return f"{key.rpartition('.')[2]}={text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 2] + '..'}"
+
+
+def with_headline(note: str, headline: str, replaces: str) -> str:
+    """The description under another first line; one that begins with `replaces` is exchanged."""
+    return "\n\n".join(filter(None, [headline, without_headline(note, replaces)]))
+
+
+def without_headline(note: str, begins: str) -> str:
+    """The description without its first paragraph, where that begins so."""
+    first, _, rest = note.partition("\n\n")
+    return rest if first.startswith(begins) else note
+
+
+def with_card(note: str, card: str) -> str:
+    """The description with the card behind it, in place of one that it has."""
+    return "\n\n".join(filter(None, [note.partition(CARD_BEGINS)[0].strip(), card]))
+
+
+def reason_line(message: str) -> str:
+    """Why something failed, in a line: the message's first, and the first problem where that only counts them."""
+    first, *others = message.splitlines() or [""]
+    counts_only = first.endswith((" problem", " problems")) and others
+    return f"{first}: {others[0].strip(' -')}" if counts_only else first
+
+
+def version_link(model: str, version: str) -> str:
+    """A registered version, linked to its page."""
+    return f"[{model} version {version}](#/models/{model}/versions/{version}?{TRAINING})"
+
+
+def job_note(description: str, command: str) -> str:
+    """Of a job that begins: the recipe's own words, and the command."""
+    return "\n\n".join(filter(None, [description.strip(), f"`{command}`" if command else ""]))
+
+
+def experiment_note() -> str:
+    """Of an experiment that is new; links of each recipe come behind it."""
+    return (
+        "A line per job, with its scores (`test/..`), model and version; its parts `etl`, `train`, `evaluate` are "
+        "below it. Curves (`train/..`, `valid/..`) are in the part `train`, seconds and costs among its system metrics."
+    )
+
+
+def registered_note(config: RunConfig) -> str:
+    """Of the registered model: what its versions are, what the aliases mean, how one is loaded."""
+    name, alias = config.tracking.named(config.name).registered_model, config.tracking.alias
+    about = config.description.strip()
+    return (
+        f"{f'{about}. ' if about else ''}Versions are models of the recipe `{config.name}` ({config.model.task}).\n\n"
+        f"- `{alias}` is the version in use, `previous` the one before it, `challenger` the last that was judged and "
+        f'not promoted\n- `mlflow.pyfunc.load_model("models:/{name}@{alias}")` predicts from raw rows'
+    )
+
+
+def model_card(result: TrainResult, manifest: DatasetManifest, raw: Sequence[str]) -> str:
+    """The model card of a version: data, scores beside baselines, how to load, limits, where the report is.
+
+    Args:
+        result: scored.
+        manifest: of the dataset.
+        raw: names of the raw columns that the model takes.
+    """
+    config = result.run_config()
+    tracking = config.tracking.named(config.name)
+    named = sorted(manifest.splits.items(), key=lambda split: (split[0] != "train", split[0]))
+    splits = ", ".join(f"{name} {info.rows:,}" for name, info in named)
+    load = (
+        f'**Load** `mlflow.pyfunc.load_model("models:/{tracking.registered_model}/{VERSION}")`; rows are raw, with '
+        f"{', '.join(f'`{name}`' for name in raw)}"
+    )
+    commit = f", code `{result.commit[:12]}`" if result.commit else ""
+    report = f"**Report** `report.html` among the artifacts of the job's run; run folder `{result.run}`{commit}"
+    parts = [
+        f"{CARD_BEGINS}rows by split: {splits}; dataset `{result.fingerprint[:12]}` in `{result.dataset}`",
+        score_table(result),
+        load,
+        "**Limits** " + "; ".join(limits(result)),
+        report,
+    ]
+    card = "\n\n".join(filter(None, parts))
+    return card if len(card) <= LONGEST_CARD else card[: LONGEST_CARD - 3] + "..."
+
+
+def score_table(result: TrainResult) -> str:
+    """Scores of the model beside the baselines' as a Markdown table; empty where there are none."""
+    names = [name for name in result.scores.get(MODEL, {}) if name != "positive_share"]
+    if not names:
+        return ""
+    rows = [["", *names], ["---"] * (len(names) + 1)]
+    for model, scores in result.scores.items():
+        rows.append([model, *(f"{scores[name]:.4f}" if name in scores else "" for name in names)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def limits(result: TrainResult) -> list[str]:
+    """What to know before the model is used, one clause each."""
+    split = result.run_config().train.test_split
+    found = [f"scored on the rows of `{split}` only" if split else "scored on the validation rows, which chose it"]
+    found += [f"no comparison with {name}: {why}" for name, why in result.missing.items()]
+    if result.unseen:
+        values = ", ".join(f"`{name}` {rows:,}" for name, rows in result.unseen.items())
+        found.append(f"test rows with a value that no training row has: {values}")
+    return found

@@ -1,0 +1,57 @@
+"""MLflow's UI on the embedded store, and where a recipe's pages are in it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.secrets import redact
+from sparkring.pipelines.tracking.views import VIEW, links, nights_key, runs_page
+from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
+
+log = logging.getLogger(__name__)
+
+
+def pages(config: TrackingConfig, recipe: str) -> dict[str, str]:
+    """Pages of a recipe in the embedded store, by name, as paths behind the server's address; {} before its first run.
+
+    `config`: with its names filled in.
+    """
+    if not (Path(config.root) / "mlflow.db").exists():
+        return {}
+    experiment = MlflowClient(config.store_uri).get_experiment_by_name(str(config.experiment))
+    if experiment is None:
+        return {}
+    if VIEW + nights_key(recipe) in experiment.tags:
+        return links(recipe, experiment.experiment_id, config.registered_model or recipe)
+    return {"runs": runs_page(experiment.experiment_id)}
+
+
+def serve_ui(config: TrackingConfig, recipe: str, port: int) -> int:
+    """Serve MLflow's UI on the embedded store until interrupted; for a server, log where its own UI is.
+
+    To be called from the main thread of a process that serves nothing else: all its descendants end with the UI.
+    `config`: with its names filled in; `recipe`: whose pages are logged.
+    """
+    store_uri = config.store_uri
+    if store_uri.startswith("http"):
+        log.info("the tracking server has its own UI: %s", redact(store_uri))
+        return 0
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store_uri, "--port", str(port)]
+    log.info("MLflow UI of %s: http://127.0.0.1:%d (end it with Ctrl-C)", store_uri, port)
+    for name, path in pages(config, recipe).items():
+        log.info("%s of %s: http://127.0.0.1:%d/%s", name, recipe, port, path)
+    # MLflow starts servers and consumers of its own, which would outlive it and hold the port.
+    adopt_orphans()
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        return subprocess.call([*command, "--workers", "1"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        end_descendants()

@@ -1,0 +1,224 @@
+"""`sparkring init`: what it decides of a table's columns, what it refuses, and that what it writes is valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from sparkring.conf.load import ConfigError, load_config
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.exit_codes import Exit
+from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
+from sparkring.pipelines.init.folder import run_name
+from sparkring.pipelines.init.sample import read_sample, text_type
+from sparkring.pipelines.init.table import batch_and_epochs, table_project
+
+ROWS = 400
+RANDOM = np.random.default_rng(0)
+PLAIN: dict[str, Any] = {
+    "id": [1000 + i for i in range(ROWS)],
+    "Size m2": RANDOM.integers(30, 300, ROWS),
+    "zip": RANDOM.choice(["00123", "10115"], ROWS),
+    "rooms": RANDOM.integers(1, 6, ROWS),
+    "owned": RANDOM.choice(["yes", "no"], ROWS),
+    "sold on": np.datetime64("2023-01-01") + RANDOM.integers(0, 300, ROWS),
+    "note": [f"note {i}" for i in range(ROWS)],
+    "street": [f"street {i % 300}" for i in range(ROWS)],
+    "town": ["Bonn"] * ROWS,
+    "kind": RANDOM.choice(["flat", "house", "loft"], ROWS),
+    "price": RANDOM.normal(500, 100, ROWS).round(2),
+}
+
+
+def write_csv(folder: Path, **columns: Any) -> str:
+    pacsv.write_csv(pa.table(PLAIN | columns), folder / "rows.csv", pacsv.WriteOptions(quoting_style="none"))
+    return str(folder / "rows.csv")
+
+
+def decide(folder: Path, label: str, task: str | None = None, **columns: Any) -> Columns:
+    return decide_columns(read_sample(write_csv(folder, **columns)), label, task)
+
+
+def test_features_are_chosen_by_type_and_distinct_values(tmp_path: Path) -> None:
+    found = decide(tmp_path, "price")
+    assert found.features == {
+        "Size_m2": {"kind": "numeric"},
+        "zip": {"kind": "categorical"},
+        "rooms": {"kind": "categorical"},
+        "owned": {"kind": "categorical"},
+        "sold_on_month": {"kind": "cyclic", "period": 12},
+        "sold_on_weekday": {"kind": "cyclic", "period": 7},
+        "kind": {"kind": "categorical"},
+    }
+    assert found.selected["sold_on_month"] == "month(`sold on`)" and found.dates == ["sold_on"]
+    assert found.key == ["id"] and found.selected["id"] == "`id`"
+    assert {name: why.partition(":")[0] for name, why in found.left_out.items()} == {
+        "id": "an id, or free text",
+        "note": "an id, or free text",
+        "street": "free text, or nearly an id",
+        "town": "the same value in every row",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ([0, 1], "binary"), ([3, 7], "binary"), (["yes", "no"], "binary"), (["ham", "spam"], "binary"),
+        ([0.0, 1.0], "binary"), (["a", "b", "c"], "multiclass"), ([1, 2, 3], "multiclass"),
+        (list(range(20)), "regression"), ([0.5, 1.5, 2.5], "regression"),
+    ],
+)  # fmt: skip
+def test_the_label_says_which_task_it_is(tmp_path: Path, values: list[Any], task: str) -> None:
+    found = decide(tmp_path, "y", y=[values[i % len(values)] for i in range(ROWS)])
+    assert found.label.task == task and found.label.name == "y"
+
+
+def test_a_task_may_be_given(tmp_path: Path) -> None:
+    values = [i % 5 for i in range(ROWS)]
+    assert decide(tmp_path, "y", "regression", y=values).label.center == 2.0
+    assert decide(tmp_path, "y", "multiclass", y=values).label.sql == "CAST(`y` AS string)"
+    with pytest.raises(ConfigError, match=r"--task binary: 'y' has 5 values \(0, 1, 2, 3, 4\), and binary has 2"):
+        decide(tmp_path, "y", "binary", y=values)
+    with pytest.raises(ConfigError, match=r"--task regression: 'kind' is string .*regression needs a number"):
+        decide(tmp_path, "kind", "regression")
+
+
+def test_numbers_with_a_word_for_null_are_numbers(tmp_path: Path) -> None:
+    words = [None if i % 10 else "NA" for i in range(ROWS)]
+    data = write_csv(tmp_path, size=[word or str(i % 40) for i, word in enumerate(words)])
+    sample = read_sample(data)
+    assert (sample.types["size"], sample.options) == ("bigint", {"nullValue": "NA"})
+    assert sample.rows.column("size").null_count == ROWS / 10
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["1", "-20"], "bigint"), (["1", "2.5", "1e3"], "double"), (["00123", "4"], "string"), (["0", "0.5"], "double"),
+        (["true", "False"], "boolean"), (["2024-01-31"], "date"),
+        (["2024-01-31 10:00:00", "2024-02-01T00:00Z"], "timestamp"),
+        (["31.01.2024"], "string"), (["1", "x"], "string"), ([], "string"),
+    ],
+)  # fmt: skip
+def test_types_of_texts(texts: list[str], kind: str) -> None:
+    assert text_type(pa.array(texts, pa.string())) == kind
+
+
+def test_separators_encodings_and_parquet(tmp_path: Path) -> None:
+    lines = ["größe;straße", *[f"{i % 7},5;a{i % 3}" for i in range(60)]]
+    (tmp_path / "de.csv").write_text("\n".join(lines), encoding="windows-1252")
+    sample = read_sample(str(tmp_path / "de.csv"))
+    assert sample.options == {"sep": ";", "encoding": "windows-1252"} and list(sample.types) == ["größe", "straße"]
+    kinds = pa.array(PLAIN["kind"]).dictionary_encode()
+    (tmp_path / "parts").mkdir()
+    for part in "ab":
+        table = pa.table({"kind": kinds, "tags": [[1, 2]] * ROWS, "price": PLAIN["price"]})
+        pq.write_table(table, tmp_path / "parts" / f"{part}.parquet")
+    sample = read_sample(str(tmp_path / "parts"), most_rows=ROWS + 1)
+    assert (sample.rows.num_rows, sample.is_whole) == (ROWS + 1, False)
+    assert sample.types == {"kind": "string", "tags": "array<bigint>", "price": "double"}
+    found = decide_columns(sample, "price")
+    assert found.features == {"kind": {"kind": "categorical"}} and "no single value" in found.left_out["tags"]
+    recipe = table_project(str(tmp_path / "parts"), "price", None, tmp_path / "x").recipe
+    assert recipe["etl"]["sources"]["raw"]["columns"] == {"kind": "string", "price": "double"}
+
+
+def test_names_that_sql_cannot_take_get_others() -> None:
+    names = ["a b", "a-b", "A_B", "2nd", "", "sparkring_x", "größe"]
+    made = identifiers(names)
+    assert list(made.values()) == ["a_b", "a_b_2", "A_B_3", "c_2nd", "column", "c_sparkring_x", "größe"]
+    assert run_name("Größe (m²).v2") == "gr-e-m-v2" and run_name("§") == "mine"
+
+
+@pytest.mark.parametrize("rows", [50, 400, 10_000, 1_000_000])
+def test_an_epoch_has_several_steps(rows: int) -> None:
+    batch, epochs = batch_and_epochs(rows)
+    assert rows * 0.8 / batch >= 8 and batch % 2 == 0 and epochs * rows * 0.8 / batch >= 300
+
+
+REFUSED: list[tuple[str, list[str], str]] = [
+    ("nowhere.csv", ["--label", "price"], "no such file or folder"),
+    ("rows.csv", ["--label", "prize"], "--label prize: no such column; did you mean 'price'?"),
+    ("rows.csv", ["--label", "town"], "has one value, 'Bonn', in all rows; there is nothing to learn"),
+    ("rows.csv", ["--label", "empty"], "has no value in all rows; there is nothing to learn"),
+    ("rows.csv", ["--label", "note"], "400 distinct texts in 400 rows are no classes"),
+    ("rows.csv", ["--label", "sold on"], "is date; a label is a number, a text or true and false"),
+    ("few.csv", ["--label", "b"], "has 3 rows; at least 50 are needed"),
+    ("ids.csv", ["--label", "b"], "no column can be a feature (a: an id, or free text"),
+    ("twice.csv", ["--label", "a"], "two columns are called 'A'"),
+    ("index.csv", ["--label", "a"], "column 1 of the header has no name"),
+    ("none.csv", ["--label", "a"], "is empty; a csv file begins with its header"),
+    ("header.csv", ["--label", "a"], "there is no row in it"),
+    ("broken.parquet", ["--label", "a"], "is no readable parquet file"),
+    ("notes.txt", ["--label", "a"], "a table is files of one kind: .csv"),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "said"), REFUSED)
+def test_bad_input_is_one_message_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: list[str], said: str
+) -> None:
+    write_csv(tmp_path, empty=[None] * ROWS)
+    texts = {
+        "few": "a,b\n" + "1,2\n" * 3, "ids": "a,b\n" + "".join(f"x{i},{i % 2}\n" for i in range(60)),
+        "twice": "a,A\n1,2\n", "index": ",a\n0,1\n", "none": "", "header": "a,b\n",
+    }  # fmt: skip
+    for stem, text in texts.items():
+        (tmp_path / f"{stem}.csv").write_text(text)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    (tmp_path / "notes.txt").write_text("x")
+    assert main(["init", "table", str(tmp_path / "new"), "--data", str(tmp_path / name), *words]) == Exit.USAGE
+    shown = capsys.readouterr().err
+    assert said in shown and "Traceback" not in shown and not (tmp_path / "new").exists()
+
+
+def test_no_file_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_csv(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/README.md").write_text("precious")
+    words = ["init", "table", str(tmp_path / "mine"), "--data", data, "--label", "price"]
+    assert main(words) == Exit.USAGE and "is there and not empty" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["README.md"]
+    (tmp_path / "mine/README.md").unlink()
+    assert main(words) == Exit.OK
+
+
+@pytest.mark.parametrize(("label", "task"), [("price", "regression"), ("kind", "multiclass"), ("owned", "binary")])
+def test_what_is_written_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], label: str, task: str
+) -> None:
+    data = write_csv(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "table", "--data", data, "--label", label]) == Exit.OK
+    said = capsys.readouterr().out
+    assert "left out: note (an id" in said and f"label {label}: {task}" in said and "  cd rows\n" in said
+    monkeypatch.chdir(tmp_path / "rows")
+    assert main(["config", "validate", "recipe.yaml"]) == Exit.OK
+    config = load_config("recipe.yaml").config
+    assert (config.name, config.model.task, config.etl and config.etl.label) == ("rows", task, label)
+    assert "left out: town" in (tmp_path / "rows/README.md").read_text()
+
+
+def test_text_is_a_folder_of_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "text", "--data", "notes"]) == Exit.USAGE and "no such folder" in capsys.readouterr().err
+    (tmp_path / "notes").mkdir()
+    for i in range(39):
+        (tmp_path / f"notes/{i}.txt").write_text(f"note {i} " * 200)
+    assert main(["init", "text", "new", "--data", "notes"]) == Exit.USAGE and "has 39 files" in capsys.readouterr().err
+    (tmp_path / "notes/x.bin").write_bytes(b"\xff\x00")
+    assert main(["init", "text", "new", "--data", "notes"]) == Exit.USAGE
+    assert "x.bin: is not UTF-8 text" in capsys.readouterr().err
+    (tmp_path / "notes/x.bin").write_text("a note " * 200)
+    assert main(["init", "text", "new", "--data", "notes"]) == Exit.OK
+    assert main(["config", "validate", "new/recipe.yaml"]) == Exit.OK
+    etl = load_config("new/recipe.yaml").config.etl
+    assert etl is not None and etl.text is not None and etl.text.tokenizer == "bytes"

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, SplitInfo
+from sparkring.pipelines.tracking.checkout import shown_command, source_name, source_tags
+from sparkring.pipelines.tracking.describe import (
+    CARD_BEGINS,
+    FAILED,
+    LONGEST_CARD,
+    VERSION,
+    changes,
+    job_note,
+    model_card,
+    reason_line,
+    score_table,
+    with_card,
+    with_headline,
+    without_headline,
+)
+from sparkring.pipelines.tracking.registry import described
+from sparkring.pipelines.tracking.rules import DECISION, REASON, shown_name
+from sparkring.training.result import MODEL
+from tests.pipelines.results import train_result
+
+BEFORE = {"optim.lr": "0.1", "train.epochs": "2", "train.seed": "0", "fingerprint": "a" * 64, "tracking.root": "here"}
+ROWS = {"test": 400, "train": 32_000}
+CONFIG = {"name": "shop", "dataset": "/datasets/shop"}
+SCORED = train_result(
+    name="shop", config=CONFIG,
+    scores={MODEL: {"loss": 0.25, "auc": 0.75, "positive_share": 0.5}, "majority rate": {"loss": 0.5}},
+    unseen={"carrier": 1200}, missing={"logistic regression": "no scalar feature"},
+)  # fmt: skip
+
+
+def _file(split: str, rows: int) -> DataFile:
+    return DataFile(path=f"data/{split}.parquet", split=split, rows=rows, bytes=1, sha256="0" * 64, row_groups=(rows,))
+
+
+def manifest() -> DatasetManifest:
+    return DatasetManifest(
+        format_version=2, name="shop", fingerprint="a" * 64, created_at="", columns=(),
+        files=tuple(_file(split, rows) for split, rows in ROWS.items()),
+        splits={split: SplitInfo(rows=rows, files=1) for split, rows in ROWS.items()},
+        accounting=Accounting(rows_in=0, rows_out=0), features={}, lineage=Lineage(sources={}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({}, ""),
+        ({"optim.lr": "0.05"}, "lr=0.05"),
+        ({"optim.lr": "0.05", "train.epochs": "9", "tracking.root": "there"}, "lr=0.05 epochs=9"),
+        ({"train.epochs": "9", "fingerprint": "b" * 64}, "data=bbbbbbbb epochs=9"),
+        ({"optim.lr": "1", "train.epochs": "9", "train.seed": "1", "data.tail": "pad", "model.task": "binary"},
+         "lr=1 epochs=9 seed=1 +2"),
+        ({"optim.betas": "[0.8, 0.9]"}, "betas=[0.8,0.9]"),
+        ({"model.factory": "a.module.of.some.length:Model"}, "factory=a.module.of.some.lengt.."),
+        ({"date": "2024-03-01", "fingerprint": "b" * 64, "etl.rows": "other"}, ""),
+    ],
+)  # fmt: skip
+def test_a_runs_name_ends_in_what_differs_from_the_run_before(changed: dict[str, str], shown: str) -> None:
+    assert changes(BEFORE | changed, BEFORE) == shown
+
+
+def test_a_key_that_is_back_at_its_default_is_in_the_name() -> None:
+    assert changes(BEFORE, BEFORE | {"model.args.dropout": "0.2"}) == "dropout=default"
+
+
+def test_a_card_has_rows_scores_beside_baselines_how_to_load_limits_and_the_report() -> None:
+    data, table, load, known, report = model_card(SCORED, manifest(), ["carrier", "x"]).split("\n\n")
+    assert data == f"{CARD_BEGINS}rows by split: train 32,000, test 400; dataset `aaaaaaaaaaaa` in `/datasets/again`"
+    assert table.splitlines() == [
+        "|  | loss | auc |", "| --- | --- | --- |", "| this model | 0.2500 | 0.7500 |", "| majority rate | 0.5000 |  |",
+    ]  # fmt: skip
+    assert f'load_model("models:/shop/{VERSION}")`; rows are raw, with `carrier`, `x`' in load
+    assert known == (
+        "**Limits** scored on the rows of `test` only; no comparison with logistic regression: no scalar feature; test "
+        "rows with a value that no training row has: `carrier` 1,200"
+    )
+    assert "run folder `/runs/again/1`, code `c0ffee`" in report
+    long = replace(SCORED, missing={"logistic regression": "x" * 9000})
+    assert len(model_card(long, manifest(), [])) == LONGEST_CARD < 5000
+    assert score_table(replace(SCORED, scores={MODEL: {}})) == ""
+
+
+def test_a_description_keeps_its_words_under_headlines_that_change() -> None:
+    note = with_headline(job_note(" Late flights ", "sparkring run flights"), f"{FAILED}no room", FAILED)
+    assert note == f"{FAILED}no room\n\nLate flights\n\n`sparkring run flights`"
+    assert with_headline(note, f"{FAILED}again", FAILED) == note.replace("no room", "again")
+    assert without_headline(note, FAILED) == "Late flights\n\n`sparkring run flights`"
+    assert without_headline("Late flights\n\nmore", FAILED) == "Late flights\n\nmore"
+    carded = with_card(note, f"{CARD_BEGINS}1")
+    assert carded == f"{note}\n\n{CARD_BEGINS}1" and with_card(carded, f"{CARD_BEGINS}2") == f"{note}\n\n{CARD_BEGINS}2"
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("no room\nand more", "no room"), ("", ""), ("shop: 1 problem", "shop: 1 problem"),
+        ("shop: 2 problems\n  - train.steps = 0: too few\n  - more", "shop: 2 problems: train.steps = 0: too few"),
+    ],
+)  # fmt: skip
+def test_why_something_failed_is_a_line(message: str, line: str) -> None:
+    assert reason_line(message) == line
+
+
+def test_a_versions_decision_stands_above_its_card_and_a_users_words_stay() -> None:
+    card, first, second = f"{CARD_BEGINS}rows", {DECISION: "held", REASON: "drift"}, {DECISION: "promoted"}
+    assert described("", {}, first) == "held: drift" and described(card, {}, first) == f"held: drift\n\n{card}"
+    assert described(f"held: drift\n\n{card}", first, second) == f"promoted\n\n{card}"
+    assert described("Ann has looked at it", {}, first) is None
+    assert described(f"Ann's\n\n{card}", first, second) is None
+
+
+def test_who_ran_what_is_in_mlflows_own_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ann")
+    words = ["/usr/bin/sparkring", "run", "recipes/shop.yaml", "a.b=/x y", "--date", "2024-03-01"]
+    assert source_name(words) == "sparkring run shop.yaml --date 2024-03-01"
+    assert shown_command(words) == "sparkring run recipes/shop.yaml 'a.b=/x y' --date 2024-03-01"
+    tags = source_tags(words, "c0ffee+changes")
+    assert (tags["mlflow.user"], tags["mlflow.source.type"]) == ("ann", "LOCAL")
+    assert (tags["mlflow.source.git.commit"], tags["mlflow.source.git.dirty"]) == ("c0ffee", "true")
+    assert source_tags(words, "c0ffee")["mlflow.source.git.dirty"] == "false"
+    assert "mlflow.source.git.commit" not in source_tags(words, "")
+
+
+def test_what_is_not_about_the_model_is_a_system_metric() -> None:
+    names = ["train/loss", "valid/auc", "test/champion/loss", "rows/in", "perf/step_s", "cost/core_hours_etl"]
+    assert [shown_name(name) for name in names] == [*names[:4], "system/perf/step_s", "system/cost/core_hours_etl"]
