@@ -100,6 +100,7 @@ def of_run(made: Origin, folder: Storage) -> Origin:
         "recipe": result.name,
         "config_digest": result.config_digest,
         "commit": result.commit,
+        "start": result.start,
         "engine": result.train.engine,
         "world": result.train.world,
         "steps": result.train.steps,
@@ -225,7 +226,8 @@ def _run_lines(run: Mapping[str, Any]) -> list[str]:
         return []
     scores = ", ".join(f"{name} {value:.4f}" for name, value in run["scores"].items())
     made = f"commit {run['commit'] or 'unknown'}, {run['world']} ranks of {run['engine']}, {run['steps']} steps"
-    return [f"scores   {scores}", f"run      {run['folder']}: {made}"]
+    start = [f"start    {run['start']}"] if run["start"] else []
+    return [f"scores   {scores}", f"run      {run['folder']}: {made}", *start]
 
 
 def _dataset_lines(dataset: Mapping[str, Any]) -> list[str]:

@@ -135,7 +135,9 @@ def one_row(
         if column.mask is not None:
             rows[column.mask] = torch.ones(1, dtype=torch.bool, device="meta")
     try:
-        return build_task(config.model.task, columns.features, columns.label, config.model.inputs).inputs(rows)
+        model = config.model
+        task = build_task(model.task, columns.features, columns.label, model.inputs, args=model.task_args)
+        return task.inputs(rows)
     except Exception as error:  # a user's task may need values
         reason = f"{type(error).__name__}: {first_line(error)}"
         return Untraceable(f"model.task = {config.model.task!r} cannot make inputs of shapes: {reason}")

@@ -56,9 +56,10 @@ class RunRecord:
 def training_digest(config: RunConfig) -> str:
     """Hash of everything that decides the model: two commands with the same one are the same training.
 
-    Left out is what decides only where or how fast it is computed: world, strategy, Spark, tracking.
+    Left out is what decides only where or how fast it is computed, or who looks on: world, strategy, Spark, tracking,
+    hooks.
     """
-    train = config.train.model_dump(mode="json", exclude={"threads_per_rank", "device", "log_every_steps"})
+    train = config.train.model_dump(mode="json", exclude={"threads_per_rank", "device", "log_every_steps", "hooks"})
     blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
     for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
         blocks["data"].pop(cosmetic, None)

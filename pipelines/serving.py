@@ -119,7 +119,13 @@ class Predictor:
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
         self.manifest = manifest
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
-        self.task: Any = build_task(config.model.task, self.columns.features, self.columns.label, config.model.inputs)
+        self.task: Any = build_task(
+            config.model.task,
+            self.columns.features,
+            self.columns.label,
+            config.model.inputs,
+            args=config.model.task_args,
+        )
         self.model = trained_model(config, manifest, weights)
         self.raw = raw_inputs(config, manifest)
         self._features = None

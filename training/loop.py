@@ -19,7 +19,7 @@ from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.loop_timing import ControlPoller, LoopTiming
-from sparkring.training.parallel.strategy import Strategy
+from sparkring.training.parallel.strategy import StepInfo, Strategy
 from sparkring.training.schedules import PlateauState
 
 
@@ -65,6 +65,16 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True)
+class Stepped:
+    """What a step was."""
+
+    loss_sum: torch.Tensor  # of this data rank's rows
+    global_rows: int
+    lr: float
+    info: StepInfo
+
+
+@dataclass(frozen=True)
 class Callbacks:
     """What the loop calls between two steps."""
 
@@ -72,6 +82,7 @@ class Callbacks:
     evaluate: Callable[[int], dict[str, float]]  # step -> validation metrics, the same on every rank
     save: Callable[[TrainerState, float | None], None]  # collective; (state, best metric if just evaluated)
     on_step: Callable[[int, int, Batch], None] = lambda *_: None  # (epoch, step of the epoch, consumed batch)
+    on_stepped: Callable[[TrainerState, Stepped], None] = lambda *_: None
     on_evaluated: Callable[[TrainerState], TrainerState] = lambda state: state  # what a schedule makes of last_valid
 
 
@@ -156,12 +167,14 @@ def fit(
         reporter.heartbeat(state.step, "step")
         lr = callbacks.lr_at(state.step) * state.plateau.share
         with timing.measure("step"):
-            window.add(strategy.forward_backward(batch), batch.global_rows)
+            loss_of_rows = strategy.forward_backward(batch)
+            window.add(loss_of_rows, batch.global_rows)
             info = strategy.step(lr)
         callbacks.on_step(*divmod(state.step, steps_per_epoch), batch)
         state = after_step(state, batch, info.skipped)
         if info.skipped:
             on_skipped(state, info.first_bad_rank, config.max_skipped_steps, reporter)
+        callbacks.on_stepped(state, Stepped(loss_of_rows, batch.global_rows, lr, info))
 
         log_now = state.step % config.log_every_steps == 0 or state.step == last
         stop = save_now = False

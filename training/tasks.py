@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from sparkring.training.models.scores import class_f1, fit_scores, macro_f1, ran
 from sparkring.training.models.task import Task
 
 Tensor = torch.Tensor
+NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
 
 class _TableTask(Task):
@@ -131,8 +134,15 @@ def model_class(reference: str) -> type[nn.Module]:
     return found
 
 
-def build_task(kind: str, features: list[str], label: str | None, inputs: list[str] | None, pad_id: int = -100) -> Task:
-    """Make a task by name or by `module:Class`, called as (features, label, inputs).
+def build_task(
+    kind: str,
+    features: list[str],
+    label: str | None,
+    inputs: list[str] | None,
+    pad_id: int = -100,
+    args: Mapping[str, Any] = NO_ARGS,
+) -> Task:
+    """Make a task by name or by `module:Class`, called as (features, label, inputs, **args).
 
     Args:
         kind: `binary`, `multiclass`, `regression`, `language_model`, or a reference to a class derived from Task.
@@ -140,6 +150,7 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
         label: the label's column; ValueError if a table task has none.
         inputs: columns passed to the model one by one; None: one dict of all features.
         pad_id: token that is never a target of a language model.
+        args: of the user's class (model.task_args).
     """
     if kind == "language_model":
         return LanguageModelTask(pad_id)
@@ -150,10 +161,11 @@ def build_task(kind: str, features: list[str], label: str | None, inputs: list[s
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
     make_task: Any = cls
     try:
-        inspect.signature(make_task).bind(features, label, inputs)
+        inspect.signature(make_task).bind(features, label, inputs, **args)
     except TypeError as error:
-        raise ValueError(f"model.task = {kind!r}: is made as Class(features, label, inputs): {error}") from None
-    task: Task = make_task(features, label, inputs)
+        given = f", **{dict(args)}" if args else ""
+        raise ValueError(f"model.task = {kind!r}: is made as Class(features, label, inputs{given}): {error}") from None
+    task: Task = make_task(features, label, inputs, **args)
     return task
 
 

@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, TypeAdapter
 
-from sparkring.conf.blocks.promotion import WarmStartConfig
-from sparkring.conf.blocks.train import EarlyStopping, OptimConfig, StartConfig
+from sparkring.conf.blocks.train import EarlyStopping, OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
@@ -33,7 +32,7 @@ from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
-from sparkring.training.checkpoint.weights import open_weights, read_weights, write_weights
+from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.build import make_reader
@@ -41,28 +40,30 @@ from sparkring.training.data.request import AllGather, DataRank, ReadRequest, ga
 from sparkring.training.data.resume import explain_difference
 from sparkring.training.data.weights import WeightedReader
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
+from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, Hooks, StepSeen
 from sparkring.training.launch.host.rank import WorkerContext
-from sparkring.training.loop import Callbacks, LoopRecord, TrainerState, fit, improved, pick, total_steps
-from sparkring.training.model_folder import TrainedModel, read_model_folder, weights_at
+from sparkring.training.loop import (
+    Callbacks,
+    LoopRecord,
+    Stepped,
+    TrainerState,
+    fit,
+    improved,
+    pick,
+    sum_over_ranks,
+    total_steps,
+)
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
-from sparkring.training.models.start import StartMatch, match_tensors, start_model_with
 from sparkring.training.models.task import Task
-from sparkring.training.models.warm_start import (
-    METHOD,
-    FeatureChange,
-    WarmStartError,
-    compare_features,
-    refuse_changes,
-    warm_start,
-)
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
 from sparkring.training.result import WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
-from sparkring.training.tasks import build_task, check_takes_weights, model_class
+from sparkring.training.starting import begin_with, start_from
+from sparkring.training.tasks import build_task, check_takes_weights
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
@@ -148,7 +149,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
             model, started = begin_with(model, config.model.start, run, gather, ctx.rank)
         columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
         pad_id = manifest.text.get("pad_id", -100)
-        task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id)
+        task_args = config.model.task_args
+        task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id, task_args)
         if manifest.weight is not None:
             check_takes_weights(task)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
@@ -174,13 +176,14 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     sample = next(iter(valid.batches(0)), None) if strategy.needs_sample else None
     ctx.heartbeat(0, "prepare")
     strategy.prepare(model, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
-    checkpoints = open_checkpoints(parts)
+    hooks = Hooks(config.train.hooks, ctx.rank == 0)
+    checkpoints = open_checkpoints(parts, hooks)
     record: dict[str, Any] = {  # a LoopRecord without its state
         "dataset": parts.manifest.fingerprint,
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
     }
-    callbacks = make_callbacks(parts, valid, steps, checkpoints, record, open_audit(parts, reader))
+    callbacks = make_callbacks(parts, reader, valid, checkpoints, record, hooks)
     begun = resume(parts, checkpoints, record)
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
@@ -192,6 +195,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     training = time.monotonic()
     state = fit(strategy, reader, callbacks, ctx, config.train, config.checkpoint, begun)
     checkpoints.wait()
+    hooks.deliver()
     train_s = time.monotonic() - training
     result = WorkerResult(
         engine=strategy.engine,
@@ -222,23 +226,23 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
 
 def make_callbacks(
     parts: Parts,
+    training: Reader,
     valid: Reader,
-    steps: int,
     checkpoints: Checkpointer,
     record: dict[str, Any],
-    audit: AuditLog | None,
+    hooks: Hooks,
 ) -> Callbacks:
     """What the loop calls between two steps.
 
     Args:
         parts: of this rank.
-        valid: reader of the validation split.
-        steps: of the whole run, for the learning rate.
+        training, valid: readers of these splits.
         checkpoints: of the run.
         record: LoopRecord without its state, for every checkpoint.
-        audit: gets every batch.
+        hooks: of the user, which look on.
     """
-    ctx, strategy = parts.ctx, parts.strategy
+    ctx, strategy, per_epoch = parts.ctx, parts.strategy, training.steps_per_epoch
+    audit = open_audit(parts, training)  # gets every batch
     gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
 
     def evaluate(step: int) -> dict[str, float]:
@@ -260,18 +264,32 @@ def make_callbacks(
         if audit is not None:
             audit.record(epoch, step, batch)
 
-    return Callbacks(
-        learning_rate_schedule(parts.config, steps), evaluate, save, on_step, on_evaluated=follow_plateau(parts.config)
-    )
+    follow = follow_plateau(parts.config)
+
+    def on_stepped(state: TrainerState, made: Stepped) -> None:
+        if hooks.sees_steps:
+            loss = sum_over_ranks(strategy, [float(made.loss_sum)])[0] / max(made.global_rows, 1)
+            epoch, info, world = state.step / per_epoch, made.info, ctx.world_size
+            samples = state.consumed_samples
+            hooks.stepped(StepSeen(state.step, epoch, samples, loss, made.lr, info.grad_norm, info.skipped, world))
+        hooks.deliver()
+
+    def on_evaluated(state: TrainerState) -> TrainerState:
+        hooks.evaluated(EvaluationSeen(state.step, dict(state.last_valid), state.best_step, state.best_value))
+        return follow(state)
+
+    schedule = learning_rate_schedule(parts.config, total_steps(parts.config.train, per_epoch))
+    return Callbacks(schedule, evaluate, save, on_step, on_stepped, on_evaluated)
 
 
-def open_checkpoints(parts: Parts) -> Checkpointer:
-    """The run's checkpoints; the driver hears of each that is committed."""
+def open_checkpoints(parts: Parts, hooks: Hooks) -> Checkpointer:
+    """The run's checkpoints; driver and hooks hear of each that is committed."""
     keep = parts.config.checkpoint
 
     def on_commit(info: CheckpointInfo) -> None:
         data = {"step": info.step, "uri": info.uri, "metric": info.metric, "bytes": info.bytes, "world": info.world}
         parts.ctx.event("checkpoint", data)
+        hooks.committed(CheckpointSeen(info.step, info.uri, info.bytes))
 
     return Checkpointer(
         parts.run.at("checkpoints"),
@@ -449,75 +467,6 @@ def agreed_model(
         everyone.gather(b"done")
     assert isinstance(model, InitialModel)
     return model
-
-
-def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
-    """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
-    assert start.model is not None, "`from` is made a folder before anything is launched"
-    trained = read_model_folder(open_storage(start.model))
-    for key in ("factory", "args", "inputs"):
-        before, now = getattr(trained.config.model, key), getattr(config.model, key)
-        if before != now:
-            raise WarmStartError(
-                f"{start.model} was trained with model.{key} = {before!r}, the recipe says {now!r}; train from scratch"
-            )
-    return trained
-
-
-def change_since(trained: TrainedModel, config: RunConfig, manifest: DatasetManifest) -> FeatureChange:
-    """How the features have changed since. WarmStartError where the recipe's model cannot follow."""
-    change = compare_features(trained.manifest, manifest)
-    if not hasattr(model_class(config.model.factory), METHOD):
-        refuse_changes(config.model.factory, change)
-    return change
-
-
-def start_from(
-    model: InitialModel, config: RunConfig, start: WarmStartConfig, manifest: DatasetManifest, rank: int
-) -> InitialModel:
-    """The model with trained weights, by value, for its initial ones; rank 0 reads them, the others receive theirs.
-
-    Args:
-        model: as its constructor made it.
-        config: of this run.
-        start: its `warm_start`.
-        manifest: of this run's dataset.
-        rank: of this process.
-    """
-    trained = starting_model(config, start)
-    change = change_since(trained, config, manifest)
-    assert start.model is not None, "starting_model has read it"
-    weights = read_weights(open_storage(start.model)) if rank == 0 else None
-    if rank == 0:
-        log.info("warm start from %s: %s", start.model, "; ".join(change.changed) or "the same features")
-    return warm_start(model, lambda: build_model(config, trained.manifest), weights, change, start.new_values)
-
-
-def begin_with(
-    model: InitialModel, start: StartConfig, run: Storage, gather: Callable[[bytes], list[bytes]], rank: int
-) -> tuple[InitialModel, StartMatch]:
-    """The model with tensors of `model.start` for its initial ones, and which these are. Collective.
-
-    ValueError where no tensor matches, StoredError where the file is damaged.
-
-    Args:
-        model: as its constructor made it.
-        start: whose weights are a file's or a folder's by now.
-        run: the run folder; with a checkpoint of its own it goes on from that.
-        gather: all-gather of bytes between the ranks.
-        rank: rank 0 reads the file.
-    """
-    given, match = None, None
-    if rank == 0:
-        given = open_weights(*weights_at(start.weights))
-        match = match_tensors(model.module, {name: each.shape for name, each in given.items()}, start.rename)
-    adapter = TypeAdapter(StartMatch)
-    agreed = adapter.validate_json(gather(adapter.dump_json(match) if match is not None else b"-")[0])
-    if committed(run.at("checkpoints"))[0]:
-        return model, agreed
-    if rank == 0:
-        log.info("model.start %s: %s", start.weights, agreed.text)
-    return start_model_with(model, agreed, given), agreed
 
 
 def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:

@@ -53,6 +53,7 @@ class ModelConfig(Strict):
     factory: Reference = "sparkring.training.models.tabular:Tabular"
     args: dict[str, Any] = {}
     task: Literal["binary", "regression", "multiclass", "language_model"] | Reference = "binary"
+    task_args: dict[str, Any] = Field({}, description="of a task by module:Class")
     inputs: list[str] | None = Field(
         None,
         description="columns, or masks of columns (`<name>__valid`), given to forward as positional tensors; "
@@ -183,6 +184,11 @@ class TrainConfig(Strict):
     log_every_steps: PositiveInt = 10
     max_skipped_steps: Annotated[int, Field(ge=0)] = Field(
         20, description="consecutive steps with a gradient that is not finite before training gives up"
+    )
+    hooks: list[Reference] = Field(
+        [],
+        description="module:Class of sparkring.training.hooks.Hook: code that sees steps, evaluations and checkpoints "
+        "on rank 0, and changes nothing",
     )
     compile: bool = Field(False, description="torch.compile the model")
     dtype: Literal["float32", "float64"] = Field("float32", description="type of the master parameters")

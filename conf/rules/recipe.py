@@ -111,6 +111,12 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it",
     ),
     NoEffect(
+        ("model.task_args",),
+        lambda c: ":" not in c.model.task,
+        "on a task of ours",
+        "remove it, or set model.task to your own (module:Class)",
+    ),
+    NoEffect(
         ("optim.args",),
         lambda c: not c.optim.has_own_optimizer,
         "on an optimizer of ours, whose settings are keys of optim",
@@ -184,6 +190,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         "train.test_split = {c.train.test_split!r}: is train.valid_split too; hold out other rows for the test",
     ),
     Conflict(
+        lambda c: c.model.start is not None and c.warm_start is not None,
+        "model.start, warm_start: both are given; warm_start follows this recipe's own model to other features by "
+        "value, model.start takes tensors of any file by name and shape; remove one",
+    ),
+    Conflict(
         lambda c: (
             c.data.reader == "petastorm"
             and c.etl is not None
@@ -195,11 +206,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         lambda c: bool(_odd_images(c)),
         "etl.features: an image has 1, 3 or 4 channels, the last number of `shape`; of others name a decoder in "
         "data.decoders",
-    ),
-    Conflict(
-        lambda c: c.model.start is not None and c.warm_start is not None,
-        "model.start, warm_start: both are given; warm_start follows this recipe's own model to other features by "
-        "value, model.start takes tensors of any file by name and shape; remove one",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,

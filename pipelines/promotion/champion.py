@@ -89,7 +89,8 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     inputs = trained.config.model.inputs
     columns = pick_columns(manifest, inputs, config.model.label)
     model = serving.trained_model(trained.config, trained.manifest, read_weights(champion.folder))
-    task: Any = build_task(config.model.task, columns.features, columns.label, inputs)
+    task_args = trained.config.model.task_args
+    task: Any = build_task(config.model.task, columns.features, columns.label, inputs, args=task_args)
     request = ReadRequest(dataset.folder, manifest, split, columns.read, config.train.eval_batch)
     data = config.data.model_copy(update={"decoders": trained.config.data.decoders})
     reader = make_reader(data, request, evaluation=True)

@@ -23,7 +23,7 @@ from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
 from sparkring.training.model_folder import FILES
 from sparkring.training.result import TrainResult
-from sparkring.training.worker import change_since, starting_model
+from sparkring.training.starting import change_since, starting_model
 
 log = logging.getLogger(__name__)
 START, START_FOLDER = "start.json", "start"

@@ -67,6 +67,7 @@ def references(config: RunConfig) -> dict[str, str]:
         "model.task": config.model.task,
         "optim.name": config.optim.name,
         "optim.schedule": config.optim.schedule,
+        **{f"train.hooks.{place}": hook for place, hook in enumerate(config.train.hooks)},
     }
     return {
         key: reference

@@ -277,7 +277,7 @@ def scratch_config(result: TrainResult, check: Check, runs: str) -> RunConfig:
     }  # fmt: skip
     blocks = {
         "spark": config.spark.model_copy(update={"conf": settings}),
-        "train": config.train.model_copy(update={"threads_per_rank": ranks.threads_per_rank}),
+        "train": config.train.model_copy(update={"threads_per_rank": ranks.threads_per_rank, "hooks": []}),
         "parallel": config.parallel.model_copy(update=parallel),
         "launch": config.launch.model_copy(update={"world": ranks.world, "min_world": None}),
         "checkpoint": config.checkpoint.model_copy(update={"resume": False}),

@@ -28,12 +28,14 @@ from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decode import own_decoder
+from sparkring.training.hooks import hook_problems
 from sparkring.training.models.groups import freeze
 from sparkring.training.own_optimizer import optimizer_problems
 from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.schedules import schedule_problems
+from sparkring.training.starting import change_since, starting_model
 from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
-from sparkring.training.worker import NO_GPU, change_since, starting_model
+from sparkring.training.worker import NO_GPU
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
 
@@ -61,9 +63,8 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(
-        factory_problems(config), decoder_problems(config), metric_problems_of(config), optim_problems(config)
-    )
+    code = refusals(factory_problems(config), metric_problems_of(config), training_problems(config))
+    code = refusals(factory_problems(config), decoder_problems(config), metric_problems_of(config))
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
@@ -149,6 +150,13 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield f"model.inputs: {model.factory}.forward does not take {len(model.inputs)} columns: {problem}"
 
 
+def training_problems(config: RunConfig) -> list[str]:
+    """Import an optimizer and a schedule of the user's, and try them; import the hooks."""
+    is_sharded = config.parallel.zero > 0 or config.parallel.tp != 1
+    own = [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
+    return [*own, *hook_problems(config.train.hooks)]
+
+
 def decoder_problems(config: RunConfig) -> Iterator[str]:
     """Import the recipe's own decoders."""
     for column, reference in config.data.decoders.items():
@@ -161,12 +169,6 @@ def decoder_problems(config: RunConfig) -> Iterator[str]:
         except Exception as error:  # the module's own code runs
             what = f"data.decoders.{column} = {reference!r}"
             yield f"{what}: its import fails: {type(error).__name__}: {first_line(error)}"
-
-
-def optim_problems(config: RunConfig) -> list[str]:
-    """Import an optimizer and a schedule of the user's, and try them."""
-    is_sharded = config.parallel.zero > 0 or config.parallel.tp != 1
-    return [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
@@ -243,7 +245,7 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
             columns = ModelColumns(features, label, [])
         else:
             columns = ModelColumns([], "", [])
-        task = build_task(kind, columns.features, columns.label, inputs)
+        task = build_task(kind, columns.features, columns.label, inputs, args=config.model.task_args)
         weighed_by = manifest or config.etl
         if weighed_by is not None and weighed_by.weight is not None:
             check_takes_weights(task)

@@ -59,9 +59,12 @@ T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
+TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
 BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
+COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
+RECIPE_FILE, T_RECIPE_FILE = "conf/recipe_file.py", "tests/conf/test_recipe_file.py"
 INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
@@ -105,7 +108,7 @@ T_SPACE, T_STUDY = (f"tests/pipelines/sweep/test_{name}.py" for name in ("space"
 T_SWEEP = "tests/e2e/test_sweep.py"
 DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
 STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
-CHECKOUT = "pipelines/tracking/checkout.py"
+CHECKOUT, SHOWN = "pipelines/tracking/checkout.py", "pipelines/tracking/shown.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/blocks/housekeeping.py", "tests/conf/blocks/test_housekeeping.py"
@@ -549,6 +552,8 @@ MUTANTS = (
     Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, 'if key != "fingerprint" and not key.startswith("etl.")]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, "if len(keys) > MOST_CHANGES else []", "if True else []", T_DESCRIBE),
+    Mutant(DESCRIBE, "{', '.join(shown[:MOST_CHANGES])}", "{', '.join(shown)}x", T_DESCRIBE),
+    Mutant(STORE, "if HEARTBEAT in client.get_run(run).data.tags:", "if False:", f"{T_BROWSING} -k scores"),
     Mutant(DESCRIBE, '(" problem", " problems")', '(" problem",)', T_DESCRIBE),
     Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
     Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
@@ -556,21 +561,21 @@ MUTANTS = (
     Mutant("pipelines/tracking/rules.py", 'if metric.partition("/")[0] in PLUMBING', "if False", T_DESCRIBE),
     Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
     Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
-    Mutant(STORE, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, "            self._forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
+    Mutant(SHOWN, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
+    Mutant(SHOWN, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, "            self._shown.forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
     Mutant(STORE, "if op.scores and not model.metrics:", "if op.scores:", f"{T_BROWSING} -k scores"),
     Mutant(STORE, "        self._last.pop(self.runs[op.key], None)", "        self._last", f"{T_BROWSING} -k scores"),
-    Mutant(STORE, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
+    Mutant(SHOWN, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
     # What a browser is shown of a recipe's dates.
-    Mutant(VIEWS, '"orderByAsc": False', '"orderByAsc": True', T_VIEWS),
+    Mutant(VIEWS, '{DATE}`",\n        "orderByAsc": False', '{DATE}`",\n        "orderByAsc": True', T_VIEWS),
     Mutant(VIEWS, "if len(each) == 2)", "if len(each) >= 2)", T_VIEWS),
     Mutant(VIEWS, '(name != first, name != "loss", name)', "(name != first, name)", T_VIEWS),
     Mutant(VIEWS, '{"xAxisKey": "time", "lineSmoothness"', '{"xAxisKey": "step", "lineSmoothness"', T_VIEWS),
     Mutant(VIEWS, "line if each.startswith(start) else each for", "line for", T_VIEWS),
     Mutant(VIEWS, 'return f"{recipe}-nights"', 'return "nights"', T_VIEWS),
     Mutant(
-        "pipelines/tracking/mlflow_store.py",
+        SHOWN,
         "for name, value in wanted.items() if name not in experiment.tags",
         "for name, value in wanted.items()",
         "tests/pipelines/tracking/test_mlflow_store.py -k views",
@@ -950,6 +955,15 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    # a recipe that extends another
+    Mutant(RECIPE_FILE, "if value is None and not takes_null(here):", "if value is None:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "if identity in ids:", "if len(ids) > 50:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "for over in reversed(chain[:-1]):", "for over in chain[:-1]:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, 'if not f"{key}.".startswith(gone)', "", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "items() if key not in dropped}", "items()}", T_RECIPE_FILE),
+    Mutant("conf/load.py", "if key == EXTENDS:", "if False:", T_RECIPE_FILE),
+    Mutant(COMPLETION, "if len(blocks) == 1:", "if False:", T_COMPLETION),
+    Mutant(COMPLETION, 'if metavar.startswith("tracking.")', "if False", T_COMPLETION),
     Mutant(BEGIN, "key=len, default", "key=lambda old: -len(old), default", T_BEGIN),
     Mutant(BEGIN, "if given[name] == wanted[target]:", "if True:", T_BEGIN),
     Mutant(BEGIN, "if not matched:", "if not matched and given:", T_BEGIN),
@@ -958,7 +972,7 @@ MUTANTS = (
     Mutant(MODEL_START, "if run.exists(RECORD):", "if False:", T_MODEL_START),
     Mutant(MODEL_START, "if not folder.exists(file):", "if False:", T_MODEL_START),
     Mutant(
-        "training/worker.py",
+        "training/starting.py",
         'if committed(run.at("checkpoints"))[0]:',
         "if False:",
         "tests/training/test_warm_start_run.py",
@@ -996,6 +1010,30 @@ MUTANTS = (
     Mutant(BASELINE, "model = model.setWeightCol(WEIGHT)", "pass", f"{T_BASELINE} -k weight"),
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
+    # --- code of users
+    Mutant(TRAIN_HOOKS, "    restore_rng(state)\n\n\ndef _make", "    pass\n\n\ndef _make", T_TRAIN_HOOKS),
+    Mutant(TRAIN_HOOKS, "with torch.no_grad():", "if True:", T_TRAIN_HOOKS),
+    Mutant(
+        TRAIN_HOOKS,
+        "for reference, cls in classes] if is_rank_0 else []",
+        "for reference, cls in classes]",
+        T_TRAIN_HOOKS,
+    ),
+    Mutant(TRAIN_HOOKS, "cls.on_step is not Hook.on_step", "False", T_TRAIN_HOOKS),
+    Mutant("pipelines/reproduce/environment.py", '"optim.name": config.optim.name,', "", T_ENVIRONMENT),
+    Mutant(
+        "training/worker.py",
+        'if optim.schedule == "plateau" else lambda state: state',
+        "if False else lambda state: state",
+        "tests/training/test_worker.py -k plateau",
+    ),
+    Mutant(
+        "training/worker.py",
+        "dict(state.last_valid), state.best_step",
+        "state.last_valid, state.best_step",
+        "tests/training/test_worker.py -k hooks_see",
+    ),
+    Mutant("pipelines/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
     # `sparkring init`
     Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
     Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),

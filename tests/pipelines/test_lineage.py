@@ -93,6 +93,9 @@ def test_a_runs_sources_are_the_same_have_changed_or_are_gone(run: Path) -> None
     assert "commit c0ffee, 3 ranks of torch-gloo" in shown[1] and "rows: train 7" in shown[2]
     assert "changed: what is there now is not what was read" in shown[3] and str(raw / "planes") in shown[4]
     assert json.loads(made.to_json())["sources"][1]["state"] == "gone"
+    summary = json.loads((run / SUMMARY).read_text())
+    (run / SUMMARY).write_text(json.dumps(summary | {"start": "with the weights of models:/encoder/3"}))
+    assert "start    with the weights of models:/encoder/3" in lineage.text(lineage.trace(str(run), NOWHERE))
 
 
 def test_of_a_dataset_alone_sources_are_named_and_not_looked_at(run: Path) -> None:

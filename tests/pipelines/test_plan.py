@@ -50,6 +50,21 @@ def test_the_plan_of_a_named_recipe() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "tensors"),
+    [
+        ([], 2),
+        (["optim.ema=0.9"], 3),
+        (["optim.name=torch.optim:Adagrad", "optim.betas=[0.9, 0.999]"], 1),
+        (["optim.name=sgd"], 1),
+    ],
+)
+def test_the_optimizers_tensors_and_the_average_are_planned(words: list[str], tensors: int) -> None:
+    rows = table(show_plan(load_config("gpt-124m", words).config))
+    weights, optimizer = (int(rows[name][-1].replace(",", "")) for name in ("weights_bytes", "optimizer_bytes"))
+    assert optimizer == tensors * weights
+
+
 def test_after_training_the_table_shows_both() -> None:
     config = load_config("gpt-124m", ["launch.world=4", "train.global_batch=64", "train.device=cpu"]).config
     measured = {"weights_bytes": 5e8, "sent_bytes dp x cp": 123456789.0, "bubble_share": 0.25}

@@ -17,7 +17,6 @@ from tests.ranks.problem import full_state, make_strategy, rank_part
 STEPS, HALF = 6, 3
 OPTIMIZERS = {
     "own": {"name": "tests.training.own_optimizers:SignMomentum"},
-    "rmsprop": {"name": "torch.optim:RMSprop", "args": {"momentum": 0.9}},
     "nadam": {"name": "torch.optim:NAdam"},
 }
 

@@ -11,7 +11,7 @@ from tests.ranks.cases_own_optimizer import OPTIMIZERS, one_process
 from tests.ranks.layouts import TWO
 
 pytestmark = pytest.mark.ranks
-LAYOUTS = {name: {"engine": "torch", **TWO[name]} for name in ("ddp", "zero2", "zero3", "tp", "1f1b")}
+LAYOUTS = {name: {"engine": "torch", **TWO[name]} for name in ("zero2", "zero3", "tp", "1f1b")}
 HOROVOD = {"zero1": {"engine": "horovod", "zero": 1}}
 
 

@@ -163,6 +163,12 @@ def test_a_stop_is_heard_within_a_second_or_a_step(
     assert slow.sums <= most_sums
 
 
+def test_a_checkpoint_from_before_there_were_plateaus_is_read() -> None:
+    stored = TrainerState(step=3).to_json()
+    del stored["plateau"]
+    assert TypeAdapter(TrainerState).validate_python(stored) == TrainerState(step=3)
+
+
 def test_training_reads_on_across_epochs_and_not_past_its_last_step(
     make_dataset: Callable[..., DatasetManifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

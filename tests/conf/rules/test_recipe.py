@@ -117,6 +117,7 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([], "report.sample_prompt=So"),
         ([], "report.sample_tokens=9"),
         (["warm_start.model=/m"], "warm_start.retrain_every=7"),
+        ([], "model.task_args={a: 1}"),
         ([], "optim.args={a: 1}"),
         ([], "optim.schedule_args={a: 1}"),
         (["optim.name=my:Own"], "optim.betas=[0.5, 0.5]"),

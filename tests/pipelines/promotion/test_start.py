@@ -19,7 +19,7 @@ from sparkring.pipelines.promotion.start import StartDecision, corrected_interva
 from sparkring.pipelines.runs import training_digest
 from sparkring.pipelines.tracking.rules import Version
 from sparkring.training.model_folder import FILES
-from sparkring.training.worker import starting_model
+from sparkring.training.starting import starting_model
 from tests.pipelines.promotion import nights
 
 WARM = {"warm_start": {"from": "champion", "retrain_every": 7}}

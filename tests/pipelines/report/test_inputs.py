@@ -30,6 +30,9 @@ def test_facts_name_the_model_and_the_step_whose_weights_it_has() -> None:
     assert facts["engine"] == "torch-gloo, 3 ranks"
     assert facts["steps"] == "12,000 (100 samples), best at step 10; the model is step 900's"
     assert "MLflow" not in facts and "not good enough" not in facts
+    averaging = {"name": "again", "dataset": "/d", "optim": {"ema": 0.99}}
+    facts = ReportInputs(train_result(config=averaging), MANIFEST).facts
+    assert facts["steps"].endswith("'s, its weights averaged over steps (optim.ema = 0.99)")
 
 
 def test_facts_say_why_a_model_did_not_get_the_alias() -> None:

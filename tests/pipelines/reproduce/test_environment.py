@@ -61,7 +61,12 @@ def test_only_references_to_modules_of_the_user_are_theirs() -> None:
     assert references(config()) == {}
     assert references(config(factory="training.models.gpt:GPT", task="language_model")) == {}
     mine = {"model.factory": f"{NET}:Net", "model.task": "tasks_of_mine:Task"}
-    assert references(config(factory=mine["model.factory"], task=mine["model.task"])) == mine
+    own = config(factory=mine["model.factory"], task=mine["model.task"])
+    assert references(own) == mine
+    others = {"optim.name": "mine:Optimizer", "optim.schedule": "mine:rate", "train.hooks.0": "mine:Hook"}
+    optim = own.optim.model_copy(update={"name": "mine:Optimizer", "schedule": "mine:rate"})
+    train = own.train.model_copy(update={"hooks": ["mine:Hook", "sparkring.training.hooks:Hook"]})
+    assert references(own.model_copy(update={"optim": optim, "train": train})) == mine | others
 
 
 def test_a_changed_line_changes_the_hash_of_its_file_alone(net: Path) -> None:

@@ -1,0 +1,100 @@
+"""The trained weights that a training begins with: by value (warm_start), or by name (model.start)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pydantic import TypeAdapter
+
+from sparkring.conf.blocks.promotion import WarmStartConfig
+from sparkring.conf.blocks.train import StartConfig
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.training.checkpoint.catalog import committed
+from sparkring.training.checkpoint.weights import open_weights, read_weights
+from sparkring.training.model_folder import TrainedModel, read_model_folder, weights_at
+from sparkring.training.models.initial import InitialModel
+from sparkring.training.models.start import StartMatch, match_tensors, start_model_with
+from sparkring.training.models.warm_start import (
+    METHOD,
+    FeatureChange,
+    WarmStartError,
+    compare_features,
+    refuse_changes,
+    warm_start,
+)
+from sparkring.training.recipe_model import build_model
+from sparkring.training.tasks import model_class
+
+log = logging.getLogger(__name__)
+
+
+def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:
+    """The model to start from. StoredError for a damaged folder, WarmStartError where the recipe's model is another."""
+    assert start.model is not None, "`from` is made a folder before anything is launched"
+    trained = read_model_folder(open_storage(start.model))
+    for key in ("factory", "args", "inputs"):
+        before, now = getattr(trained.config.model, key), getattr(config.model, key)
+        if before != now:
+            raise WarmStartError(
+                f"{start.model} was trained with model.{key} = {before!r}, the recipe says {now!r}; train from scratch"
+            )
+    return trained
+
+
+def change_since(trained: TrainedModel, config: RunConfig, manifest: DatasetManifest) -> FeatureChange:
+    """How the features have changed since. WarmStartError where the recipe's model cannot follow."""
+    change = compare_features(trained.manifest, manifest)
+    if not hasattr(model_class(config.model.factory), METHOD):
+        refuse_changes(config.model.factory, change)
+    return change
+
+
+def start_from(
+    model: InitialModel, config: RunConfig, start: WarmStartConfig, manifest: DatasetManifest, rank: int
+) -> InitialModel:
+    """The model with trained weights, by value, for its initial ones; rank 0 reads them, the others receive theirs.
+
+    Args:
+        model: as its constructor made it.
+        config: of this run.
+        start: its `warm_start`.
+        manifest: of this run's dataset.
+        rank: of this process.
+    """
+    trained = starting_model(config, start)
+    change = change_since(trained, config, manifest)
+    assert start.model is not None, "starting_model has read it"
+    weights = read_weights(open_storage(start.model)) if rank == 0 else None
+    if rank == 0:
+        log.info("warm start from %s: %s", start.model, "; ".join(change.changed) or "the same features")
+    return warm_start(model, lambda: build_model(config, trained.manifest), weights, change, start.new_values)
+
+
+def begin_with(
+    model: InitialModel, start: StartConfig, run: Storage, gather: Callable[[bytes], list[bytes]], rank: int
+) -> tuple[InitialModel, StartMatch]:
+    """The model with tensors of `model.start` for its initial ones, and which these are. Collective.
+
+    ValueError where no tensor matches, StoredError where the file is damaged.
+
+    Args:
+        model: as its constructor made it.
+        start: whose weights are a file's or a folder's by now.
+        run: the run folder; with a checkpoint of its own it goes on from that.
+        gather: all-gather of bytes between the ranks.
+        rank: rank 0 reads the file.
+    """
+    given, match = None, None
+    if rank == 0:
+        given = open_weights(*weights_at(start.weights))
+        match = match_tensors(model.module, {name: each.shape for name, each in given.items()}, start.rename)
+    adapter = TypeAdapter(StartMatch)
+    agreed = adapter.validate_json(gather(adapter.dump_json(match) if match is not None else b"-")[0])
+    if committed(run.at("checkpoints"))[0]:
+        return model, agreed
+    if rank == 0:
+        log.info("model.start %s: %s", start.weights, agreed.text)
+    return start_model_with(model, agreed, given), agreed
