@@ -20,7 +20,7 @@ from sparkring.pipelines.validate.trial import trial_overrides
 from sparkring.training.result import MODEL, read_result
 from tests.pipelines.init.test_init import write_images
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]  # `make test` runs a regression by the tutorial of a table
 ROWS = 600
 QUICK = ["launch.world=1", "parallel.engine=torch", "tracking.system_metrics=false"]
 
@@ -52,10 +52,7 @@ def trial(folder: Path, spark: Any) -> dict[str, dict[str, float]]:
     return dict(read_result(open_storage(str(run))).scores)
 
 
-@pytest.mark.parametrize(
-    "label",
-    ["kind", *(pytest.param(label, marks=pytest.mark.slow) for label in ("price", "owned"))],
-)
+@pytest.mark.parametrize("label", ["kind", "price", "owned"])
 def test_a_table(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     write_houses(tmp_path / "houses.csv")
     monkeypatch.chdir(tmp_path)
@@ -64,7 +61,6 @@ def test_a_table(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, la
     assert {"kind": "macro_f1", "price": "r2", "owned": "auc"}[label] in scores
 
 
-@pytest.mark.slow
 def test_text(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").mkdir()
     for i in range(60):
@@ -74,7 +70,6 @@ def test_text(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert trial(tmp_path / "notes", spark)[MODEL]["loss"] > 0
 
 
-@pytest.mark.slow
 def test_images(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "pets", ("cat", "dog", "fox"), 30)
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -109,9 +110,9 @@ def run(page: str, folder: Path) -> None:
     try:
         assert shell.wait(LIMIT_S) == 0, log.read_text()[-4000:]
     finally:
-        if shell.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # servers that a page started may have children of their own
             os.killpg(shell.pid, signal.SIGKILL)
-            shell.wait()
+        shell.wait()
 
 
 def without_jobs(page: str) -> str:
