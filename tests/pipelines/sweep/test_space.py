@@ -152,6 +152,11 @@ def test_what_no_trial_could_use_is_found_before_spark(
     assert said in capsys.readouterr().err
 
 
+def test_what_is_wrong_at_all_corners_is_the_recipes_own(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(recipe, {"optim.lr": LR}, "train.global_batch=8192") == Exit.USAGE
+    assert "\n  - train.global_batch = 8192" in capsys.readouterr().err
+
+
 def test_recipes_that_cannot_be_swept_are_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(recipe, {"optim.lr": LR}, "storage.runs=s3://bucket/runs", "warm_start.from=champion") == Exit.USAGE
     said = capsys.readouterr().err
