@@ -85,7 +85,8 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     if trained.manifest.classes != dataset.manifest.classes:
         raise ValueError(f"its classes are {trained.manifest.classes}, this dataset's {dataset.manifest.classes}")
     assert split is not None, "there are test rows"
-    manifest = with_features(dataset.manifest, trained.manifest.features)
+    features = {key: state for key, state in trained.manifest.features.items() if key != "weight"}  # of its own rows
+    manifest = with_features(dataset.manifest, features)
     inputs = trained.config.model.inputs
     columns = pick_columns(manifest, inputs, config.model.label)
     model = serving.trained_model(trained.config, trained.manifest, read_weights(champion.folder))

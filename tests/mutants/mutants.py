@@ -777,7 +777,7 @@ MUTANTS = (
     Mutant(DRIFT, "exceeded=value > rule.max", "exceeded=False", T_DRIFT),
     Mutant(DRIFT, 'for part in reference} if which != "all" else set()', "for part in reference}", T_DRIFT),
     Mutant(DRIFT, "exceeded=not why.absent", "exceeded=False", T_DRIFT),
-    Mutant(CHAMPION, "with_features(dataset.manifest, trained.manifest.features)", "dataset.manifest", T_CHAMPION),
+    Mutant(CHAMPION, "with_features(dataset.manifest, features)", "dataset.manifest", T_CHAMPION),
     Mutant(CHAMPION, "return scores[order]", "return scores", T_CHAMPION, "one reader serves rows in their order"),
     Mutant(
         START,
@@ -1065,4 +1065,6 @@ MUTANTS = (
     Mutant(DECODE, "decoded.dtype != np.uint8", "False", T_DECODE),
     Mutant(DECODE, "fitted((width, height)", "fitted((height, width)", T_DECODE),
     Mutant("conf/config.py", 'named |= {f"data.decoders', '{f"data.decoders', "tests/conf/test_config.py -k code"),
+    Mutant("pipelines/promotion/champion.py", 'if key != "weight"}', "}", "tests/pipelines/promotion/test_champion.py"),
+    Mutant(WARM, 'if t.role != "weight"', "", T_WARM),
 )

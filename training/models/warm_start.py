@@ -74,7 +74,7 @@ def compare_features(old: DatasetManifest, new: DatasetManifest) -> FeatureChang
     WarmStartError where their tensors are not of the same kinds, or their texts of another tokenizer.
     """
     before, now = ({state["name"]: state for state in m.features.get("features", [])} for m in (old, new))
-    tensors = [{(t.name, t.layout, t.dtype, t.mask) for t in m.tensors} for m in (old, new)]
+    tensors = [{(t.name, t.layout, t.dtype, t.mask) for t in m.tensors if t.role != "weight"} for m in (old, new)]
     if differing := sorted({name for name, *_ in tensors[0] ^ tensors[1]}):
         raise WarmStartError(
             f"the model was trained on other tensors than dataset {new.name!r} has: {differing} differ; "

@@ -103,3 +103,17 @@ def test_what_cannot_be_read_or_scored_is_named(both: Any, tmp_path: Path) -> No
     regression = nights.config(model={"task": "regression"} | nights.RECIPE["model"])
     with pytest.raises(NotComparable, match="its task is 'binary', this recipe's is 'regression'"):
         predict_test_rows(read(model, regression), regression, now, rows)
+
+
+def test_a_champion_of_weighted_rows_scores_rows_without_weights(both: Any, tmp_path: Path) -> None:
+    model, now = both
+    rows = split_rows(now, "test", nights.config().data, [])
+
+    def weighted(m: dict[str, Any]) -> None:
+        m["columns"].append({"name": "trust", "dtype": "float64", "role": "weight"})
+        m["features"]["weight"] = {"column": "trust", "mean": 2.0}
+
+    found = predict_test_rows(
+        read(changed(tmp_path / "w", model, "manifest.json", weighted)), nights.config(), now, rows
+    )
+    assert np.array_equal(found, predict_test_rows(read(model), nights.config(), now, rows))

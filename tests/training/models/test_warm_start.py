@@ -239,3 +239,11 @@ def test_numbers_are_rescaled_and_other_kinds_refused() -> None:
         compare_features(old, manifest(["UA"], (3.0, 2.0), transform="log1p"))
     with pytest.raises(WarmStartError, match=r"\['wind__null'\] differ; train from scratch"):
         compare_features(old, manifest(["UA"], (3.0, 2.0), indicator=False))
+
+
+def test_rows_that_have_weights_now_are_no_other_tensors() -> None:
+    old = manifest(["UA"], (3.0, 2.0))
+    weight = Column(name="trust", dtype="float64", role="weight")
+    features = old.features | {"weight": {"column": "trust", "mean": 2.0}}
+    new = DatasetManifest.model_validate(dict(old) | {"columns": (*old.columns, weight), "features": features})
+    assert compare_features(old, new).changed == [] == compare_features(new, old).changed
