@@ -53,6 +53,7 @@ class Resolved:
     config: RunConfig
     origins: dict[str, str]
     interval: DataInterval | None = None  # of the command's date; None: it has none
+    recipe: str = "RECIPE"  # as the command names it
 
     @property
     def digest(self) -> str:
@@ -107,7 +108,7 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
     if problems:
         raise ConfigError(where, problems)
     origins = {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))}
-    return Resolved(config, origins, dated.interval)
+    return Resolved(config, origins, dated.interval, recipe)
 
 
 def _find(recipe: str) -> tuple[str, str]:

@@ -118,7 +118,7 @@ def run_parts(resolved: Resolved, session: Callable[[], SparkSession], *, etl: b
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
-        log.info("%s", outcome(result, config, registered_as(tracking, tracker, result)))
+        log.info("%s", outcome(result, resolved, registered_as(tracking, tracker, result)))
         return code
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 from sparkring.conf.config import RunConfig
+from sparkring.conf.load import Resolved
 from sparkring.training.result import TrainResult, WorkerResult
+
+
+def score_text(value: float) -> str:
+    """Four decimals, or of large numbers none."""
+    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
 def ended_line(train: WorkerResult, config: RunConfig) -> str:
@@ -14,8 +21,8 @@ def ended_line(train: WorkerResult, config: RunConfig) -> str:
     if train.stopped_early and config.train.early_stopping is not None:
         stop = config.train.early_stopping
         at += f", early: no better {stop.metric} in {stop.patience} evaluations"
-    best = train.exported_step == train.best_step and train.best_value is not None
-    why = f", the best by {config.train.best_metric} ({train.best_value:.4f})" if best else ""
+    best = train.best_value if train.exported_step == train.best_step else None
+    why = "" if best is None else f", the best by {config.train.best_metric} ({score_text(best)})"
     return f"{at}; the model is that of step {train.exported_step}{why}"
 
 
@@ -23,7 +30,7 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[s
     """Lines of a table: a row per model, a column per metric; a metric that a model lacks is blank."""
     names = list(dict.fromkeys(name for values in scores.values() for name in values))
     rows = [[title, *names]]
-    rows += [[model, *(f"{v[n]:.4f}" if n in v else "" for n in names)] for model, v in scores.items()]
+    rows += [[model, *(score_text(v[n]) if n in v else "" for n in names)] for model, v in scores.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
@@ -31,15 +38,16 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[s
     ]
 
 
-def outcome(result: TrainResult, config: RunConfig, model: str) -> str:
+def outcome(result: TrainResult, resolved: Resolved, model: str) -> str:
     """Say what came of a job, for a person who looks at the end of its output. `model`: `registered_as`."""
+    config, recipe = resolved.config, shlex.quote(resolved.recipe)
     split = config.train.test_split or config.train.valid_split
     experiment = config.tracking.named(config.name).experiment
     facts = {
         "model": model,
         "report": f"{result.run}/report.html",
-        "browse": result.tracking_url or f"sparkring ui RECIPE   (MLflow experiment {experiment!r})",
-        "next": "sparkring predict RECIPE" if config.predict is not None else "",
+        "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",
+        "next": f"sparkring predict {recipe}" if config.predict is not None else "",
         "time": _time_line(result.timings),
     }
     width = max(map(len, facts))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from sparkring.pipelines.display.outcome import score_text
 from sparkring.training.launch.messages import AttemptStarted, Event, LogLines, RankEvent, RankMetrics
 
 log = logging.getLogger("train")
@@ -58,10 +59,10 @@ class ProgressDisplay:
     def _metrics(self, step: int, values: dict[str, float]) -> None:
         valid = {k.removeprefix("valid/"): v for k, v in values.items() if k.startswith("valid/")}
         if valid:
-            self._print(f"step {step}: valid " + " ".join(f"{k} {v:.4f}" for k, v in valid.items()))
+            self._print(f"step {step}: valid " + " ".join(f"{k} {score_text(v)}" for k, v in valid.items()))
         elif "train/loss" in values:
             epoch = f"epoch {min(step, self.total - 1) // self.per_epoch + 1}"
-            shown = f"loss {values['train/loss']:.4f}, {values.get('perf/rows_per_s', 0.0):,.0f} rows/s"
+            shown = f"loss {score_text(values['train/loss'])}, {values.get('perf/rows_per_s', 0.0):,.0f} rows/s"
             if self.bar is not None:
                 self.bar.set_description_str(epoch, refresh=False)
                 self.bar.n = step

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.load import load_config
+from sparkring.conf.load import Resolved, load_config
 from sparkring.pipelines.display.outcome import ended_line, outcome, score_table
 from sparkring.training.result import MODEL
 from tests.pipelines.results import rank_result, train_result
 
 
-def recipe(tmp_path: Path, *words: str) -> RunConfig:
+def resolved(tmp_path: Path, *words: str) -> Resolved:
     (file := tmp_path / "r.yaml").write_text(
         "{name: sales, dataset: d, model: {factory: sparkring.training.models.tabular:Tabular}}"
     )
-    return load_config(str(file), words).config
+    return replace(load_config(str(file), words), recipe="my sales.yaml")
+
+
+def recipe(tmp_path: Path, *words: str) -> RunConfig:
+    return resolved(tmp_path, *words).config
 
 
 def test_scores_are_a_table_with_blanks_where_a_model_has_none() -> None:
+    assert score_table({"a": {"loss": 350170946.29}}, "t")[1].split() == ["a", "350,170,946"]
     scores = {MODEL: {"loss": 0.59912, "auc": 0.7}, "majority rate": {"auc": 0.5, "accuracy": 2 / 3}}
     assert score_table(scores, "test split") == [
         "test split       loss     auc  accuracy",
@@ -40,7 +46,7 @@ def test_where_training_ended_and_whose_weights_the_model_has(tmp_path: Path) ->
 
 def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Path) -> None:
     result = train_result(timings={"spark_s": 3.0, "launch_s": 1.4, "total_s": 9.6})
-    said = outcome(result, recipe(tmp_path), "models:/sales/7, 'champion' now").splitlines()
+    said = outcome(result, resolved(tmp_path), "models:/sales/7, 'champion' now").splitlines()
     assert said == [
         "sales: ended at step 10; the model is that of step 10, the best by loss (0.5000)",
         "",
@@ -49,11 +55,11 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
         "",
         "  model   models:/sales/7, 'champion' now",
         "  report  /runs/again/1/report.html",
-        "  browse  sparkring ui RECIPE   (MLflow experiment 'sales')",
+        "  browse  sparkring ui 'my sales.yaml'   (MLflow experiment 'sales')",
         "  time    10 s: spark 3, launch 1",
     ]
-    scores = recipe(tmp_path, "train.test_split=null")
-    scores = scores.model_copy(update={"predict": PredictConfig(rows="planes", to="scores")})
+    scores = resolved(tmp_path, "train.test_split=null")
+    scores = replace(scores, config=scores.config.model_copy(update={"predict": PredictConfig(rows="planes", to="s")}))
     again = outcome(train_result(tracking_url="http://mlflow/1"), scores, "m").splitlines()
     assert "  valid split    loss" in again and "  browse  http://mlflow/1" in again
-    assert "  next    sparkring predict RECIPE" in again
+    assert "  next    sparkring predict 'my sales.yaml'" in again
