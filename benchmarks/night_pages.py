@@ -219,7 +219,7 @@ class Year:
         for op in self._ops(ds):
             if isinstance(op, ops.Metrics) and op.key == "train":
                 for key in ("train", "job"):
-                    journal.append(ops.End(key=key, at=op.at, status="FAILED"))
+                    journal.append(ops.End(key=key, at=op.at, status="FAILED", error="no room on /data"))
                 return
             journal.append(op)
 
@@ -243,6 +243,8 @@ class Year:
                 [name, drawn(ds, name, v), step + int(later) if step > 1e9 else step, at_ms + int(later * 1000)]
                 for name, v, step, at_ms in line["points"]
             ]
+        if line["op"] == "model":
+            moved["scores"] = {name: drawn(ds, name, v) for name, v in line["scores"].items()}
         if line["op"] == "history":
             moved["number"], moved["begins"] = line["number"] + days, line["begins"] + days * 86_400.0
             moved["values"] = {name: drawn(ds, name, v) for name, v in line["values"].items()}

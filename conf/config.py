@@ -46,3 +46,10 @@ class RunConfig(Strict):
         None, description="None: the alias moves to each model, unless report.must_beat says otherwise"
     )
     drift: DriftConfig | None = None
+
+    @property
+    def model_code(self) -> dict[str, str]:
+        """Key -> `module:name` of the user's code that training and serving run: the model, its task, its decoders."""
+        named = {"model.factory": self.model.factory, "model.task": self.model.task}
+        named |= {f"data.decoders.{column}": decoder for column, decoder in self.data.decoders.items()}
+        return {key: reference for key, reference in named.items() if ":" in reference}

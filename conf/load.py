@@ -1,4 +1,4 @@
-"""Load a recipe: defaults < recipe.yaml < `key.path=value` overrides -> RunConfig, with the origin of each value.
+"""Load a recipe: defaults < recipe (over what it extends) < overrides -> RunConfig, with the origin of each value.
 
 Every problem is found before anything is raised: `ConfigError.problems` has one line per problem with the key's path,
 the value, the rule, and for a misspelt key the nearest known name.
@@ -11,39 +11,23 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from sparkring.conf.bounded_yaml import parse_yaml
 from sparkring.conf.config import RunConfig
+from sparkring.conf.errors import ConfigError
 from sparkring.conf.manifest import digest
+from sparkring.conf.recipe_file import EXTENDS, read_recipe
 from sparkring.conf.rules.recipe import combination_problems, leaves
 from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date
 from sparkring.conf.schedule.dates import DataInterval
-from sparkring.conf.secrets import redact, redacted
+from sparkring.conf.secrets import redacted
 
-# Of a recipe: the longest of ours has 300 values.
-MOST_CHARACTERS, MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 1 << 18, 10_000, 50, 100
 MOST_SHOWN = 200  # characters of a wrong value
-RECIPES: Traversable = files("sparkring.conf.recipes")  # also where the code is shipped as a zip
-
-
-class ConfigError(ValueError):
-    """The configuration cannot be used; `problems` lists every reason, with secrets hidden."""
-
-    def __init__(self, where: str, problems: list[str]):
-        self.problems = problems = [redact(problem) for problem in problems]
-        super().__init__(problems_text(where, problems))
-
-
-def problems_text(where: str, problems: list[str]) -> str:
-    """One message of every problem at a place."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return f"{where}: {count}\n" + "\n".join(f"  - {p}" for p in problems)
+TYPED = {"type", "anyOf", "oneOf", "$ref", "enum", "const"}  # of a JSON schema: what limits a value
 
 
 @dataclass(frozen=True)
@@ -64,28 +48,19 @@ class Resolved:
         return self.config.model_dump(mode="json")
 
 
-def recipe_names() -> list[str]:
-    return sorted(p.name.removesuffix(".yaml") for p in RECIPES.iterdir() if p.name.endswith(".yaml"))
-
-
 def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | None = None) -> Resolved:
     """Resolve a recipe by name (`flights`) or path (`my/run.yaml`). Raises ConfigError with every problem.
 
     `date`: fills in the recipe's templates and window; without one, a recipe with a schedule is that of its first date.
     """
-    where, text = _find(recipe)
-    try:
-        values, node = parse_yaml(text)
-        if not isinstance(values, dict | None):
-            raise yaml.YAMLError("a recipe is a mapping of keys to values")
-    except yaml.YAMLError as error:
-        raise ConfigError(where, [f"not valid YAML: {error}"]) from None
-    values, lines = values or {}, dict(_key_lines(node, ""))
-    origins = {key: f"{where.rpartition('/')[2]}:{line}" for key, line in lines.items()}
+    read = read_recipe(recipe, takes_null)
+    where, values, origins = read.where, read.values, read.origins
     problems: list[str] = []
     for override in overrides:
         try:
             key, value = parse_override(override)
+            if key == EXTENDS:
+                raise ValueError("a recipe's file says what it extends, not the command line")
             _set(values, key.split("."), value)
         except ValueError as error:
             problems.append(f"override {override!r}: {error}")
@@ -109,118 +84,6 @@ def load_config(recipe: str, overrides: Iterable[str] = (), date: DateRequest | 
         raise ConfigError(where, problems)
     origins = {key: _origin(key, origins) for key, _ in leaves(config.model_dump(mode="json"))}
     return Resolved(config, origins, dated.interval, recipe)
-
-
-def _find(recipe: str) -> tuple[str, str]:
-    """Read a recipe by name or by path; returns (where it is from, its text)."""
-    if recipe.endswith((".yaml", ".yml")) or "/" in recipe:
-        where = recipe
-        source: Traversable = Path(recipe)
-    else:
-        where, source = f"{recipe}.yaml", RECIPES / f"{recipe}.yaml"
-    try:
-        with source.open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
-    except UnicodeDecodeError as error:
-        raise ConfigError(where, [f"is not UTF-8 text ({error}); save it as UTF-8"]) from error
-    except OSError as error:
-        near = difflib.get_close_matches(recipe, recipe_names(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ConfigError(recipe, [f"no such recipe ({error.strerror}){hint} Built in: {recipe_names()}"]) from error
-    if len(text) > MOST_CHARACTERS:
-        raise ConfigError(where, [f"has more than {MOST_CHARACTERS} characters: no recipe is that long"])
-    return where, text
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-3` as a float (YAML 1.1 does not), refuses a key given twice, and is bounded.
-
-    Unbounded, a few lines of aliases of aliases stand for gigabytes. Raises YAMLError, with the line.
-    """
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self.depth += 1
-        if self.depth > MOST_DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, f"more than {MOST_DEPTH} levels", self.peek_event().start_mark
-            )
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":str") and len(node.value) > MOST_DIGITS:
-            raise yaml.constructor.ConstructorError(None, None, "a number of so many digits", node.start_mark)
-        try:
-            value = super().construct_object(node, deep)
-            if isinstance(value, str):
-                value.encode()  # half of a surrogate pair can neither be shown nor stored
-            if isinstance(value, int) and abs(value) >= 1 << 63:
-                raise ValueError("a number of more than 64 bits")
-            return value
-        except (ValueError, OverflowError) as error:  # the 13th month, an empty number
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str) or key in seen:
-                what = "given twice" if isinstance(key, str) else "not text; put it in quotes"
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is {what}", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Parse bounded YAML into its value and its nodes, which know their lines. Raises YAMLError."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None, None
-        _count(node, {})
-        return _unshared(loader.construct_document(node)), node
-    finally:
-        loader.dispose()
-
-
-def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count the values of a node with its aliases written out. YAMLError if they are too many."""
-    if id(node) not in known:
-        known[id(node)] = MOST_VALUES  # until it is known: an alias of a block inside itself stands for endless ones
-        parts = node.value if isinstance(node, yaml.CollectionNode) else []
-        inner = [n for part in parts for n in (part if isinstance(part, tuple) else (part,))]
-        known[id(node)] = 1 + sum(_count(n, known) for n in inner)
-    if known[id(node)] > MOST_VALUES:
-        raise yaml.composer.ComposerError(None, None, f"aliases stand for over {MOST_VALUES} values", node.start_mark)
-    return known[id(node)]
-
-
-def _unshared(value: Any) -> Any:
-    """Copy the block behind every YAML alias, so that an override of one changes no other."""
-    if isinstance(value, dict):
-        return {key: _unshared(item) for key, item in value.items()}
-    return [_unshared(item) for item in value] if isinstance(value, list) else value
-
-
-def _key_lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = f"{prefix}{key.value}"
-            yield path, key.start_mark.line + 1
-            yield from _key_lines(value, path + ".")
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield f"{prefix}{index}", item.start_mark.line + 1
-            yield from _key_lines(item, f"{prefix}{index}.")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -320,32 +183,50 @@ def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:
 def _known_keys(location: tuple[Any, ...]) -> set[str]:
     """Names of the keys allowed at a location of pydantic's, through optionals, lists, dicts and unions."""
     schema = RunConfig.model_json_schema()
-
-    def variants(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        yield node
-        for inner in [*node.get("anyOf", []), *node.get("oneOf", [])]:
-            yield from variants(inner)
-
     nodes = [schema]
     for part in location:
-        found: list[dict[str, Any]] = []
-        for node in (v for outer in nodes for v in variants(outer)):
-            properties = node.get("properties", {})
-            values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
-            if part in properties:
-                found.append(properties[part])
-            elif part in (properties.get("kind", {}).get("const"), node.get("title")):  # the tag of a union
-                found.append(node)
-            elif isinstance(part, int) and "items" in node:
-                found.append(node["items"])
-            elif isinstance(values, dict):
-                found.append(values)
-        nodes = found or nodes
-    return {name for outer in nodes for node in variants(outer) for name in node.get("properties", {})}
+        nodes = _nodes_below(schema, nodes, part) or nodes
+    return {name for outer in nodes for node in _variants(schema, outer) for name in node.get("properties", {})}
+
+
+def takes_null(path: tuple[str, ...]) -> bool:
+    """Whether null is a value of the key at a path; also where any value is, and where no such key is known."""
+    schema = RunConfig.model_json_schema()
+    nodes = [schema]
+    for part in path:
+        nodes = _nodes_below(schema, nodes, part)
+    kinds = [node for outer in nodes for node in _variants(schema, outer)]
+    return any(node.get("type") == "null" or not node.keys() & TYPED for node in kinds) or not nodes
+
+
+def _variants(schema: dict[str, Any], node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a node of a JSON schema stands for: itself, or what it refers to, and its alternatives."""
+    if "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    yield node
+    for inner in [*node.get("anyOf", []), *node.get("oneOf", [])]:
+        yield from _variants(schema, inner)
+
+
+def _nodes_below(schema: dict[str, Any], nodes: list[dict[str, Any]], part: Any) -> list[dict[str, Any]]:
+    """The nodes of a JSON schema that one more part of a location leads to; [] where it leads nowhere."""
+    found: list[dict[str, Any]] = []
+    for node in (v for outer in nodes for v in _variants(schema, outer)):
+        properties = node.get("properties", {})
+        values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
+        if part in properties:
+            found.append(properties[part])
+        elif part in (properties.get("kind", {}).get("const"), node.get("title")):  # the tag of a union
+            found.append(node)
+        elif isinstance(part, int) and "items" in node:
+            found.append(node["items"])
+        elif isinstance(values, dict):
+            found.append(values)
+    return found
 
 
 def json_schema() -> dict[str, Any]:
     """JSON schema of a recipe, for editors (`# yaml-language-server: $schema=...`)."""
-    return RunConfig.model_json_schema()
+    schema = RunConfig.model_json_schema()
+    about = "recipe to begin with: a path relative to this file, or a built-in name (docs/recipes.md)"
+    return schema | {"properties": {EXTENDS: {"type": "string", "description": about}} | schema["properties"]}

@@ -172,6 +172,7 @@ class PassthroughState(_Feature):
     shape: list[Annotated[Count, Field(gt=0)]] | None
     nulls: Nulls
     fill: Finite | int | bool | str | None
+    fit: NotRequired[Literal["resize", "crop", "exact"]]  # of images, which are decoded to `shape`
 
 
 @OPEN
@@ -330,6 +331,11 @@ class DatasetManifest(Stored):
     def weight(self) -> State | None:
         """Column and training mean of the rows' weights; None where all rows count alike."""
         return self.features.get("weight")
+
+    @property
+    def images(self) -> list[str]:
+        """The features of encoded images, which readers decode to their shape."""
+        return [state["name"] for state in self.features.get("features", []) if "fit" in state]
 
     @property
     def tensors(self) -> tuple[Column, ...]:

@@ -37,8 +37,9 @@ class CsvOptions(Strict):
         return self
 
 
-FILE_FORMATS = ("csv", "json", "orc", "parquet", "text")
-TEXT_COLUMNS = ("path", "text")  # of a source of whole files
+FILE_FORMATS = ("csv", "json", "orc", "parquet")  # with declared columns
+WHOLE_FILES = {"text": {"path": "string", "text": "string"}, "binaryFile": {"path": "string", "content": "binary"}}
+"""Format of which a row is a whole file -> its columns and their Spark types. `path` is below the source's root."""
 AVRO = (
     "Spark reads Avro only with a package, org.apache.spark:spark-avro_2.13, and its files cannot be checked before "
     "they are read. Save the table once as Parquet, with spark-submit --packages org.apache.spark:spark-avro_2.13:"
@@ -59,14 +60,14 @@ class FilesSource(SourceConfig):
 
     POINTERS: ClassVar[frozenset[str]] = frozenset({"path", "where"})
     path: str = Field(
-        description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text: all "
-        "there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
+        description="a file, a folder (all files below it named as the format: *.csv, *.csv.gz or *.parquet; text and "
+        "binaryFile: all there are) or a glob (`*` stays within a folder, `**` crosses them); local or any storage URI"
     )
-    format: Literal["csv", "json", "orc", "parquet", "text"] = "csv"
+    format: Literal["csv", "json", "orc", "parquet", "text", "binaryFile"] = "csv"
     columns: dict[str, str] = Field(
         {},
         description="name -> Spark type (`int`, `decimal(10,2)`). csv: the whole header; json, orc, parquet: the "
-        "columns to read; text: none, rows are whole files with the columns `path` and `text`",
+        "columns to read; text, binaryFile: none, rows are whole files with the columns `path` and `text` or `content`",
     )
     partitions: dict[str, str] = Field(
         {}, description="column -> Spark type, in the order of the folders below `path`: `day=2024-01-31/country=DE`"
@@ -88,8 +89,9 @@ class FilesSource(SourceConfig):
 
     @model_validator(mode="after")
     def _columns_given(self) -> FilesSource:
-        if (self.format == "text") != (not self.columns):
-            raise ValueError(f"columns must be declared for {', '.join(FILE_FORMATS[:-1])}, and may not be for text")
+        if (self.format in WHOLE_FILES) != (not self.columns):
+            whole = " and ".join(WHOLE_FILES)
+            raise ValueError(f"columns must be declared for {', '.join(FILE_FORMATS)}, and may not be for {whole}")
         check_case("columns", self.columns)
         if self.options is not None and self.format != "csv":
             raise ValueError(f"options are for csv; a {self.format} source has none")
@@ -102,7 +104,7 @@ class FilesSource(SourceConfig):
             raise ValueError(
                 f"{differ[0]!r} is {both[differ[0]]} in partitions and {self.columns[differ[0]]} in columns"
             )
-        names = TEXT_COLUMNS if self.format == "text" else self.columns
+        names = WHOLE_FILES.get(self.format, self.columns)
         check_case("columns and partitions", [*names, *(name for name in self.partitions if name not in both)])
         if self.where is not None and not self.partitions:
             raise ValueError("where is a condition on partition columns; declare them in partitions")
@@ -279,7 +281,7 @@ class CatalogSource(SourceConfig):
 
 
 KINDS: dict[str, type[SourceConfig]] = {
-    **dict.fromkeys((*FILE_FORMATS, "avro"), FilesSource),  # avro: refused there
+    **dict.fromkeys((*FILE_FORMATS, *WHOLE_FILES, "avro"), FilesSource),  # avro: refused there
     "delta": DeltaSource,
     "iceberg": IcebergSource,
     "jdbc": JdbcSource,

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column
-from sparkring.conf.sources import TEXT_COLUMNS, FilesSource
+from sparkring.conf.sources import WHOLE_FILES, FilesSource
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks, text
 from sparkring.etl.classes import label_state, text_label
@@ -76,7 +76,7 @@ def _declared(name: str, source: FilesSource) -> StructType:
     """The columns of a source of files, in the order of `read_files`."""
     key = f"etl.sources.{name}"
     columns = declared_schema(key, source.columns)
-    if source.format == "text":
-        columns = StructType([StructField(column, StringType()) for column in TEXT_COLUMNS])
+    if source.format in WHOLE_FILES:
+        columns = declared_schema(key, WHOLE_FILES[source.format])
     fields = [*columns, *declared_schema(key, source.partitions, "partitions")]
     return StructType([*{field.name: field for field in fields}.values()])

@@ -49,12 +49,13 @@ EXACT_DECIMAL_DIGITS = 15  # every decimal of so many digits has its own double
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """How a column is stored, as a passthrough feature of the recipe declares it."""
+    """How a column is stored, as a passthrough or image feature of the recipe declares it."""
 
     nulls: Nulls = "refuse"
     fill: Any = None
     shape: list[int] | None = None
     dtype: str | None = None
+    image: bool = False
 
 
 def input_column(name: str, found: DataType) -> Column:
@@ -83,7 +84,7 @@ def manifest_column(name: str, found: DataType, role: Role, options: ColumnOptio
         stored = _stored_dtype(name, found, element)
     if isinstance(element, BinaryType) and depth:
         raise _refused(name, found, "store one binary value per row")
-    if shape is not None:
+    if shape is not None and not options.image:
         if depth == 0 and layout != "vector":
             raise _refused(name, found, "`shape` is for arrays and vectors")
         if len(shape) != max(depth, 1):

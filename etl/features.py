@@ -9,7 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, Feature, NumericFeature, PassthroughFeature
+from sparkring.conf.blocks.etl import (
+    CategoricalFeature,
+    CyclicFeature,
+    Feature,
+    ImageFeature,
+    NumericFeature,
+    PassthroughFeature,
+)
 from sparkring.conf.features import State
 from sparkring.etl.errors import EtlError
 
@@ -83,5 +90,9 @@ def categorical_state(name: str, feature: CategoricalFeature, values: Sequence[s
     return {"name": name, "kind": "categorical", "column": column, "values": list(values), "train_nulls": nulls}
 
 
-def plain_state(name: str, feature: CyclicFeature | PassthroughFeature) -> State:
-    return {"name": name, **feature.model_dump(mode="json"), "column": input_column(name, feature)}
+def plain_state(name: str, feature: CyclicFeature | PassthroughFeature | ImageFeature) -> State:
+    """The state of a feature that is not fitted. An image is passed through, with how it is fitted to its shape."""
+    state = {"name": name, **feature.model_dump(mode="json"), "column": input_column(name, feature)}
+    if isinstance(feature, ImageFeature):
+        state |= {"kind": "passthrough", "dtype": None, "nulls": "refuse", "fill": None}
+    return state

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import (
+    BinaryType,
     BooleanType,
     DataType,
     DateType,
@@ -16,7 +17,7 @@ from pyspark.sql.types import (
     StringType,
 )
 
-from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, Feature, NumericFeature
+from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, Feature, ImageFeature, NumericFeature
 from sparkring.conf.features import STATE_VERSION, State
 from sparkring.etl.errors import EtlError
 from sparkring.etl.features import (
@@ -54,6 +55,8 @@ def _wrong_type(feature: Feature, found: DataType) -> str:
         return "categorical wants a string, integer, boolean or date; cast it in the recipe's SQL"
     if isinstance(feature, (NumericFeature, CyclicFeature)) and not isinstance(found, (NumericType, BooleanType)):
         return f"{feature.kind} wants a number; derive one in the recipe's SQL"
+    if isinstance(feature, ImageFeature) and not isinstance(found, BinaryType):
+        return "image wants the bytes of an encoded image (binary), as a source of format binaryFile has them"
     return ""
 
 

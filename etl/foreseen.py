@@ -14,7 +14,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from sparkring.conf.blocks.etl import EtlConfig
-from sparkring.conf.sources import TEXT_COLUMNS, FilesSource
+from sparkring.conf.sources import WHOLE_FILES, FilesSource
 
 
 class _NotCertain(ValueError):
@@ -59,7 +59,7 @@ def _columns(name: str, etl: EtlConfig) -> list[str]:
     if name in etl.sources:
         source = etl.sources[name]
         if isinstance(source, FilesSource):
-            return list(dict.fromkeys([*(source.columns or TEXT_COLUMNS), *source.partitions]))
+            return list(dict.fromkeys([*(source.columns or WHOLE_FILES[source.format]), *source.partitions]))
         if source.columns:
             return [*source.columns]
     if name not in etl.views:

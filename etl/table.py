@@ -47,7 +47,7 @@ def stored_columns(rows: DataFrame, config: EtlConfig, features: State) -> list[
 
 
 def _passed_column(state: State, types: Types) -> Column:
-    options = ColumnOptions(state["nulls"], state["fill"], state["shape"], state["dtype"])
+    options = ColumnOptions(state["nulls"], state["fill"], state["shape"], state["dtype"], "fit" in state)
     return manifest_column(state["name"], types[state["column"]], "feature", options)
 
 

@@ -28,6 +28,7 @@ class JobHooks:
     on_dataset: Callable[[Dataset], None] = lambda dataset: None
     # given the step of an evaluation and its metrics; True: training stops there
     falls_behind: Callable[[int, dict[str, float]], bool] = lambda step, metrics: False
+    keeps_checkpoints: bool = True  # False: they are deleted when training ends, so MLflow points at none
     on_run: Callable[[RunRecord], None] = lambda record: None  # its MLflow run is known, or the store is away
 
 

@@ -126,6 +126,9 @@ def one_row(
         if name in rows:
             continue
         column = manifest.tensor(name)
+        if column.layout == "binary" and column.shape:  # decoded
+            rows[name] = torch.zeros(1, *column.shape, dtype=torch.uint8, device="meta")
+            continue
         if not is_fixed(column):
             return Untraceable(f"column {name!r} is {column.layout}: only its values determine how large a row is")
         rows[name] = torch.zeros(1, *column.shape, dtype=getattr(torch, column.dtype), device="meta")

@@ -28,7 +28,7 @@ from sparkring.conf.references import module_of
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.training.checkpoint.weights import read_weights
-from sparkring.training.data.columns import RaggedArray, one_array
+from sparkring.training.data.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
 from sparkring.training.model_folder import CONFIG, FILES, read_model_folder
@@ -126,7 +126,9 @@ class Predictor:
         )
         self.model = trained_model(config, manifest, weights)
         self.raw = raw_inputs(config, manifest)
-        self._features = RawFeatures(manifest.features | {"features": self.raw.states}) if self.raw.states else None
+        self._features = None
+        if self.raw.states:
+            self._features = RawFeatures(manifest.features | {"features": self.raw.states}, config.data.decoders)
         self._source = TensorSource(manifest, [column.name for column in self.raw.tensors])
         self.refuses_null = {
             state["column"]: state["name"] for state in self.raw.states if state.get("nulls") == "refuse"
@@ -214,6 +216,8 @@ class Predictor:
         """A batch of stored columns as the dataset's reader makes it."""
         columns = {}
         for column, values, present in self._source.made(table):
+            if isinstance(values, RaggedArray) and column.layout == "binary" and self._features is not None:
+                values = self._features.decoded(column.name, table.column(column.name).combine_chunks())
             if isinstance(values, RaggedArray):
                 raise ValueError(f"column {column.name!r} is {column.layout}: only scalars and vectors are scored here")
             columns[column.name] = as_tensor(column, values)
@@ -244,8 +248,8 @@ def check_finite(scores: np.ndarray, rows: pd.DataFrame) -> None:
 
 
 def as_tensor(column: Column, values: np.ndarray) -> torch.Tensor:
-    """(rows, *shape) of the column's dtype."""
-    own = np.ascontiguousarray(values).astype(column.dtype, copy=False)
+    """(rows, *shape) of the column's dtype; of images uint8."""
+    own = np.ascontiguousarray(values).astype(numpy_dtype(column), copy=False)
     return torch.from_numpy(own if own.flags.writeable else own.copy())
 
 
@@ -334,8 +338,8 @@ def load_trusted(path: str) -> Predictor | Writer:
 
 
 def carried(config: RunConfig, folder: Path) -> list[str]:
-    """The modules of a model's factory and task that are in its own folder of code, on Python's path by now."""
-    named = [module_of(each) for each in (config.model.factory, config.model.task)]
+    """The modules of a model's factory, task and decoders that its own folder of code has, on Python's path."""
+    named = [module_of(each) for each in config.model_code.values()]
     on_path = {Path(place).resolve() for place in sys.path}
     codes = [parent / CODE for parent in folder.resolve().parents if parent / CODE in on_path]
     return [name for name in named if codes and _has_module(codes[0], name)]
@@ -363,9 +367,9 @@ def make_predictor(folder: Storage) -> Predictor | Writer:
 def check_trusted(config: RunConfig, where: str, own: Iterable[str] = ()) -> None:
     """Raise StoredError where a stored configuration names code of a module that is not trusted here, nor of `own`."""
     trusted = ("sparkring.training.models", *own, *filter(None, os.environ.get(TRUSTED, "").split(",")))
-    for key, reference in (("model.factory", config.model.factory), ("model.task", config.model.task)):
+    for key, reference in config.model_code.items():
         module = module_of(reference)
-        if ":" in reference and not any(f"{module}.".startswith(f"{name}.") for name in trusted):
+        if not any(f"{module}.".startswith(f"{name}.") for name in trusted):
             raise StoredError(
                 f"{where}: {key} = {reference!r}: a stored file may name code of sparkring.training.models only; if "
                 f"you trust that module and have it, set {TRUSTED}={module} where the model is loaded"
@@ -386,7 +390,11 @@ def signature_inputs(config: RunConfig, manifest: DatasetManifest) -> list[Named
         ]
     raw, types = raw_inputs(config, manifest), manifest.features.get("inputs", {})
     return [
-        {"name": name, "type": "string" if types.get(name) == "string" else "any", "required": name not in raw.optional}
+        {
+            "name": name,
+            "type": types[name] if types.get(name) in ("string", "binary") else "any",
+            "required": name not in raw.optional,
+        }
         for name in raw.columns
     ]
 

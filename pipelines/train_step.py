@@ -66,7 +66,8 @@ def train(job: JobContext) -> TrainResult:
         began = time.monotonic()
         launched = run_ranks(job, events)
         train_s = time.monotonic() - began - launched.start_s
-        tracker.keep_checkpoints(TRAIN, [info.uri for info in committed(job.folder.at("checkpoints"))[0]])
+        kept = committed(job.folder.at("checkpoints"))[0] if job.hooks.keeps_checkpoints else []
+        tracker.keep_checkpoints(TRAIN, [info.uri for info in kept])
         rank_0 = TypeAdapter(WorkerResult).validate_python(launched.result)
         log.info("%s", ended_line(rank_0, config))
         plan = format_rows(plan_and_measured(config, job.dataset.manifest, rank_0.measured))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from sparkring.conf.schema import NonNegativeInt, Strict
+from sparkring.conf.schema import NonNegativeInt, Reference, Strict
 
 MIB = 1 << 20
 
@@ -109,7 +109,11 @@ class DataConfig(Strict):
         "fail", description="quarantine: damaged files are left out by all ranks before the plan, counted and logged"
     )
     audit: bool = Field(False, description="record the ids every rank consumed, for `sparkring audit`")
-    decoders: dict[str, Literal["image"]] = Field({}, description="binary column -> what its bytes are")
+    decoders: dict[str, Literal["image"] | Reference] = Field(
+        {},
+        description="binary column -> what decodes its cells: image (Pillow; a feature of kind image needs no entry), "
+        "or your own `module:function(cell: bytes)`, which gives a uint8 array, of the feature's `shape` if it has one",
+    )
     cache: CacheConfig = CacheConfig()
     mix: MixConfig | None = None
     petastorm: PetastormConfig = PetastormConfig()

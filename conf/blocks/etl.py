@@ -152,8 +152,27 @@ class PassthroughFeature(Strict):
         return self
 
 
+class ImageFeature(Strict):
+    """Encoded images (PNG, JPEG and what else Pillow reads) -> uint8 (height, width, channels).
+
+    They are stored as they are, and decoded where they are read: in training and where the model serves.
+    """
+
+    kind: Literal["image"]
+    column: str | None = None
+    shape: Annotated[list[PositiveInt], Field(min_length=3, max_length=3)] = Field(
+        description="[height, width, channels]; 1 channel is gray, 3 are RGB, 4 RGBA"
+    )
+    fit: Literal["resize", "crop", "exact"] = Field(
+        "resize",
+        description="of an image of another size: resize stretches it, crop scales it to cover the shape and cuts the "
+        "middle out, exact refuses it",
+    )
+
+
 Feature = Annotated[
-    CategoricalFeature | NumericFeature | CyclicFeature | PassthroughFeature, Field(discriminator="kind")
+    CategoricalFeature | NumericFeature | CyclicFeature | PassthroughFeature | ImageFeature,
+    Field(discriminator="kind"),
 ]
 
 

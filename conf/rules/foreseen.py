@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparkring.conf.blocks.etl import EtlConfig, Feature, PassthroughFeature
+from sparkring.conf.blocks.etl import EtlConfig, Feature, ImageFeature, PassthroughFeature
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest
 
@@ -34,8 +34,8 @@ def foreseen_names(etl: EtlConfig) -> ForeseenNames:
     if etl.kind == "text":
         return ForeseenNames(TEXT_TENSORS, (), TEXT_TENSORS, (), splits)
     plain = [name for name in (etl.label, etl.weight, *etl.keep) if name is not None]
-    fitted = [f.column or name for name, f in etl.features.items() if not isinstance(f, PassthroughFeature)]
-    passed = {name: f for name, f in etl.features.items() if isinstance(f, PassthroughFeature)}
+    passed = {name: f for name, f in etl.features.items() if isinstance(f, (PassthroughFeature, ImageFeature))}
+    fitted = [f.column or name for name, f in etl.features.items() if name not in passed]
     counted = [f.column or name for name, f in etl.features.items() if f.kind in ("categorical", "numeric")]
     stored = dict.fromkeys([*fitted, *passed, *plain])
     arrays = {name for name, feature in passed.items() if feature.shape is not None}

@@ -155,6 +155,13 @@ NO_EFFECT: tuple[NoEffect, ...] = (
 )
 
 
+def _odd_images(config: RunConfig) -> list[str]:
+    """Features of images that Pillow has no mode for, and that no decoder of the recipe's decodes."""
+    features = config.etl.features if config.etl is not None else {}
+    odd = [name for name, f in features.items() if f.kind == "image" and f.shape[2] not in (1, 3, 4)]
+    return [name for name in odd if config.data.decoders.get(name, "image") == "image"]
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         lambda c: c.etl is None and c.dataset is None,
@@ -186,6 +193,19 @@ CONFLICTS: tuple[Conflict, ...] = (
         lambda c: c.model.start is not None and c.warm_start is not None,
         "model.start, warm_start: both are given; warm_start follows this recipe's own model to other features by "
         "value, model.start takes tensors of any file by name and shape; remove one",
+    ),
+    Conflict(
+        lambda c: (
+            c.data.reader == "petastorm"
+            and c.etl is not None
+            and any(f.kind == "image" for f in c.etl.features.values())
+        ),
+        "data.reader = 'petastorm': it decodes no features of kind image; set data.reader to native",
+    ),
+    Conflict(
+        lambda c: bool(_odd_images(c)),
+        "etl.features: an image has 1, 3 or 4 channels, the last number of `shape`; of others name a decoder in "
+        "data.decoders",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,

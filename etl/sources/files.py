@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from sparkring.conf.sources import FilesSource
+from sparkring.conf.sources import WHOLE_FILES, FilesSource
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.sources.partitions import Keep, PartitionLister, check_types
@@ -195,7 +195,7 @@ def _wanted(relative: str, pattern: list[str] | None, kind: str) -> bool:
     if any(part.startswith(("_", ".")) for part in parts):
         return False
     if pattern is None:
-        return kind == "text" or re.search(rf"\.{kind}({COMPRESSED})?$", relative, re.IGNORECASE) is not None
+        return kind in WHOLE_FILES or re.search(rf"\.{kind}({COMPRESSED})?$", relative, re.IGNORECASE) is not None
     return _matches(parts, pattern)
 
 

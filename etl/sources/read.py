@@ -45,6 +45,9 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
         return _read_lines(spark, key, line_format(key, config, schema), listed, partitions)
     if config.format == "text":
         return _read_text(spark, key, listed, partitions)
+    if config.format == "binaryFile":
+        found = _with_files(spark, _scan(spark, "binaryFile", listed).drop("path"), listed, partitions)
+        return found.select(F.col(PATH).alias("path"), "content", *partitions.names)
     _check_columns(spark, key, config.format, listed, (schema, partitions))
     inside = StructType([f for f in schema if f.name not in partitions.names])
     found = _scan(spark, config.format, listed, inside)

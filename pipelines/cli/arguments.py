@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from sparkring.conf.load import ConfigError, Resolved, load_config, recipe_names
+from sparkring.conf.load import ConfigError, Resolved, load_config
+from sparkring.conf.recipe_file import recipe_names
 from sparkring.conf.schedule.block import seconds
 
 Command = Callable[[argparse.Namespace], int]

@@ -13,7 +13,8 @@ from importlib import metadata
 
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.pipelines.cli import jobs, machines, models, recipes, upkeep
-from sparkring.pipelines.cli.arguments import Command
+from sparkring.pipelines.cli.arguments import Command, add_command
+from sparkring.pipelines.cli.completion import SHELLS, completion
 from sparkring.pipelines.cli.exits import exit_code, message
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.training.launch.failure import WorkerFailed
@@ -85,7 +86,16 @@ def parser() -> argparse.ArgumentParser:
 
     for group in (jobs, recipes, models, upkeep, machines):
         group.add_commands(commands)
+    text = "write the completion of commands, options and keys for your shell to standard output"
+    examples = ["sparkring completion bash > ~/.sparkring.bash", "sparkring completion zsh > ~/.sparkring.zsh"]
+    shell = add_command(commands, "completion", _completion, text, examples)
+    shell.add_argument("shell", choices=SHELLS, help="then source the file in ~/.bashrc or ~/.zshrc")
     return top
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    print(completion(parser(), arguments.shell), end="")
+    return Exit.OK
 
 
 def _version() -> str:

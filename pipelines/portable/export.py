@@ -32,6 +32,7 @@ from sparkring.pipelines.portable.check import data_folder, find_folder
 from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.serving import CODE, Writer, load_trusted
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS
+from sparkring.training.data.columns import numpy_dtype
 from sparkring.training.model_folder import CONFIG, read_model_folder
 
 Format = Literal["pt2", "onnx"]
@@ -62,14 +63,15 @@ class Source:
     longest: int = 0  # of a language model: tokens in a row at most
 
     def example(self, rows: int, seed: int = 0) -> Tensors:
-        """Random tensors of the columns and their masks: codes below their number, numbers near 0."""
+        """Random tensors of the columns and their masks: codes below their number, pixels, numbers near 0."""
         draw = np.random.default_rng(seed)
         made: Tensors = {}
         for column in self.columns:
             shape = (min(self.longest, rows + 2),) if self.longest else column.shape
-            size, dtype = (rows, *shape), np.dtype(column.dtype)
+            size, dtype = (rows, *shape), numpy_dtype(column)
             is_code = dtype.kind in "biu"
-            values = draw.integers(0, column.cardinality or 2, size) if is_code else draw.standard_normal(size)
+            codes = column.cardinality or (256 if dtype == np.uint8 else 2)
+            values = draw.integers(0, codes, size) if is_code else draw.standard_normal(size)
             made[column.name] = torch.from_numpy(values.astype(dtype))
             if column.mask is not None:
                 made[column.mask] = torch.from_numpy(draw.integers(0, 2, rows).astype(bool))
@@ -80,7 +82,7 @@ class Source:
         inputs = []
         for column in self.columns:
             shape = ["tokens"] if self.longest else [*column.shape]
-            inputs.append({"name": column.name, "dtype": column.dtype, "shape": shape})
+            inputs.append({"name": column.name, "dtype": str(numpy_dtype(column)), "shape": shape})
             if column.mask is not None:
                 inputs.append({"name": column.mask, "dtype": "bool", "shape": []})
         return self.about | {"inputs": inputs}

@@ -29,7 +29,7 @@ def pack_model(config: RunConfig, dataset: Dataset, model: Storage, folder: Path
     """Pack the model folder of a finished run below `folder`, which is empty."""
     data, code = folder / "data", folder / "code"
     copy_model_folder(model, data)
-    sources = model_sources(config)
+    sources = model_sources(config, images=bool(dataset.manifest.images))
     if sources.left_out:
         log.warning("%s: no Python source, so not in the model; install it where the model is loaded", sources.left_out)
     for name, text in sources.files.items():

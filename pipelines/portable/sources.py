@@ -22,7 +22,7 @@ from sparkring.conf.references import module_of
 OURS = "sparkring"
 INSTALLED = {"site-packages", "dist-packages"}  # folders of pip's packages
 LOADER = "sparkring.pipelines.serving"
-TOKENIZER = "sparkring.etl.tokenizer"
+TOKENIZER, DECODE = "sparkring.etl.tokenizer", "sparkring.training.data.decode"
 LOOK_ON = """
 # Added where this file was copied into a model: what it does not carry is taken from an installed sparkring.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
@@ -43,10 +43,14 @@ class Sources:
     left_out: list[str] = field(default_factory=list)
 
 
-def model_sources(config: RunConfig) -> Sources:
-    """Collect what predicting with the recipe's model imports: our loader, and the modules of its factory and task."""
-    own = [module_of(each) for each in (config.model.factory, config.model.task) if ":" in each]
+def model_sources(config: RunConfig, images: bool = False) -> Sources:
+    """Collect what predicting with the recipe's model imports: our loader, and the modules of the code it names.
+
+    `images`: it has features of images, which Pillow decodes.
+    """
+    own = [module_of(each) for each in config.model_code.values()]
     also = [TOKENIZER] if config.model.task == "language_model" else []
+    also += [DECODE] if images else []
     return collect([LOADER, *also, *own])
 
 

@@ -59,7 +59,7 @@ def get_model(config: RunConfig, block: PredictConfig, scratch: Path) -> Scoring
         copy_model_folder(given, folder)
     copied = open_storage(str(folder))
     trained = read_model_folder(copied)
-    own = [module_of(each) for each in (config.model.factory, config.model.task) if ":" in each]
+    own = [module_of(each) for each in config.model_code.values()]
     check_trusted(trained.config, f"{uri}/{CONFIG}", own)
     if trained.config.model.task == "language_model":
         raise StoredError(f"{uri}: is a language model; `predict` scores rows of tables")

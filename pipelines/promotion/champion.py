@@ -51,8 +51,7 @@ def read_champion(version: Version, folder: Storage, config: RunConfig) -> Champ
     """Read a version's model folder. NotComparable where it is damaged, or names code that is not the recipe's."""
     try:
         model = read_model_folder(folder)
-        own = (config.model.factory, config.model.task)
-        if (model.config.model.factory, model.config.model.task) != own:
+        if model.config.model_code != config.model_code:
             serving.check_trusted(model.config, f"{folder.uri}/{CONFIG}")
     except (StoredError, OSError) as error:
         raise NotComparable(f"version {version.version} of {version.name!r} cannot be read: {error}") from error
@@ -93,7 +92,8 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     task_args = trained.config.model.task_args
     task: Any = build_task(config.model.task, columns.features, columns.label, inputs, args=task_args)
     request = ReadRequest(dataset.folder, manifest, split, columns.read, config.train.eval_batch)
-    reader = make_reader(config.data, request, evaluation=True)
+    data = config.data.model_copy(update={"decoders": trained.config.data.decoders})
+    reader = make_reader(data, request, evaluation=True)
     found = Predictions(task)
     try:
         with torch.inference_mode():

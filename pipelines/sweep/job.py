@@ -250,7 +250,7 @@ def train_trial(sweep: Sweep, trial: Trial, parent: Parent) -> WorkerResult:
             with Tracker(config.tracking, job_id, name, tags, continued) as tracker:
                 tracker.params(JOB, trial.values)
                 check_against(config, parent.dataset)
-                hooks = JobHooks(falls_behind=falls_behind)
+                hooks = JobHooks(falls_behind=falls_behind, keeps_checkpoints=False)
                 spark = parent.session()
                 job = JobContext(resolved, parent.commit, spark, tracker, runs, record, parent.dataset, None, hooks)
                 result = train_step.train(job)
@@ -259,14 +259,15 @@ def train_trial(sweep: Sweep, trial: Trial, parent: Parent) -> WorkerResult:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             note_end(runs, record, "interrupted" if stopped else "failed")
             raise
-        runs.update(record.folder, status="finished" if result.train.finished else "interrupted")
+        runs.update(record.folder, status="finished")
+        runs.at(record).delete("checkpoints")  # of a trial that has ended nothing goes on
     return result.train
 
 
 def record_scores(tracker: Tracker, metric: str, train: WorkerResult) -> None:
-    """Record the last validation metrics of a trial, but the best value of the one that is optimized."""
-    best = {metric: train.best_value} if train.best_value is not None else {}
-    tracker.metrics(JOB, train.steps, {f"valid/{name}": value for name, value in (train.valid | best).items()})
+    """Record the best value of a trial: its only metric, which a comparison then shows first."""
+    if train.best_value is not None:
+        tracker.metrics(JOB, train.steps, {f"valid/{metric}": train.best_value})
     if not train.finished:
         tracker.tags(JOB, {"sparkring.pruned": f"at step {train.steps}"})
 

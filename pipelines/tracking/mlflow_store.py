@@ -26,7 +26,6 @@ from mlflow.entities import (
     LoggedModelStatus,
     Metric,
     Param,
-    Run,
     RunTag,
 )
 from mlflow.exceptions import MlflowException
@@ -40,22 +39,15 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
 from sparkring.pipelines.tracking.describe import (
-    FAILED,
-    VERSION,
-    changes,
     experiment_note,
-    reason_line,
-    version_link,
-    with_card,
     with_headline,
-    without_headline,
 )
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.rules import (
-    ERROR,
+    HEARTBEAT,
     HISTORY,
     JOB,
     RECIPE,
@@ -66,14 +58,10 @@ from sparkring.pipelines.tracking.rules import (
     open_runs,
     without_password,
 )
+from sparkring.pipelines.tracking.shown import Shown
 from sparkring.pipelines.tracking.views import (
     NOTE,
-    has_links,
     history_note,
-    links,
-    noted,
-    undated_links,
-    view_tags,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +79,6 @@ REFUSALS = {
     "FEATURE_DISABLED",
     "NOT_IMPLEMENTED",
 }
-LONGEST_ERROR = 500  # characters of why a run failed
 MOST_FAILURES = 8  # of one operation while the store answers: with the pauses between them, three minutes
 OURS = (LookupError, TypeError, AttributeError, AssertionError)  # faults in this program: the next try fails as well
 NOT_RECORDED = "sparkring.not_recorded"
@@ -194,6 +181,10 @@ class MlflowSink:
             self._client = client
         return self._client
 
+    @property
+    def _shown(self) -> Shown:
+        return Shown(self._connect(), self._experiment, self.config.registered_model)
+
     def _experiment_id(self, client: MlflowClient) -> str:
         name = self._experiment_name
         found = client.get_experiment_by_name(name)
@@ -219,12 +210,12 @@ class MlflowSink:
         if parent is None:
             self._close_abandoned()
             if recipe := op.tags.get(RECIPE):
-                self._link(recipe)
+                self._shown.link(recipe)
         tags = op.tags | {"sparkring.key": key}
         found = self._resumable(op, parent) if op.resume else None
         if found:
             client.update_run(found, status="RUNNING")
-            self._forget_failure(found)
+            self._shown.forget_failure(found)
             for name, value in tags.items():
                 client.set_tag(found, name, value)
         else:
@@ -235,21 +226,6 @@ class MlflowSink:
             self._last[found] = {}
         self.runs[key] = found
         self.journal.state["ended"] = [ended for ended in self.journal.state.get("ended", []) if ended != key]
-
-    def _forget_failure(self, run: str) -> None:
-        """Take away what `_end` said of a run that goes on."""
-        client, tags = self._connect(), self._connect().get_run(run).data.tags
-        if ERROR in tags:
-            client.set_tag(run, NOTE, without_headline(tags.get(NOTE, ""), FAILED))
-            client.delete_tag(run, ERROR)
-
-    def _link(self, recipe: str) -> None:
-        """Put links to the recipe's pages into the experiment's description, unless it has some."""
-        client = self._connect()
-        note = client.get_experiment(self._experiment).tags.get(NOTE, "")
-        if not has_links(note, recipe):
-            pages = undated_links(self._experiment, self.config.registered_model or recipe)
-            client.set_experiment_tag(self._experiment, NOTE, noted(note, recipe, pages))
 
     def _resumable(self, op: ops.StartRun, parent: str | None) -> str | None:
         """The newest unfinished run of the same job and key (below the same parent)."""
@@ -278,16 +254,7 @@ class MlflowSink:
         if changed := sorted(k for k, v in op.params.items() if k in known and known[k] != v):
             self._connect().set_tag(run, "sparkring.params_changed_on_resume", ", ".join(changed)[:4000])
         if op.key == JOB and RECIPE in stored.data.tags:
-            self._name_by_changes(stored, {**op.params, **known})
-
-    def _name_by_changes(self, run: Run, params: ops.Texts) -> None:
-        """Add to a job's name what differs from the recipe's job before it, once."""
-        client, recipe = self._connect(), run.data.tags[RECIPE]
-        before = f"tags.`{RECIPE}` = '{recipe}' and attributes.start_time < {run.info.start_time}"
-        found = client.search_runs([self._experiment], before, max_results=1, order_by=["attributes.start_time DESC"])
-        changed = changes(params, found[0].data.params) if found and found[0].data.params else ""
-        if changed and not str(run.info.run_name).endswith(changed):
-            client.set_tag(run.info.run_id, "mlflow.runName", f"{run.info.run_name} {changed}")
+            self._shown.name_by_changes(stored, {**op.params, **known})
 
     def _metrics(self, key: str, points: list[tuple[str, float, int, int]]) -> None:
         run = self.runs[key]
@@ -329,20 +296,7 @@ class MlflowSink:
             if not logged or max(logged, key=lambda p: p.timestamp).value != value:
                 points.append(Metric(name, value, int(op.begins * 1000) + len(logged), op.number))
         client.log_batch(run, metrics=points)
-        self._show_dates(op)
-
-    def _show_dates(self, op: ops.History) -> None:
-        """Save the views of the recipe's dates in the experiment, and links to them; what a user changed stays."""
-        client = self._connect()
-        experiment = client.get_experiment(self._experiment)
-        model = self.config.registered_model or op.recipe
-        wanted = view_tags(op.recipe, op.values, int(experiment.creation_time or 0))
-        note = experiment.tags.get(NOTE, "")
-        missing = {name: value for name, value in wanted.items() if name not in experiment.tags}
-        if (with_links := noted(note, op.recipe, links(op.recipe, self._experiment, model))) != note:
-            missing[NOTE] = with_links
-        for name, value in missing.items():
-            client.set_experiment_tag(self._experiment, name, value)
+        self._shown.dates(op)
 
     def _dataset(self, op: ops.DatasetUse) -> None:
         entry = DatasetInput(SparkringDataset(op)._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])
@@ -380,6 +334,7 @@ class MlflowSink:
                 client.log_model_artifacts(model.model_id, target)
         self._publish(model, op)
         client.set_tag(run, "sparkring.model_id", model.model_id)
+        self._shown.runs(client.get_run(run), op)
         if name := op.registered_model:
             self._register(name, model, op)
 
@@ -442,13 +397,9 @@ class MlflowSink:
             source, tags = model.artifact_location, op.tags | tags
             version = client.create_model_version(name, source, run, tags, model_id=model.model_id)
         number = str(version.version)
-        card = op.card.replace(VERSION, number)
-        if card and not version.description:
-            client.update_model_version(name, number, card)
         client.set_tag(run, MODEL_VERSION, f"models:/{name}/{number}")
-        if card:
-            link, note = version_link(name, number), client.get_run(run).data.tags.get(NOTE, "")
-            client.set_tag(run, NOTE, with_headline(with_card(note, card), link, link))
+        if op.card:
+            self._shown.card(run, op, version)
         self.journal.state.setdefault("versions", {})[op.key] = number
         if op.alias is not None and (ours := self._registry(name).version(number)):
             refusal = self._registry(name).move(op.alias, ours, None)
@@ -479,10 +430,10 @@ class MlflowSink:
     def _end(self, op: ops.End) -> None:
         client, run = self._connect(), self.runs[op.key]
         client.set_terminated(run, op.status, int(op.at * 1000))
-        if why := reason_line(op.error)[:LONGEST_ERROR]:
-            note = client.get_run(run).data.tags.get(NOTE, "")
-            client.set_tag(run, NOTE, with_headline(note, FAILED + why, FAILED))
-            client.set_tag(run, ERROR, why)
+        if HEARTBEAT in client.get_run(run).data.tags:
+            client.delete_tag(run, HEARTBEAT)  # it says nothing of a run that has ended
+        if op.error:
+            self._shown.failure(run, op.error)
         self.journal.state.setdefault("ended", []).append(op.key)
 
     def url(self, key: str) -> str | None:
@@ -496,7 +447,7 @@ class MlflowSink:
         """Write a sign of life into every open run: another host judges each run by its own."""
         if self._client is not None:
             for run in open_runs(self.runs, self.journal.state.get("ended", [])):
-                self._client.set_tag(run, "sparkring.heartbeat", f"{time.time():.0f}")
+                self._client.set_tag(run, HEARTBEAT, f"{time.time():.0f}")
 
     def end_left(self, status: str) -> None:
         """Close the runs whose end is not in the journal: their driver died before writing it."""

@@ -116,13 +116,15 @@ def end_status(error: BaseException | None) -> str:
     return "FAILED"
 
 
+PROCESS, HEARTBEAT = "sparkring.process", "sparkring.heartbeat"  # tags of a run
+OLDER = ("host", "pid", "start_ticks")
+
+
 def process_tags(process: ProcessId, now: float) -> dict[str, str]:
     """Tags of a run that name the process it belongs to."""
     return {
-        "sparkring.host": process.host,
-        "sparkring.pid": str(process.pid),
-        "sparkring.start_ticks": str(process.start_ticks),
-        "sparkring.heartbeat": f"{now:.0f}",
+        PROCESS: f"{process.host} {process.pid} {process.start_ticks}",
+        HEARTBEAT: f"{now:.0f}",
     }
 
 
@@ -133,11 +135,12 @@ def is_abandoned(tags: Mapping[str, str], now: float, here: ProcessId) -> bool:
     ours, or were changed, is left alone.
     """
     try:
-        numbers = [int(tags[f"sparkring.{name}"]) for name in ("pid", "start_ticks", "heartbeat")]
+        # runs of an older sparkring have three tags
+        host, *owner = tags[PROCESS].split() if PROCESS in tags else [tags[f"sparkring.{name}"] for name in OLDER]
+        pid, ticks, heartbeat = (int(number) for number in (*owner, tags[HEARTBEAT]))
     except (KeyError, ValueError):
         return False
-    pid, ticks, heartbeat = numbers
-    running = is_running(ProcessId(tags.get("sparkring.host", ""), pid, ticks), here)
+    running = is_running(ProcessId(host, pid, ticks), here)
     return now - heartbeat > STALE_S if running is None else not running
 
 

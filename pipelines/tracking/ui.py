@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.secrets import redact
-from sparkring.pipelines.tracking.views import VIEW, links, nights_key, runs_page
+from sparkring.pipelines.tracking.views import VIEW, links, nights_key, runs_key, runs_page, undated_links
 from sparkring.training.launch.host.processes import adopt_orphans, end_descendants
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ def pages(config: TrackingConfig, recipe: str) -> dict[str, str]:
         return {}
     if VIEW + nights_key(recipe) in experiment.tags:
         return links(recipe, experiment.experiment_id, config.registered_model or recipe)
+    if VIEW + runs_key(recipe) in experiment.tags:
+        return undated_links(recipe, experiment.experiment_id, config.registered_model or recipe)
     return {"runs": runs_page(experiment.experiment_id)}
 
 

@@ -14,13 +14,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparkring.pipelines.tracking.rules import DATE, DECISION, HISTORY, REASON, RECIPE
+from sparkring.pipelines.tracking.rules import DATE, DECISION, ERROR, HISTORY, REASON, RECIPE
 
 VIEW = "mlflow.sharedViewState."  # tag of an experiment
 NOTE = "mlflow.note.content"  # tag of an experiment or run: its description, in Markdown
 TRAINING = "workflowType=machine_learning"  # of a link: the pages of training, not those of agents
 FIRST = ("auc", "abs_error", "perplexity", "accuracy")  # the score that a list begins with: the first a task has
-PX, REASON_PX = 8, 300  # of a letter, and of the column of reasons
+PX, REASON_PX, NAME_PX = 8, 300, 420  # of a letter, of the column of reasons, of names with what differs
 LONGEST_TEXT = 1000  # characters; MLflow takes 5,000
 
 
@@ -37,10 +37,11 @@ def view_tags(recipe: str, values: Iterable[str], begun_ms: int) -> dict[str, st
         f"{recipe} nights": (nights_key(recipe), nights_state(recipe, scores)),
         f"{recipe} history": (history_key(recipe), history_state(recipe, scores)),
     }
-    return {
-        VIEW + key: json.dumps({"name": name, "createdAt": begun_ms, "updatedAt": begun_ms, "state": json.dumps(state)})
-        for name, (key, state) in states.items()
-    }
+    return {VIEW + key: _saved(name, state, begun_ms) for name, (key, state) in states.items()}
+
+
+def _saved(name: str, state: Mapping[str, Any], begun_ms: int) -> str:
+    return json.dumps({"name": name, "createdAt": begun_ms, "updatedAt": begun_ms, "state": json.dumps(state)})
 
 
 def nights_key(recipe: str) -> str:
@@ -59,6 +60,37 @@ def scores_of(values: Iterable[str]) -> list[str]:
     names = {name for first, name in (each for each in words if len(each) == 2) if first == "test"}
     first = next((name for name in FIRST if name in names), "")
     return sorted(names, key=lambda name: (name != first, name != "loss", name))
+
+
+def runs_key(recipe: str) -> str:
+    """Name of the view in a link."""
+    return f"{recipe}-runs"
+
+
+def runs_view(recipe: str, scores: Iterable[str], begun_ms: int) -> tuple[str, str]:
+    """The tag of the experiment that is the view of a recipe without dates: its name and value.
+
+    Args:
+        recipe: its name.
+        scores: names of a job's metrics: `test/auc`.
+        begun_ms: time the view bears, in ms since 1970.
+    """
+    return VIEW + runs_key(recipe), _saved(f"{recipe} runs", runs_state(recipe, scores_of(scores)), begun_ms)
+
+
+def runs_state(recipe: str, scores: list[str]) -> dict[str, Any]:
+    """The list: newest job first, its name whole, scores, and why one failed."""
+    run_name, error = "attributes.`Run Name`", f"tags.`{ERROR}`"
+    columns = [*(f"metrics.`test/{name}`" for name in scores[:3]), error]
+    widths = {column: PX * len(column.partition(".")[2]) for column in columns}
+    return {
+        "searchFilter": f"tags.`{RECIPE}` = '{recipe}'",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "selectedColumns": columns,
+        "columnOrder": [run_name, *columns],
+        "columnWidths": widths | {run_name: NAME_PX, error: REASON_PX},
+    }
 
 
 def nights_state(recipe: str, scores: list[str]) -> dict[str, Any]:
@@ -137,9 +169,10 @@ def links(recipe: str, experiment: str, model: str) -> dict[str, str]:
     }
 
 
-def undated_links(experiment: str, model: str) -> dict[str, str]:
+def undated_links(recipe: str, experiment: str, model: str) -> dict[str, str]:
     """Pages of a recipe without dates, as `links`."""
-    return {"runs": runs_page(experiment), "model versions": f"#/models/{model}?{TRAINING}"}
+    runs = f"{runs_page(experiment)}&viewStateShareKey={runs_key(recipe)}"
+    return {"runs": runs, "model versions": f"#/models/{model}?{TRAINING}"}
 
 
 def history_note(recipe: str, experiment: str) -> str:

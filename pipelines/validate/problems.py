@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sparkring.conf.load import ConfigError, problems_text
+from sparkring.conf.errors import ConfigError, problems_text
 from sparkring.conf.secrets import redact
 from sparkring.etl.errors import EtlError
 from sparkring.training.launch.failure import LaunchError

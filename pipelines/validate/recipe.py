@@ -27,6 +27,7 @@ from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
+from sparkring.training.data.decode import own_decoder
 from sparkring.training.hooks import hook_problems
 from sparkring.training.models.groups import freeze
 from sparkring.training.own_optimizer import optimizer_problems
@@ -63,6 +64,7 @@ def check_recipe(config: RunConfig) -> None:
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
     code = refusals(factory_problems(config), metric_problems_of(config), training_problems(config))
+    code = refusals(factory_problems(config), decoder_problems(config), metric_problems_of(config))
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )
@@ -153,6 +155,20 @@ def training_problems(config: RunConfig) -> list[str]:
     is_sharded = config.parallel.zero > 0 or config.parallel.tp != 1
     own = [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
     return [*own, *hook_problems(config.train.hooks)]
+
+
+def decoder_problems(config: RunConfig) -> Iterator[str]:
+    """Import the recipe's own decoders."""
+    for column, reference in config.data.decoders.items():
+        if reference == "image":
+            continue
+        try:
+            own_decoder(column, reference)
+        except ValueError as error:
+            yield str(error)
+        except Exception as error:  # the module's own code runs
+            what = f"data.decoders.{column} = {reference!r}"
+            yield f"{what}: its import fails: {type(error).__name__}: {first_line(error)}"
 
 
 def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from sparkring.pipelines.init.folder import RECIPE
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/results/*.md"))
 }
 FOLDERS = ("conf", "etl", "training", "pipelines", "tests", "docs", "examples", "benchmarks", ".ci")
 FILE = re.compile(

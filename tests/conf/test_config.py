@@ -14,6 +14,7 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.launch import LaunchConfig
 from sparkring.conf.blocks.spark import SparkConfig
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.config import RunConfig
 
 RECIPES = Path(__file__).resolve().parents[2] / "conf/recipes"
 BLOCK = {
@@ -85,7 +86,7 @@ def test_flights_block_is_valid():
         ),
         (
             {"sources": {"t": {"path": "t", "format": "xml"}}},
-            "format must be one of ['csv', 'delta', 'iceberg', 'jdbc', 'json', 'orc', ",
+            "format must be one of ['binaryFile', 'csv', 'delta', 'iceberg', 'jdbc', 'json', 'orc', ",
         ),
         ({"sources": {"t": {"path": "t", "columns": {"a": "int"}, "where": "a = 1"}}}, "declare them in partitions"),
         (
@@ -237,3 +238,10 @@ def test_numbers_and_bools_of_yaml_are_texts_for_spark() -> None:
 )  # fmt: skip
 def test_stores_that_mlflow_has(uri: str | None, unknown: str | None) -> None:
     assert TrackingConfig(uri=uri).unknown_store == unknown
+
+
+def test_the_code_that_a_model_needs_is_named_by_key() -> None:
+    assert RunConfig(name="t").model_code == {"model.factory": "sparkring.training.models.tabular:Tabular"}
+    own = {"model": {"factory": "a:B", "task": "c:D"}, "data": {"decoders": {"photo": "e:f", "map": "image"}}}
+    expected = {"model.factory": "a:B", "model.task": "c:D", "data.decoders.photo": "e:f"}
+    assert RunConfig.model_validate({"name": "t"} | own).model_code == expected

@@ -19,8 +19,9 @@ import torch
 from pydantic import TypeAdapter
 
 from sparkring.conf.config import RunConfig
-from sparkring.conf.load import ConfigError, load_config, recipe_names
+from sparkring.conf.load import ConfigError, load_config
 from sparkring.conf.manifest import ManifestError, digest, read_manifest
+from sparkring.conf.recipe_file import recipe_names
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError, parse, read
 from sparkring.etl.tokenizer import Codec, train_bpe

@@ -53,6 +53,7 @@ WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
+DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
@@ -62,6 +63,8 @@ TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
 BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.py"
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
+COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
+RECIPE_FILE, T_RECIPE_FILE = "conf/recipe_file.py", "tests/conf/test_recipe_file.py"
 INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
 CLI, T_CLI = "pipelines/cli/entry.py", "tests/pipelines/test_cli.py"
 INTERVAL, PARTS, WINDOW = (f"etl/windows/{name}.py" for name in ("interval", "parts", "window"))
@@ -105,7 +108,7 @@ T_SPACE, T_STUDY = (f"tests/pipelines/sweep/test_{name}.py" for name in ("space"
 T_SWEEP = "tests/e2e/test_sweep.py"
 DESCRIBE, T_DESCRIBE = "pipelines/tracking/describe.py", "tests/pipelines/tracking/test_describe.py"
 STORE, T_BROWSING = "pipelines/tracking/mlflow_store.py", "tests/pipelines/tracking/test_browsing.py"
-CHECKOUT = "pipelines/tracking/checkout.py"
+CHECKOUT, SHOWN = "pipelines/tracking/checkout.py", "pipelines/tracking/shown.py"
 VIEWS, T_VIEWS = "pipelines/tracking/views.py", "tests/pipelines/tracking/test_views.py"
 COST, T_COST = "pipelines/housekeeping/cost.py", "tests/pipelines/housekeeping/test_cost.py -k hours"
 KEEP_RULES, T_KEEP_RULES = "conf/blocks/housekeeping.py", "tests/conf/blocks/test_housekeeping.py"
@@ -549,6 +552,8 @@ MUTANTS = (
     Mutant(DESCRIBE, 'if key.partition(".")[0] not in NOT_COMPARED]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, 'if key != "fingerprint" and not key.startswith("etl.")]', "]", T_DESCRIBE),
     Mutant(DESCRIBE, "if len(keys) > MOST_CHANGES else []", "if True else []", T_DESCRIBE),
+    Mutant(DESCRIBE, "{', '.join(shown[:MOST_CHANGES])}", "{', '.join(shown)}x", T_DESCRIBE),
+    Mutant(STORE, "if HEARTBEAT in client.get_run(run).data.tags:", "if False:", f"{T_BROWSING} -k scores"),
     Mutant(DESCRIBE, '(" problem", " problems")', '(" problem",)', T_DESCRIBE),
     Mutant(DESCRIBE, "return rest if first.startswith(begins) else note", "return note", T_DESCRIBE),
     Mutant(DESCRIBE, "note.partition(CARD_BEGINS)[0].strip()", "note", T_DESCRIBE),
@@ -556,21 +561,21 @@ MUTANTS = (
     Mutant("pipelines/tracking/rules.py", 'if metric.partition("/")[0] in PLUMBING', "if False", T_DESCRIBE),
     Mutant(CHECKOUT, 'if "=" not in word)', ")", T_DESCRIBE),
     Mutant(CHECKOUT, "commit.endswith(CHANGED)", "True", T_DESCRIBE),
-    Mutant(STORE, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
-    Mutant(STORE, "            self._forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
+    Mutant(SHOWN, "if found and found[0].data.params else", "if found else", f"{T_BROWSING} -k names_say"),
+    Mutant(SHOWN, " and attributes.start_time < {run.info.start_time}", "", f"{T_BROWSING} -k names_say"),
+    Mutant(STORE, "            self._shown.forget_failure(found)\n", "", f"{T_BROWSING} -k continued"),
     Mutant(STORE, "if op.scores and not model.metrics:", "if op.scores:", f"{T_BROWSING} -k scores"),
     Mutant(STORE, "        self._last.pop(self.runs[op.key], None)", "        self._last", f"{T_BROWSING} -k scores"),
-    Mutant(STORE, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
+    Mutant(SHOWN, "if not has_links(note, recipe):", "if False:", f"{T_BROWSING} -k experiment"),
     # What a browser is shown of a recipe's dates.
-    Mutant(VIEWS, '"orderByAsc": False', '"orderByAsc": True', T_VIEWS),
+    Mutant(VIEWS, '{DATE}`",\n        "orderByAsc": False', '{DATE}`",\n        "orderByAsc": True', T_VIEWS),
     Mutant(VIEWS, "if len(each) == 2)", "if len(each) >= 2)", T_VIEWS),
     Mutant(VIEWS, '(name != first, name != "loss", name)', "(name != first, name)", T_VIEWS),
     Mutant(VIEWS, '{"xAxisKey": "time", "lineSmoothness"', '{"xAxisKey": "step", "lineSmoothness"', T_VIEWS),
     Mutant(VIEWS, "line if each.startswith(start) else each for", "line for", T_VIEWS),
     Mutant(VIEWS, 'return f"{recipe}-nights"', 'return "nights"', T_VIEWS),
     Mutant(
-        "pipelines/tracking/mlflow_store.py",
+        SHOWN,
         "for name, value in wanted.items() if name not in experiment.tags",
         "for name, value in wanted.items()",
         "tests/pipelines/tracking/test_mlflow_store.py -k views",
@@ -664,7 +669,7 @@ MUTANTS = (
     Mutant(f"{PREDICT}/rows.py", 'block.on_missing_column == "fail"', "False", f"{T_PREDICT} -k wrong"),
     Mutant(f"{PREDICT}/job.py", "    check_own(target)\n", "", f"{T_PREDICT} -k others"),
     Mutant(f"{PREDICT}/job.py", "if not scored.rows_in:", "if False:", f"{T_PREDICT} -k wrong"),
-    Mutant(f"{PREDICT}/model.py", 'if ":" in each]', "]", f"{T_PREDICT} -k trusted"),
+    Mutant("conf/config.py", 'if ":" in reference}', "}", "tests/conf/test_config.py -k code"),
     # Dates: arithmetic, templates, who may publish, what is done again.
     Mutant(DATES, "if given != interval_of(schedule, ds).start:", "if False:", T_DATES),
     Mutant(DATES, "if ds < schedule.begin:", "if ds <= schedule.begin:", T_DATES),
@@ -950,6 +955,15 @@ MUTANTS = (
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
+    # a recipe that extends another
+    Mutant(RECIPE_FILE, "if value is None and not takes_null(here):", "if value is None:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "if identity in ids:", "if len(ids) > 50:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "for over in reversed(chain[:-1]):", "for over in chain[:-1]:", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, 'if not f"{key}.".startswith(gone)', "", T_RECIPE_FILE),
+    Mutant(RECIPE_FILE, "items() if key not in dropped}", "items()}", T_RECIPE_FILE),
+    Mutant("conf/load.py", "if key == EXTENDS:", "if False:", T_RECIPE_FILE),
+    Mutant(COMPLETION, "if len(blocks) == 1:", "if False:", T_COMPLETION),
+    Mutant(COMPLETION, 'if metavar.startswith("tracking.")', "if False", T_COMPLETION),
     Mutant(BEGIN, "key=len, default", "key=lambda old: -len(old), default", T_BEGIN),
     Mutant(BEGIN, "if given[name] == wanted[target]:", "if True:", T_BEGIN),
     Mutant(BEGIN, "if not matched:", "if not matched and given:", T_BEGIN),
@@ -1039,4 +1053,11 @@ MUTANTS = (
     Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
     Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
     Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
+    # --- images
+    Mutant(DECODE, "image = ImageOps.exif_transpose(opened)", "image = opened", T_DECODE),
+    Mutant(DECODE, "if opened.mode.startswith(DEEP):", "if False:", T_DECODE),
+    Mutant(DECODE, "found.setdefault(name, decode_image)", "found[name] = decode_image", T_DECODE),
+    Mutant(DECODE, "decoded.dtype != np.uint8", "False", T_DECODE),
+    Mutant(DECODE, "fitted((width, height)", "fitted((height, width)", T_DECODE),
+    Mutant("conf/config.py", 'named |= {f"data.decoders', '{f"data.decoders', "tests/conf/test_config.py -k code"),
 )

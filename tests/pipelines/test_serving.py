@@ -62,6 +62,16 @@ def test_a_model_folder_names_no_code_that_is_not_trusted(
     assert not made.exists()
 
 
+def test_a_decoder_is_code_that_must_be_trusted_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["data"]["decoders"] = {"photo": "planted:decode", "map": "image"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StoredError, match=r"data\.decoders\.photo = 'planted:decode'.*MODULES=planted"):
+        _load_pyfunc(str(folder))
+    monkeypatch.setenv("SPARKRING_MODEL_MODULES", "planted")
+    assert _load_pyfunc(str(folder)) is not None, "no feature of its is an image: nothing is imported"
+
+
 def test_only_modules_that_travel_with_the_model_are_trusted_without_asking(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

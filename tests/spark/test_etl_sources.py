@@ -136,6 +136,24 @@ def test_text_documents_have_path_and_text(spark, tmp_path):
     assert rows == {"a/one.py": "first\nsecond\n", again: "its path repeats the root's"}
 
 
+def test_binary_files_have_path_and_content_and_the_values_of_their_folders(spark, tmp_path):
+    (tmp_path / "photos/kind=a b").mkdir(parents=True)
+    (tmp_path / "photos/kind=c").mkdir()
+    cells = {"kind=a b/é 1%20.png": bytes(range(256)), "kind=c/2.jpg": b"", "kind=c/3": b"\xff\x00"}
+    for name, cell in cells.items():
+        (tmp_path / "photos" / name).write_bytes(cell)
+    (tmp_path / "photos/kind=c/_hidden").write_bytes(b"no")
+    config = FilesSource(path=f"{tmp_path}/photos", format="binaryFile", partitions={"kind": "string"})
+    found = pin("p", config).read(spark)
+    assert [(f.name, f.dataType.simpleString()) for f in found.schema] == [
+        ("path", "string"), ("content", "binary"), ("kind", "string"),
+    ]  # fmt: skip
+    rows = {row.path: (bytes(row.content), row.kind) for row in found.collect()}
+    assert rows == {name: (cell, name.partition("/")[0][5:]) for name, cell in cells.items()}
+    flat = FilesSource(path=f"{tmp_path}/photos/*/*.*", format="binaryFile")
+    assert sorted(row.path for row in pin("p", flat).read(spark).collect()) == sorted(cells)[:2]
+
+
 def test_a_type_that_is_none_is_named(spark, tmp_path):
     write(tmp_path / "t.csv", "a\n1\n")
     with pytest.raises(EtlError, match=r"etl\.sources\.t\.columns\.a = 'integr'"):

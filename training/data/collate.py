@@ -16,7 +16,7 @@ from sparkring.conf.manifest import Column
 from sparkring.training.data.batch import Columns, Ragged
 from sparkring.training.data.buffers import BufferPool
 from sparkring.training.data.columns import RaggedArray
-from sparkring.training.data.decode import decode_into, decode_rows
+from sparkring.training.data.decode import Decoder, decode_into, decode_rows
 
 DECODE_ROWS = 32  # binary rows decoded by one task
 
@@ -25,7 +25,7 @@ class Collator:
     """Cuts gathered rows into batches; images are decoded in the executor's threads."""
 
     def __init__(
-        self, columns: Sequence[Column], decoders: Mapping[str, str], executor: Executor, buffers: BufferPool
+        self, columns: Sequence[Column], decoders: Mapping[str, Decoder], executor: Executor, buffers: BufferPool
     ) -> None:
         """Raise ValueError for decoders (by column) of what is not read, or not binary."""
         self._columns = {c.name: c for c in columns}
@@ -38,13 +38,13 @@ class Collator:
                 raise ValueError(
                     f"data.decoders: column {column.name!r} is {column.layout}, only binary columns are decoded"
                 )
-        self._images = set(decoders)
+        self._decoders = dict(decoders)
         self._executor, self._buffers = executor, buffers
 
     @property
     def decoded_row_bytes(self) -> int:
         """Bytes of the decoded columns of one row, as far as their shape is declared."""
-        return sum(math.prod(self._columns[name].shape) for name in self._images if self._columns[name].shape)
+        return sum(math.prod(self._columns[name].shape) for name in self._decoders if self._columns[name].shape)
 
     def split(self, gathered: Mapping[str, NDArray[Any] | RaggedArray], sizes: Sequence[int]) -> list[Columns]:
         """One dict of columns per batch of `sizes` rows."""
@@ -65,9 +65,9 @@ class Collator:
             return [ragged.rows(a, b) for a, b in itertools.pairwise(edges)]
         data = values.values.tobytes()
         rows: Sequence[Any] = [data[a:b] for a, b in itertools.pairwise(values.offsets[0].tolist())]
-        if name in self._images and column.shape:
+        if name in self._decoders and column.shape:
             return self._decode_same(column, rows).split(list(sizes))
-        if name in self._images:
+        if name in self._decoders:
             rows = self._decode_apart(column, rows)
         return [rows[a:b] for a, b in itertools.pairwise(edges)]
 
@@ -77,7 +77,7 @@ class Collator:
 
         def decode(begin: int) -> None:
             part = slice(begin, begin + DECODE_ROWS)
-            decode_into(column, rows[part], out[part])
+            decode_into(column, self._decoders[column.name], rows[part], out[part])
 
         for _ in self._executor.map(decode, range(0, len(rows), DECODE_ROWS)):
             pass  # raises the first error
@@ -86,5 +86,6 @@ class Collator:
     def _decode_apart(self, column: Column, rows: Sequence[bytes]) -> list[torch.Tensor]:
         """One tensor per row, for rows whose shapes differ."""
         parts = [rows[i : i + DECODE_ROWS] for i in range(0, len(rows), DECODE_ROWS)]
-        decoded = self._executor.map(lambda part: [row.copy() for row in decode_rows(column, part)], parts)
+        decode = self._decoders[column.name]
+        decoded = self._executor.map(lambda part: [row.copy() for row in decode_rows(column, decode, part)], parts)
         return [torch.from_numpy(row) for part in decoded for row in part]

@@ -21,6 +21,7 @@ from sparkring.training.data.batch import SAMPLE, Batch, Meter
 from sparkring.training.data.buffers import BufferPool
 from sparkring.training.data.collate import Collator
 from sparkring.training.data.columns import DataError, is_fixed, row_bytes
+from sparkring.training.data.decode import make_decoders
 from sparkring.training.data.engine import Engine, PlacedPiece
 from sparkring.training.data.epochs import EpochSpan
 from sparkring.training.data.features.tensors import TensorSource
@@ -71,12 +72,15 @@ class ParquetReader:
         self.steps_per_epoch = self.epochs.steps
         self._order = RankOrder(self.plan, rank.rank, rank.size)
         opener = opener or FileOpener(request.files_folder)
+        states = request.manifest.features.get("features", [])
+        decoders = make_decoders(states, [column.name for column in self._columns], config.decoders)
+        self._threads = decode_threads(config, bool(decoders))
         self._source = FileSource(opener, self.selection, self._tensors.stored, config.verify != "hash")
         self._row_bytes = _row_bytes(self._columns, self.selection.files)
         self._page_rows, self._ahead, self._pages = self._plan_memory()
-        self._executor = ThreadPoolExecutor(decode_threads(config), thread_name_prefix="sparkring-decode")
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="sparkring-decode")
         self._buffers = BufferPool()
-        self._collator = Collator(self._columns, config.decoders, self._executor, self._buffers)
+        self._collator = Collator(self._columns, decoders, self._executor, self._buffers)
         self._pool: PagePool | None = None
         self._running: Prefetcher[_Chunk] | None = None
         self._verified = config.verify == "off"
@@ -177,7 +181,7 @@ class ParquetReader:
                 f"{group_rows * self._row_bytes / MIB:.1f} MiB), which exceeds data.max_bytes = {config.max_bytes}; "
                 "lower data.lanes or data.window_row_groups, raise data.max_bytes, or write smaller row groups"
             )
-        ahead = min(config.ahead or decode_threads(config), most - in_use)
+        ahead = min(config.ahead or self._threads, most - in_use)
         # A lane's first and last page may hold few rows.
         pages = (in_use + ahead * plan.window) * -(-group_rows // page_rows) + 2 * lanes
         return page_rows, ahead, min(pages, config.max_bytes // (page_rows * self._row_bytes))
@@ -300,9 +304,9 @@ class _Chunk:
     meter: Meter
 
 
-def decode_threads(config: DataConfig) -> int:
+def decode_threads(config: DataConfig, decodes_cells: bool) -> int:
     """Threads that decode row groups, and images where there are any: these take most of their rows' time."""
-    return config.threads or (2 if config.decoders else 1)
+    return config.threads or (2 if decodes_cells else 1)
 
 
 def tensor_source(manifest: DatasetManifest, names: Sequence[str] | None, audit: bool) -> TensorSource:

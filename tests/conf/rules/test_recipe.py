@@ -80,6 +80,7 @@ def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> No
 
 MIX = "data.mix={parts: [{dataset: a}, {dataset: b}]}"
 ETL = "{sources: {t: {path: t.csv, columns: {a: int, d: date}}}, rows: t, features: {a: {kind: numeric}}"
+IMAGE = f"etl={ETL.removesuffix('}')}, i: {{kind: image, shape: [8, 8, 3]}}}}}}"
 BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024-01-01'}}}}}}"
 BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
 PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
@@ -174,6 +175,8 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
             "model.start, warm_start: both are given",
         ),
         (SMALL, [MIX, "data.audit=true"], "data.audit: a mix repeats rows by design"),
+        (SMALL, ["dataset=null", IMAGE, PETASTORM], "data.reader = 'petastorm': it decodes no features of kind image"),
+        (SMALL, ["dataset=null", IMAGE.replace("3]", "5]")], "etl.features: an image has 1, 3 or 4 channels"),
     ],
 )
 def test_each_conflict_is_refused_with_its_keys(tmp_path: Path, text: str, overrides: list[str], words: str) -> None:

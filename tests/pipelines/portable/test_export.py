@@ -99,6 +99,21 @@ def source(module: torch.nn.Module) -> Source:
     return Source(exported, columns, {"model": "models:/a/1"})
 
 
+class Bright(torch.nn.Module):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.float().mean(dim=(1, 2, 3))
+
+
+def test_images_are_pixels(tmp_path: Path) -> None:
+    column = Column(name="image", dtype="binary", layout="binary", shape=(4, 5, 3))
+    exported = Exported(Bright(), lambda columns: (columns["image"],), lambda outputs: outputs)
+    made = Source(exported, [column], {})
+    write(made, "onnx", path := tmp_path / "a.onnx")
+    assert compare(made, "onnx", path)[0] == ""
+    assert made.describe()["inputs"] == [{"name": "image", "dtype": "uint8", "shape": [4, 5, 3]}]
+    assert made.example(8)["image"].float().max() > 200
+
+
 def test_code_that_cannot_be_traced_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"models:/a/1.*\n.*cannot be exported to pt2: .*must\s+not branch on values"):
         write(source(Branches()), "pt2", tmp_path / "a.pt2")

@@ -14,9 +14,10 @@ from mlflow.entities import Run
 from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.pipelines.tracking.describe import CARD_BEGINS, VERSION, experiment_note
 from sparkring.pipelines.tracking.ops import DatasetInfo, ModelInfo
-from sparkring.pipelines.tracking.rules import COMMIT, ERROR, JOB, RECIPE
+from sparkring.pipelines.tracking.rules import COMMIT, ERROR, HEARTBEAT, JOB, PROCESS, RECIPE
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.pipelines.tracking.views import NOTE
+from sparkring.pipelines.tracking.ui import pages
+from sparkring.pipelines.tracking.views import NOTE, VIEW
 
 SCORES = {"test/auc": 0.75, "test/majority_rate/auc": 0.5}
 DATA = DatasetInfo(name="shop.test", uri="/data/shop", fingerprint="ab" * 32, profile={"rows": 4}, schema=[])
@@ -116,13 +117,22 @@ def test_a_job_shows_its_scores_version_card_and_who_ran_it(
     assert run.data.tags["mlflow.user"] == "ann" and run.data.tags["mlflow.source.git.commit"] == "c0ffee"
     link = "[shop version 1](#/models/shop/versions/1?workflowType=machine_learning)"
     card = f"{CARD_BEGINS}four rows; load models:/shop/1"
-    assert run.data.tags[NOTE] == f"{link}\n\nLate flights\n\n{card}"
+    assert run.data.tags[NOTE] == f"{link}: auc 0.7500\n\nLate flights\n\n{card}"
+    assert PROCESS in run.data.tags and HEARTBEAT not in run.data.tags, "it has ended"
     version = client.get_model_version("shop", "1")
     assert (version.run_id, version.description) == (run.info.run_id, card)
     assert client.get_registered_model("shop").description == "Models of the shop."
     (found,) = client.search_logged_models([run.info.experiment_id], datasets=[{"dataset_name": "shop.test"}])
     scored = {(m.key, m.value, m.dataset_name, m.dataset_digest) for m in found.metrics or []}
     assert scored == {(name, value, "shop.test", ("ab" * 32)[:36]) for name, value in SCORES.items()}
+    linked = pages(settings, "shop")
+    assert linked["model versions"].startswith("#/models/shop?")
+    note = client.get_experiment_by_name("shop").tags[NOTE]
+    assert (
+        f"**shop**: [runs]({linked['runs']}) · [model versions]" in note
+        and f"{VIEW}shop-runs" in client.get_experiment("1").tags
+    )
+    assert linked["runs"].endswith("viewStateShareKey=shop-runs")
     assert found.params == {"optim.lr": "0.1"} and found.source_run_id == run.info.run_id
 
 
@@ -134,4 +144,4 @@ def test_an_experiment_says_what_it_holds_with_links_per_recipe(settings: Tracki
     assert tags[NOTE].startswith(experiment_note())
     for recipe in ("x", "y"):
         (line,) = [line for line in tags[NOTE].splitlines() if line.startswith(f"**{recipe}**: ")]
-        assert "[runs](#/experiments/1/runs" in line and "[model versions](#/models/shop?" in line
+        assert "[runs](#/experiments/1/runs?" in line

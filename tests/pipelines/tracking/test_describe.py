@@ -13,6 +13,7 @@ from sparkring.pipelines.tracking.describe import (
     VERSION,
     changes,
     job_note,
+    main_scores,
     model_card,
     reason_line,
     score_table,
@@ -85,6 +86,12 @@ def test_a_card_has_rows_scores_beside_baselines_how_to_load_limits_and_the_repo
     long = replace(SCORED, missing={"logistic regression": "x" * 9000})
     assert len(model_card(long, manifest(), [])) == LONGEST_CARD < 5000
     assert score_table(replace(SCORED, scores={MODEL: {}})) == ""
+
+
+def test_the_headline_has_the_first_scores_of_the_model() -> None:
+    scores = {"test/loss": 0.5, "test/positive_share": 0.1, "test/majority_rate/loss": 9.0, "test/auc": 0.75}
+    assert main_scores(scores) == ": auc 0.7500, loss 0.5000"
+    assert main_scores({}) == main_scores({"test/a/b": 1.0}) == ""
 
 
 def test_a_description_keeps_its_words_under_headlines_that_change() -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.rules import (
+    HEARTBEAT,
+    PROCESS,
     end_status,
     flat_params,
     is_abandoned,
@@ -87,7 +89,18 @@ GONE = replace(HERE, pid=2**22 + 1)
         (process_tags(HERE, 0), False),  # alive, however old its heartbeat
         (process_tags(replace(HERE, start_ticks=HERE.start_ticks - 1), 1e9), True),  # another process has its pid now
         (process_tags(GONE, 1000), True),
-        (process_tags(GONE, 1000) | {"sparkring.pid": "5'; drop"}, False),  # somebody's hand has been at it
+        (process_tags(GONE, 1000) | {PROCESS: "there 5'; drop"}, False),  # somebody's hand has been at it
+        (process_tags(GONE, 1000) | {PROCESS: "there 5 6 7"}, False),
+        ({PROCESS: process_tags(GONE, 0)[PROCESS]}, False),
+        (
+            {
+                "sparkring.host": GONE.host,
+                "sparkring.pid": str(GONE.pid),
+                "sparkring.start_ticks": "1",
+                HEARTBEAT: "1000",
+            },
+            True,
+        ),  # an older sparkring's
         (process_tags(replace(GONE, host="there/1/1"), 900), False),  # elsewhere: by heartbeat
         (process_tags(replace(GONE, host="there/1/1"), 300), True),
         (process_tags(replace(GONE, host=HERE.host + "0"), 999), False),  # a container of this host's name

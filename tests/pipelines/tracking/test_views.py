@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sparkring.pipelines.tracking.views import VIEW, decision_text, links, noted, scores_of, view_tags
+from sparkring.pipelines.tracking.views import VIEW, decision_text, links, noted, runs_view, scores_of, view_tags
 
 VALUES = [
     "steps", "cost/core_hours_etl", "test/loss", "test/champion/loss", "test/brier", "test/auc",
@@ -50,6 +50,19 @@ def test_the_list_of_nights_has_the_newest_date_first_and_scores_beside_the_cham
     wide = states("a-recipe-with-a-long-name")["a-recipe-with-a-long-name nights"]["columnWidths"]
     assert wide["attributes.`Run Name`"] > state["columnWidths"]["attributes.`Run Name`"], "the date is not cut off"
     assert state["columnOrder"] == ["attributes.`Run Name`", *state["selectedColumns"]]
+
+
+def test_the_list_of_a_recipe_without_dates_has_whole_names_scores_and_why_one_failed() -> None:
+    tag, text = runs_view("shop", VALUES, 5)
+    view = json.loads(text)
+    state = json.loads(view["state"])
+    assert (tag, view["name"], view["createdAt"]) == (f"{VIEW}shop-runs", "shop runs", 5)
+    assert state["selectedColumns"] == [
+        "metrics.`test/auc`", "metrics.`test/loss`", "metrics.`test/brier`", "tags.`sparkring.error`",
+    ]  # fmt: skip
+    assert (state["orderByKey"], state["orderByAsc"]) == ("attributes.start_time", False)
+    assert state["searchFilter"] == "tags.`sparkring.recipe` = 'shop'"
+    assert state["columnWidths"]["attributes.`Run Name`"] > 8 * len("shop 2026-11-23 19:28 lr=0.02 epochs=3")
 
 
 def test_the_charts_of_the_history_are_over_dates_with_the_champion_in_each() -> None:

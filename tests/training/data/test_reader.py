@@ -363,6 +363,29 @@ def test_images_are_decoded_in_the_readers_threads(make_dataset: MakeDataset, tm
         epoch_of(read(tmp_path, manifest, 10, decoders={"image": "image"}))
 
 
+def test_features_of_images_are_batches_of_their_shape(make_dataset: MakeDataset, tmp_path: Path) -> None:
+    """Images of several sizes, without an entry in data.decoders."""
+
+    def png(i: int) -> bytes:
+        out = io.BytesIO()
+        Image.new("RGB", (5 + i % 3, 4), (i, 2 * i, 0)).save(out, "PNG")
+        return out.getvalue()
+
+    def make(ids: np.ndarray) -> dict[str, Any]:
+        return {"id": ids, "image": pa.array([png(int(i)) for i in ids], pa.binary())}
+
+    stored = Column(name="image", dtype="binary", layout="binary", shape=(2, 2, 3))
+    manifest = make_dataset(tmp_path, [[30]], [Column(name="id", dtype="int64"), stored], make)
+    passed = {"kind": "passthrough", "dtype": None, "nulls": "refuse", "fill": None}
+    state = passed | {"name": "image", "column": "content", "shape": [2, 2, 3], "fit": "resize"}
+    features = {"version": 1, "inputs": {"content": "binary"}, "features": [state]}
+    manifest = DatasetManifest.model_validate(dict(manifest) | {"features": features})
+    for batch in epoch_of(read(tmp_path, manifest, 10)):
+        images = batch.columns["image"]
+        assert images.dtype == torch.uint8 and images.shape == (10, 2, 2, 3)
+        assert images[:, 0, 0].tolist() == [[i, 2 * i, 0] for i in batch.columns["id"].tolist()]
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -577,6 +600,6 @@ def test_reading_does_not_import_pandas(all_kinds: DatasetManifest, tmp_path: Pa
 
 
 def test_images_get_a_second_thread_unless_the_recipe_says_how_many() -> None:
-    images = {"decoders": {"photo": "image"}}
-    for words, threads in (({}, 1), (images, 2), (images | {"threads": 1}, 1), ({"threads": 3}, 3)):
-        assert decode_threads(DataConfig.model_validate(words)) == threads
+    expected = (({}, False, 1), ({}, True, 2), ({"threads": 1}, True, 1), ({"threads": 3}, False, 3))
+    for words, images, threads in expected:
+        assert decode_threads(DataConfig.model_validate(words), images) == threads

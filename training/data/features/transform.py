@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_CODE, State, whole_number
+from sparkring.conf.manifest import Column
 from sparkring.training.data.columns import PLAIN, DataError, byte_rows, nulls_of, one_array, plain_values
 from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough, passthrough_arrow
 
@@ -262,8 +264,9 @@ def make_transforms(features: State) -> list[Transform]:
 class RawFeatures:
     """Fitted features of raw columns. Immutable; made once for any number of batches."""
 
-    def __init__(self, features: State) -> None:
-        """`features`: `manifest.features`."""
+    def __init__(self, features: State, decoders: Mapping[str, str] | None = None) -> None:
+        """`features`: `manifest.features`; `decoders`: `data.decoders` of the recipe."""
+        self._images = _image_columns(features["features"], decoders or {})
         self._states, self._inputs = features["features"], features.get("inputs", {})
         self._transforms = {transform.name: transform for transform in make_transforms(features)}
 
@@ -284,18 +287,44 @@ class RawFeatures:
             if column not in rows:
                 raise KeyError(f"feature {name!r} needs the column {column!r}; given: {sorted(rows)}")
             values = rows[column]
-            if state["kind"] == "passthrough":
+            if name in self._images:
+                out[name] = self._images[name](values)
+            elif state["kind"] == "passthrough":
                 convert = passthrough_arrow if isinstance(values, pa.Array) else passthrough
                 out |= convert(state, values, self._inputs[column])
             else:
                 out |= self._transformed(self._transforms[name], values)
         return out
 
+    def decoded(self, name: str, cells: pa.Array) -> NDArray[np.uint8]:
+        """Decode the stored cells of the feature `name`, which is of images."""
+        return self._images[name](cells)
+
     def _transformed(self, transform: Transform, values: RawColumn) -> dict[str, Array]:
         try:
             return transform.of_arrow(values) if isinstance(values, pa.Array) else transform.of_raw(values)
         except (ValueError, TypeError) as error:
             raise ValueError(f"column {transform.column!r}: {error}") from error
+
+
+def _image_columns(
+    states: Sequence[State], named: Mapping[str, str]
+) -> dict[str, Callable[[RawColumn], NDArray[np.uint8]]]:
+    """Feature of images -> what decodes its raw values, (n, height, width, channels)."""
+    images = [state for state in states if "fit" in state]
+    if not images:
+        return {}
+    from sparkring.training.data.decode import decoded, make_decoders  # Pillow: models without images need none
+
+    def of(state: State, values: RawColumn) -> NDArray[np.uint8]:
+        cells = values.to_pylist() if isinstance(values, pa.Array) else list(values)
+        if odd := [cell for cell in cells if not isinstance(cell, (bytes, bytearray, memoryview))]:
+            raise ValueError(f"column {state['column']!r}: {type(odd[0]).__name__} where an image's bytes must be")
+        column = Column(name=state["name"], dtype="binary", layout="binary", shape=tuple(state["shape"]))
+        return decoded(column, decoders[state["name"]], [bytes(cell) for cell in cells])
+
+    decoders = make_decoders(images, [state["name"] for state in images], named)
+    return {state["name"]: partial(of, state) for state in images}
 
 
 def apply_numpy(features: State, rows: Mapping[str, RawColumn]) -> dict[str, Array]:

@@ -1,0 +1,149 @@
+"""A recipe that extends another: what is taken over, what null means, whose line a value and an error have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkring.conf.load import ConfigError, json_schema, load_config, takes_null
+from sparkring.pipelines.cli import main
+from sparkring.pipelines.exit_codes import Exit
+
+BASE = """name: base
+dataset: /data/x
+optim:
+  lr: 0.5
+  betas: [0.8, 0.9]
+train:
+  global_batch: 64
+  eval_every_steps: 10
+checkpoint: {every_s: 60}
+report: {must_beat: [loss]}
+model:
+  args: {width: 8, depth: 2}
+"""
+
+
+def write(folder: Path, **texts: str) -> str:
+    """Write the recipes; the path of the first."""
+    for name, text in texts.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return str(folder / f"{next(iter(texts))}.yaml")
+
+
+def problems(recipe: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, overrides)
+    return caught.value.problems
+
+
+def test_blocks_are_merged_by_key_and_lists_replaced(tmp_path: Path) -> None:
+    text = "extends: base.yaml\nname: mine\noptim: {lr: 0.1, betas: [0.5, 0.6]}\nmodel: {args: {depth: 3}}\n"
+    recipe = write(tmp_path, mine=text, base=BASE)
+    found = load_config(recipe, ["model.args.depth=4"])
+    config = found.config
+    assert (config.name, config.dataset) == ("mine", "/data/x")
+    assert (config.optim.lr, config.optim.betas, config.train.global_batch) == (0.1, (0.5, 0.6), 64)
+    assert config.model.args == {"width": 8, "depth": 4}
+    shown = {key: found.origins[key] for key in ("optim.lr", "train.global_batch", "model.args.width", "optim.eps")}
+    assert shown == {
+        "optim.lr": "mine.yaml:3",
+        "train.global_batch": "base.yaml:7",
+        "model.args.width": "base.yaml:12",
+        "optim.eps": "default",
+    }
+    whole = write(tmp_path, whole=BASE.replace("name: base", "name: mine").replace("0.5\n", "0.1\n"))
+    words = ["optim.betas=[0.5, 0.6]", "model.args.depth=4"]
+    assert load_config(whole, words).digest == found.digest, "the digest is of the merged values"
+
+
+def test_null_is_null_where_the_key_can_be_and_else_its_default(tmp_path: Path) -> None:
+    text = """extends: base.yaml
+optim: null
+train: {global_batch: null, eval_every_steps: null}
+checkpoint: {every_s: null}
+report: {must_beat: null}
+model: {args: {width: null}}
+"""
+    found = load_config(write(tmp_path, mine=text, base=BASE))
+    config = found.config
+    assert (config.optim.lr, config.train.global_batch, config.report.must_beat) == (1e-3, 1024, [])
+    assert (config.train.eval_every_steps, config.checkpoint.every_s) == (None, None), "every_s: no such checkpoints"
+    assert config.model.args == {"width": None, "depth": 2}
+    assert found.origins["train.global_batch"] == found.origins["optim.lr"] == "default"
+    assert found.origins["checkpoint.every_s"] == "mine.yaml:4"
+
+
+@pytest.mark.parametrize(
+    ("path", "can"),
+    [("optim", False), ("promote", True), ("etl.sources.flights", False), ("etl.sources.flights.where", True),
+     ("model.args.width", True), ("train.global_batch", False), ("optim.nonsense", True)],
+)  # fmt: skip
+def test_which_keys_can_be_null(path: str, can: bool) -> None:
+    assert takes_null(tuple(path.split("."))) is can
+
+
+def test_an_entry_of_the_other_recipe_can_be_taken_out(tmp_path: Path) -> None:
+    text = "extends: flights\nname: fewer\netl: {features: {wind_gust: null, temp: {indicator: never}}}\n"
+    etl, whole = load_config(write(tmp_path, mine=text)).config.etl, load_config("flights").config.etl
+    assert etl is not None and whole is not None
+    assert set(whole.features) - set(etl.features) == {"wind_gust"}
+    assert etl.features["temp"].model_dump()["indicator"] == "never"
+
+
+def test_recipes_may_be_chained_over_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "team").mkdir()
+    write(tmp_path, mine="extends: team/mine.yaml\ntrain: {epochs: 3}\n")
+    (tmp_path / "team/mine.yaml").write_text("extends: ../base.yaml\nname: team\ntrain: {seed: 7, epochs: 9}\n")
+    write(tmp_path, base=BASE)
+    monkeypatch.chdir(tmp_path)
+    found = load_config("mine.yaml")
+    assert (found.config.name, found.config.train.seed, found.config.train.epochs) == ("team", 7, 3)
+    origins = [found.origins[key] for key in ("train.epochs", "train.seed", "train.global_batch")]
+    assert origins == ["mine.yaml:2", "team/mine.yaml:3", "base.yaml:7"]
+
+
+def test_an_error_names_the_file_that_its_key_is_in(tmp_path: Path) -> None:
+    recipe = write(tmp_path, mine="extends: base.yaml\noptim: {eps: -1}\n", base=BASE + "tran: {epochs: 2}\n")
+    assert problems(recipe) == [
+        "optim.eps = -1: input should be greater than 0 (mine.yaml:2)",
+        "tran: unknown key (base.yaml:13); did you mean 'train'?",
+    ]
+
+
+def test_a_circle_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(
+        tmp_path, a="extends: b.yaml\n", b="extends: ./c.yaml\n", c="name: c\nextends: b.yaml\n", d="extends: d.yaml\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert problems("a.yaml") == [
+        "extends (c.yaml:2): goes in a circle, b.yaml -> c.yaml -> b.yaml; take one of them out"
+    ]
+    assert "goes in a circle, d.yaml -> d.yaml" in problems("d.yaml")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("extends: [a.yaml]\n", "extends = ['a.yaml'] (mine.yaml:1): must be one recipe"),
+        ("extends:\n", "extends = None (mine.yaml:1): must be one recipe"),
+        ("extends: nowhere.yaml\n", "nowhere.yaml: no such recipe (No such file or directory)"),
+        ("extends: flight\n", "flight: no such recipe (No such file or directory); did you mean 'flights'?"),
+        ("extends: broken.yaml\n", "broken.yaml: not valid YAML"),
+    ],
+)
+def test_what_cannot_be_extended_is_one_message(tmp_path: Path, text: str, said: str) -> None:
+    (found,) = problems(write(tmp_path, mine=text, broken="{"))
+    assert said in found and found.startswith("extends") and "(mine.yaml:1)" in found
+
+
+def test_the_command_line_extends_nothing_and_editors_know_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write(tmp_path, base=BASE, mine="extends: base.yaml\nname: mine\n")
+    assert "a recipe's file says what it extends" in problems(recipe, "extends=flights")[0]
+    assert json_schema()["properties"]["extends"]["type"] == "string"
+    assert main(["config", "show", str(tmp_path / "mine.yaml")]) == Exit.OK
+    shown = capsys.readouterr().out
+    assert any(line.split() == ["optim.lr", "0.5", "base.yaml:4"] for line in shown.splitlines())

@@ -1,0 +1,118 @@
+"""The pages of docs/tutorials run as they stand: their files are written, their commands and Python run, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from sparkring.conf.recipe_file import is_path
+from sparkring.pipelines.cli import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/tutorials").glob("*.md")}
+LIMIT_S = 560
+IN_MAKE_TEST = "table"  # the others take minutes together
+BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code. `file`: what it is written to; "": it is run, unless it is text."""
+
+    language: str
+    file: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    return [Block(*found) for found in BLOCK.findall(page)]
+
+
+def program(page: str) -> str:
+    """One shell script of a whole page, so that a `cd` holds until its end."""
+    parts = ["set -euo pipefail"]
+    for block in blocks(page):
+        if block.file:
+            parts.append(f"cat > {shlex.quote(block.file)} <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK")
+        elif block.language == "python":
+            parts.append(f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK")
+        elif block.language == "sh":
+            parts.append(block.text)
+    return "\n".join(parts) + "\n"
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of every `sparkring` command of a page."""
+    text = "\n".join(block.text for block in blocks(page) if block.language == "sh").replace("\\\n", " ")
+    found = [line.partition("|")[0] for line in text.splitlines() if re.match(r"\s*sparkring ", line)]
+    return [shlex.split(line)[1:] for line in found]
+
+
+def test_blocks_are_of_known_languages_and_none_is_lost() -> None:
+    assert set(PAGES) == {"README", "table", "classes", "text", "own_model", "cluster", "serving"}
+    for name, page in PAGES.items():
+        assert {block.language for block in blocks(page)} <= {"sh", "python", "yaml", "text"}, name
+        assert all(block.file for block in blocks(page) if block.language == "yaml"), name
+        assert len(blocks(page)) * 2 == page.count("```"), name
+        for block in blocks(page):
+            if block.language == "python":
+                compile(block.text, f"{name}.md", "exec")
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - {"README"}))
+def test_every_command_of_a_page_parses_and_its_recipe_is_one_the_page_has(name: str) -> None:
+    assert commands(PAGES[name])
+    written = {"recipe.yaml", *(block.file for block in blocks(PAGES[name]))}
+    for words in commands(PAGES[name]):
+        recipe = getattr(parse(words), "recipe", "flights")
+        assert not is_path(recipe) or recipe in written, words
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """As a user has it who has installed sparkring: `sparkring`, `python`, Spark's scripts and MLflow on the PATH."""
+    scripts = folder / ".bin"
+    scripts.mkdir()
+    spark = Path(pyspark.__file__).parent
+    starts = {
+        "python": f'exec {sys.executable} "$@"',
+        "sparkring": f'exec {sys.executable} -m sparkring.pipelines.cli "$@"',
+        "mlflow": f'exec {sys.executable} -m mlflow "$@"',
+        **{name: f'exec {spark}/bin/{name} "$@"' for name in ("spark-submit", "spark-class")},
+    }
+    for name, line in starts.items():
+        (scripts / name).write_text(f"#!/bin/sh\n{line}\n")
+        (scripts / name).chmod(0o755)
+    return os.environ | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "SPARK_HOME": str(spark),
+        "PYSPARK_PYTHON": sys.executable, "MLFLOW_DISABLE_TELEMETRY": "true",
+    }  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == IN_MAKE_TEST else pytest.mark.slow) for n in sorted(PAGES.keys() - {"README"})],
+)
+def test_a_page_runs_as_it_stands(tmp_path: Path, name: str) -> None:
+    log = tmp_path / ".log"
+    command, work = ["bash", "-c", program(PAGES[name])], tmp_path / "work"
+    work.mkdir()
+    with log.open("w") as out:
+        page = subprocess.Popen(
+            command, cwd=work, env=environment(tmp_path), stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        assert page.wait(LIMIT_S) == 0, log.read_text()[-4000:]
+    finally:
+        if page.poll() is None:
+            os.killpg(page.pid, signal.SIGKILL)
+            page.wait()
