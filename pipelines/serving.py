@@ -8,6 +8,7 @@ model with its code, of the modules that travel with it (pipelines/portable/).
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sparkring.pipelines.tracking.ops import NamedType
 
 BATCH_ROWS = 4096
+IMAGE_BYTES = 32 << 20  # of decoded images that are scored at once
 ARROW_KINDS = ("numpy", "string", "integer", "floating", "boolean")  # as pandas infers them
 TRUSTED = "SPARKRING_MODEL_MODULES"
 CODE = "code"  # MLflow's folder for modules, beside that of the model's files; load_model puts it on Python's path
@@ -130,6 +132,7 @@ class Predictor:
         if self.raw.states:
             self._features = RawFeatures(manifest.features | {"features": self.raw.states}, config.data.decoders)
         self._source = TensorSource(manifest, [column.name for column in self.raw.tensors])
+        self.batch_rows = rows_at_once(self.raw.tensors)
         self.refuses_null = {
             state["column"]: state["name"] for state in self.raw.states if state.get("nulls") == "refuse"
         } | {column.name: column.name for column in self.raw.plain if column.nulls == "refuse"}
@@ -165,7 +168,7 @@ class Predictor:
         """
         parts = [
             self._probabilities(self._raw_tensors({name: values[start:end] for name, values in rows.items()}))
-            for start, end in batches_of(count)
+            for start, end in batches_of(count, self.batch_rows)
         ]
         return np.concatenate(parts)
 
@@ -174,7 +177,7 @@ class Predictor:
 
         `rows` has the stored columns that this model's manifest names, whatever dataset they are of.
         """
-        tables = (rows.slice(start, end - start) for start, end in batches_of(len(rows)))
+        tables = (rows.slice(start, end - start) for start, end in batches_of(len(rows), self.batch_rows))
         return np.concatenate([self._probabilities(self._stored_tensors(table)) for table in tables])
 
     @property
@@ -226,9 +229,15 @@ class Predictor:
         return columns
 
 
-def batches_of(count: int) -> list[tuple[int, int]]:
-    """Begin and end of each batch of `count` rows; one empty batch where there are none."""
-    return [(start, min(start + BATCH_ROWS, count)) for start in range(0, max(count, 1), BATCH_ROWS)]
+def rows_at_once(columns: Iterable[Column]) -> int:
+    """How many rows are scored at once: fewer where they are images, which take more memory than numbers."""
+    image_bytes = sum(math.prod(column.shape) for column in columns if column.layout == "binary")
+    return max(1, min(BATCH_ROWS, IMAGE_BYTES // max(1, image_bytes)))
+
+
+def batches_of(count: int, size: int = BATCH_ROWS) -> list[tuple[int, int]]:
+    """Begin and end of each batch of `size` of `count` rows; one empty batch where there are none."""
+    return [(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
 
 
 def check_finite(scores: np.ndarray, rows: pd.DataFrame) -> None:

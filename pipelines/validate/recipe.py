@@ -63,8 +63,9 @@ def check_recipe(config: RunConfig) -> None:
 
 def recipe_problems(config: RunConfig) -> Problems:
     """What is wrong with the recipe, its code, and the slots that its own Spark would have."""
-    code = refusals(factory_problems(config), metric_problems_of(config), training_problems(config))
-    code = refusals(factory_problems(config), decoder_problems(config), metric_problems_of(config))
+    code = refusals(
+        factory_problems(config), decoder_problems(config), metric_problems_of(config), training_problems(config)
+    )
     recipe = refusals(
         foreseen_problems(config), code, [] if code else layout_problems_of(config), warm_start_problems(config)
     )

@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.conf.manifest import Column
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import (
     BATCH_ROWS,
     _load_pyfunc,
     copy_model_folder,
+    rows_at_once,
     signature_inputs,
     signature_outputs,
 )
@@ -60,6 +62,13 @@ def test_a_model_folder_names_no_code_that_is_not_trusted(
     with pytest.raises(ValueError, match=r"not a class|must|does not take"):
         _load_pyfunc(str(folder))
     assert not made.exists()
+
+
+def test_images_are_scored_few_at_a_time() -> None:
+    number, image = Column(name="x", dtype="float32"), Column(name="p", dtype="binary", layout="binary")
+    assert rows_at_once([number]) == BATCH_ROWS
+    assert rows_at_once([number, image.model_copy(update={"shape": (1024, 1024, 4)})]) == 8
+    assert rows_at_once([image.model_copy(update={"shape": (1 << 20, 1024, 3)})]) == 1
 
 
 def test_a_decoder_is_code_that_must_be_trusted_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Features applied to stored and to raw values, by hand-made numbers; the parity with Spark is in tests/spark."""
 
 import datetime as dt
+import io
 import math
 import os
 from decimal import Decimal
@@ -12,8 +13,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, NumericFeature, PassthroughFeature
+from sparkring.conf.blocks.etl import (
+    CategoricalFeature,
+    CyclicFeature,
+    ImageFeature,
+    NumericFeature,
+    PassthroughFeature,
+)
 from sparkring.conf.features import FIRST_CODE, cardinality, output_names
 from sparkring.etl.features import Moments, categorical_state, numeric_state, plain_state
 from sparkring.training.data.features.raw import as_text, is_null
@@ -366,3 +374,23 @@ def test_a_value_that_is_no_boolean_is_refused(value: Any) -> None:
 
 def test_pandas_na_is_a_null() -> None:
     assert [is_null(value) for value in (pd.NA, pd.NaT, float("nan"), None, 0, "")] == [True] * 4 + [False] * 2
+
+
+def encoded(color: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("L", (6, 4), color).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_raw_images_are_decoded_to_the_shape_of_their_feature():
+    made = plain_state("photo", ImageFeature(kind="image", column="content", shape=[2, 3, 1]))
+    cells = [encoded(7), encoded(9)]
+    for given_cells in (cells, [bytearray(cell) for cell in cells], pa.array(cells, pa.binary())):
+        photos = apply_numpy(state(made), {"content": given_cells})["photo"]
+        assert photos.dtype == np.uint8 and photos.shape == (2, 2, 3, 1)
+        assert photos[:, 0, 0, 0].tolist() == [7, 9]
+    for odd, name in ((None, "NoneType"), ("text", "str"), (float("nan"), "float")):
+        with pytest.raises(ValueError, match=f"column 'content': {name} where an image's bytes must be"):
+            apply_numpy(state(made), {"content": [cells[0], odd]})
+    with pytest.raises(ValueError, match="column 'photo': 3 bytes of sha256"):
+        apply_numpy(state(made), {"content": [b"123"]})
