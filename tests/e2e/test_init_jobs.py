@@ -66,7 +66,7 @@ def test_a_table(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, la
 
 def test_text(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").mkdir()
-    for i in range(60):
+    for i in range(120):
         (tmp_path / f"notes/{i}.txt").write_text(f"It is note {i}, and says nothing. " * 40)
     monkeypatch.chdir(tmp_path)
     assert main(["init", "text", "writer", "--data", "notes"]) == Exit.OK
