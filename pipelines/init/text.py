@@ -8,7 +8,7 @@ from typing import Any
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.init.folder import Project, run_name
 
-FEWEST_FILES = 40  # below, a split by hash may have none
+FEWEST_FILES = 100  # below, a split by hash may have none
 BYTES_FOR_BPE = 1 << 20  # less text than this is no use to a trained tokenizer
 SEQUENCE = 129  # tokens: 128 inputs, each with the next one as its target
 STEPS = 300

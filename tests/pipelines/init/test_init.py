@@ -214,9 +214,9 @@ def test_text_is_a_folder_of_documents(
     monkeypatch.chdir(tmp_path)
     assert main(["init", "text", "--data", "notes"]) == Exit.USAGE and "no such folder" in capsys.readouterr().err
     (tmp_path / "notes").mkdir()
-    for i in range(39):
+    for i in range(99):
         (tmp_path / f"notes/{i}.txt").write_text(f"note {i} " * 200)
-    assert main(["init", "text", "new", "--data", "notes"]) == Exit.USAGE and "has 39 files" in capsys.readouterr().err
+    assert main(["init", "text", "new", "--data", "notes"]) == Exit.USAGE and "has 99 files" in capsys.readouterr().err
     (tmp_path / "notes/x.bin").write_bytes(b"\xff\x00")
     assert main(["init", "text", "new", "--data", "notes"]) == Exit.USAGE
     assert "x.bin: is not UTF-8 text" in capsys.readouterr().err
