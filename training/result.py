@@ -19,7 +19,7 @@ from sparkring.conf.manifest import ManifestError, digest
 from sparkring.conf.secrets import redacted
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, named, read, up_to
-from sparkring.training.models.start import StartMatch
+from sparkring.training.models.start_match import StartMatch
 
 SUMMARY = "summary.json"
 GROUP_METRICS = ("loss", "auc", "macro_f1", "rmse")  # of groups in MLflow, as far as the task has them

@@ -16,7 +16,8 @@ from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.weights import open_weights, read_weights
 from sparkring.training.model_folder import TrainedModel, read_model_folder, weights_at
 from sparkring.training.models.initial import InitialModel
-from sparkring.training.models.start import StartMatch, match_tensors, start_model_with
+from sparkring.training.models.start import match_tensors, start_model_with
+from sparkring.training.models.start_match import StartMatch
 from sparkring.training.models.warm_start import (
     METHOD,
     FeatureChange,

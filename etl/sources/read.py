@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType, TimestampNTZType, TimestampType
 
 from sparkring.conf.errors import first_line
 from sparkring.conf.sources import CsvOptions, FilesSource
@@ -47,7 +47,8 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
         return _read_text(spark, key, listed, partitions)
     if config.format == "binaryFile":
         found = _with_files(spark, _scan(spark, "binaryFile", listed).drop("path"), listed, partitions)
-        return found.select(F.col(PATH).alias("path"), "content", *partitions.names)
+        found = found.select(F.col(PATH).alias("path"), "content", *partitions.names)
+        return found.unionByName(_empty_files(spark, listed, partitions))
     _check_columns(spark, key, config.format, listed, (schema, partitions))
     inside = StructType([f for f in schema if f.name not in partitions.names])
     found = _scan(spark, config.format, listed, inside)
@@ -128,6 +129,13 @@ def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: Stru
     broken = rows.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
     _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
     return rows
+
+
+def _empty_files(spark: SparkSession, listed: FileList, partitions: StructType) -> DataFrame:
+    """The rows of files without a byte, which Spark leaves out without a word."""
+    schema = StructType([StructField("path", StringType()), StructField("content", BinaryType()), *partitions])
+    rows = [(file.path, b"", *file.partition) for file in listed.files if not file.bytes]
+    return local_table(spark, schema, list(zip(*rows, strict=True)) or [[] for _ in schema])
 
 
 def _check_columns(

@@ -36,7 +36,7 @@ from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
 from sparkring.training.launch.messages import Event, RankEvent, RankMetrics
 from sparkring.training.model_folder import describe_model, read_model_folder
-from sparkring.training.models.start import StartMatch
+from sparkring.training.models.start_match import StartMatch
 from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.result import WorkerResult
 

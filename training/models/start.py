@@ -6,46 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from sparkring.conf.stored import CLOSED
 from sparkring.training.models.initial import EagerValue, InitialModel, InitialValue
+from sparkring.training.models.start_match import StartMatch, some_names
 
-SHOWN = 6  # names in a message
 Shape = tuple[int, ...]
 
 
-class Stored(Protocol):
+class FileTensor(Protocol):
     """A tensor of a file: checkpoint.weights.StoredTensor, of which this folder knows nothing."""
 
     @property
     def shape(self) -> Shape: ...
     def read(self) -> torch.Tensor: ...
-
-
-@dataclass(frozen=True)
-class StartMatch:
-    """Which tensors of a file a model begins with."""
-
-    __pydantic_config__ = CLOSED
-
-    matched: dict[str, str]  # first name in the model -> name in the file
-    missing: list[str] = field(default_factory=list)  # of the model, not in the file: they have initial values
-    unexpected: list[str] = field(default_factory=list)  # of the file, not of the model
-    other_shape: dict[str, str] = field(default_factory=dict)  # name in the model -> both shapes; initial values
-
-    @property
-    def text(self) -> str:
-        """In a line."""
-        total = len(self.matched) + len(self.missing) + len(self.other_shape)
-        shapes = [f"{name} {shapes}" for name, shapes in self.other_shape.items()]
-        parts = {"of another shape": shapes, "not in the file": self.missing, "not of the model": self.unexpected}
-        rest = [f"; {len(names)} {what} ({_some(names)})" for what, names in parts.items() if names]
-        return f"{len(self.matched)} of {total} tensors begin with its values" + "".join(rest)
 
 
 def match_tensors(model: nn.Module, given: Mapping[str, Shape], rename: Mapping[str, str]) -> StartMatch:
@@ -83,7 +61,7 @@ def match_tensors(model: nn.Module, given: Mapping[str, Shape], rename: Mapping[
     if not matched:
         raise ValueError(
             f"model.start: no tensor of the file has the name and shape of one of the model's. The file's are "
-            f"{_some([*renamed])}{' (renamed)' if rename else ''}, the model's {_some([*wanted])}; "
+            f"{some_names([*renamed])}{' (renamed)' if rename else ''}, the model's {some_names([*wanted])}; "
             "give model.start.rename, {beginning in the file: beginning in the model}"
         )
     return StartMatch(matched, missing, [name for new, name in renamed.items() if new not in first], shapes)
@@ -92,10 +70,6 @@ def match_tensors(model: nn.Module, given: Mapping[str, Shape], rename: Mapping[
 def _renamed(name: str, rename: Mapping[str, str]) -> str:
     old = max((old for old in rename if name.startswith(old)), key=len, default=None)
     return name if old is None else rename[old] + name.removeprefix(old)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 @dataclass(frozen=True)
@@ -111,7 +85,7 @@ class FileValue:
         yield 0, self.read().to(self.dtype)
 
 
-def start_model_with(initial: InitialModel, match: StartMatch, given: Mapping[str, Stored] | None) -> InitialModel:
+def start_model_with(initial: InitialModel, match: StartMatch, given: Mapping[str, FileTensor] | None) -> InitialModel:
     """The initial model with values of a file, which rank 0 reads one by one and sends to the others.
 
     `given`: the file's tensors by name; None on the ranks that receive them.

@@ -26,6 +26,7 @@ def storage(**uris: str) -> RunConfig:
 def test_a_gpu_is_missed_only_where_the_ranks_run_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(has_gpu: bool, master: str | None, device: str = "cuda") -> int:
         monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+        monkeypatch.setattr("sparkring.pipelines.validate.recipe.submitted", lambda: False)
         config = {"name": "a", "etl": ETL, "spark": {"master": master}, "train": {"device": device}}
         return len([*device_problems(RunConfig.model_validate(config))])
 

@@ -8,7 +8,8 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from sparkring.training.models.initial import record_model
-from sparkring.training.models.start import StartMatch, match_tensors, start_model_with
+from sparkring.training.models.start import match_tensors, start_model_with
+from sparkring.training.models.start_match import StartMatch
 from sparkring.training.models.warm_start import whole
 
 Shapes = dict[str, tuple[int, ...]]
