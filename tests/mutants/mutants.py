@@ -1012,7 +1012,9 @@ MUTANTS = (
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
     Mutant("pipelines/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
-    Mutant(DRAWING, "if resumed_from is not None:", "if resumed_from == 0:", T_DRAWING),
+    Mutant("pipelines/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),
+    Mutant("pipelines/loss_history.py", "if not points:", "if False:", T_TRAIN_STEP),
+    Mutant(DRAWING, "min(by_step) > resumed_from", "min(by_step) < resumed_from", T_DRAWING),
     # --- code of users
     Mutant(TRAIN_HOOKS, "    restore_rng(state)\n\n\ndef _make", "    pass\n\n\ndef _make", T_TRAIN_HOOKS),
     Mutant(TRAIN_HOOKS, "with torch.no_grad():", "if True:", T_TRAIN_HOOKS),
