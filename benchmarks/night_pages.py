@@ -245,8 +245,10 @@ class Year:
             ]
         if line["op"] == "model":
             moved["scores"] = {name: drawn(ds, name, v) for name, v in line["scores"].items()}
+        if line["op"] in ("history", "history_figure"):
+            moved["number"] = line["number"] + days
         if line["op"] == "history":
-            moved["number"], moved["begins"] = line["number"] + days, line["begins"] + days * 86_400.0
+            moved["begins"] = line["begins"] + days * 86_400.0
             moved["values"] = {name: drawn(ds, name, v) for name, v in line["values"].items()}
         return moved
 
@@ -269,6 +271,8 @@ def filled(template: Template, config: TrackingConfig, count: int, last: date) -
 
 
 # --- the pages
+
+CHARTS = "document.querySelectorAll('.js-plotly-plot').length > 1"
 
 
 @dataclass(frozen=True)
@@ -297,6 +301,8 @@ def pages_of(year: Year, client: MlflowClient) -> list[Page]:
     versions = [year.registry.with_alias(alias) for alias in ("champion", "previous", "challenger")]
     numbers = [version.version for version in versions if version is not None]
     shown = next(night for night in reversed(nights) if night.decision == "rejected")
+    child = f"tags.`mlflow.parentRunId` = '{shown.job}' and tags.`sparkring.key` = 'train'"
+    training = client.search_runs([experiment], child)[0].info.run_id
     return [
         Page("runs, as MLflow lists them", f"#/experiments/{experiment}/runs", newest),
         Page(
@@ -316,11 +322,16 @@ def pages_of(year: Year, client: MlflowClient) -> list[Page]:
         Page("history (saved view), a chart per score", found["history"], (f"{NAME} history",),
              ready=dates_shown(len(done)), picture="nights_history.png"),
         Page("history run, its own charts", f"#/experiments/{experiment}/runs/{history}/model-metrics",
-             (f"{NAME} history", "test/champion"), ready="document.querySelectorAll('.js-plotly-plot').length > 1"),
+             (f"{NAME} history", "test/champion"), ready=CHARTS, picture="nights_slider.png"),
         Page("model versions", found["model versions"], tuple(f"Version {number}" for number in numbers[:1]),
              picture="nights_models.png"),
         Page("one night", f"#/experiments/{experiment}/runs/{shown.job}",
-             (f"{NAME} {shown.ds}", "sparkring.decision", "rejected", shown.reason[:30], "test/auc")),
+             (f"{NAME} {shown.ds}", "sparkring.decision", "rejected", shown.reason[:30], "test/auc"),
+             picture="tracking_run.png"),
+        Page("one night's training", f"#/experiments/{experiment}/runs/{training}/model-metrics",
+             (f"train {shown.ds}", "train/loss", "valid/auc"), ready=CHARTS, picture="tracking_training.png"),
+        Page("one model version", f"#/models/{NAME}/versions/{numbers[0]}", (f"Version {numbers[0]}", "Limits"),
+             picture="tracking_version.png"),
     ]  # fmt: skip
 
 
