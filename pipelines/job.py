@@ -153,12 +153,10 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     result = replace(result, timings=timings, tracking_url=tracker.url(), cost=cost)
     job.hooks.before_publish("the run's result")
     job.folder.put_atomic(SUMMARY, result.to_json())
-    interval = job.resolved.interval
-    inputs = ReportInputs(result, job.dataset.manifest, held_out)
-    write_report(tracker, inputs, job.folder, interval)
+    write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder, job.ds)
     spent = {f"time/{name}": value for name, value in timings.items()}
     tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
-    if interval is not None:
+    if (interval := job.resolved.interval) is not None:
         tracker.history(job.config.name, interval.number, interval.start.timestamp(), nightly_values(result))
     run_id = tracker.run_id(timeout_s=1.0) or job.record.mlflow_run_id  # at first the store may not have answered yet
     job.runs.update(job.record.folder, status="finished", mlflow_run_id=run_id)

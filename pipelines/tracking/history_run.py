@@ -38,14 +38,15 @@ def log_values(client: MlflowClient, run: str, op: ops.History) -> None:
 
 def logged_images(client: MlflowClient, run: str) -> set[tuple[str, int, int]]:
     """Key, step and milliseconds of every image of a run, from the names that MLflow gives files of `log_image`."""
-    names = [re.split(r"[+%]", each.path.rpartition("/")[2]) for each in client.list_artifacts(run, IMAGES)]
-    return {(name[0], int(name[2]), int(name[4])) for name in names if name[1:4:2] == ["step", "timestamp"]}
+    found = [re.split(r"[+%]", each.path.rpartition("/")[2]) for each in client.list_artifacts(run, IMAGES)]
+    ours = [name for name in found if name[1:4:2] == ["step", "timestamp"]]
+    return {(name[0].replace("~", "/"), int(name[2]), int(name[4])) for name in ours}
 
 
 def log_figure(client: MlflowClient, run: str, op: ops.HistoryFigure, file: Path) -> None:
     """Log a PNG file as the date's image, unless this very operation has done so before; the latest is shown."""
     recorded_ms = int(op.at * 1000)
-    if (op.name, op.number, recorded_ms) in logged_images(client, run):
+    if (op.name, op.step, recorded_ms) in logged_images(client, run):
         return
     with Image.open(file) as image:
-        client.log_image(run, image, key=op.name, step=op.number, timestamp=recorded_ms)
+        client.log_image(run, image, key=op.name, step=op.step, timestamp=recorded_ms)

@@ -91,8 +91,8 @@ class HistoryFigure(_Op):
 
     op: Literal["history_figure"] = "history_figure"
     recipe: str
-    number: Count  # of the date's interval, as in History
-    name: FolderName  # of the figure, the same for all dates
+    step: Count  # dates since the schedule's begin: MLflow's slider opens at 0
+    name: Label  # of the figure, the same for all dates
     file: RelativePath  # PNG, relative to the journal's `files`
     names: ClassVar = "name"
 

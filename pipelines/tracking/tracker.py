@@ -172,16 +172,17 @@ class Tracker:
         """
         self._put(ops.History, JOB, recipe=recipe, number=number, begins=begins, values=split_finite(values)[0])
 
-    def history_figure(self, recipe: str, number: int, name: str, png: bytes) -> None:
+    def history_figure(self, recipe: str, step: int, name: str, png: bytes) -> None:
         """Record a figure of a date in the recipe's history run: one `name` is an image with a slider over the dates.
 
         Args:
             recipe: its name.
-            number: of the date's interval, as for `history`.
-            name: of the figure.
+            step: dates since the schedule's begin.
+            name: of the figure, such as `test/calibration`: MLflow shows it in the section `test`.
             png: the file's content.
         """
-        self._put_file(ops.HistoryFigure, JOB, png, f"{name}.png", recipe=recipe, number=number, name=name)
+        file = f"{name.rpartition('/')[2]}.png"
+        self._put_file(ops.HistoryFigure, JOB, png, file, recipe=recipe, step=step, name=name)
 
     def tags(self, key: str, tags: Mapping[str, Any]) -> None:
         self._put(ops.Tags, key, tags=texts_of(tags))

@@ -1014,7 +1014,7 @@ MUTANTS = (
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
     Mutant("pipelines/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
     Mutant("pipelines/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),
-    Mutant("pipelines/tracking/history_run.py", "op.number, recorded_ms) in", "op.number, 0) in", T_HISTORY_RUN),
+    Mutant("pipelines/tracking/history_run.py", "op.step, recorded_ms) in", "op.step, 0) in", T_HISTORY_RUN),
     Mutant(
         "pipelines/report/report.py",
         "each.name in DATED",

@@ -12,8 +12,6 @@ import pytest
 
 from sparkring.conf.load import Resolved, load_config
 from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Lineage, ManifestError, SplitInfo
-from sparkring.conf.schedule.block import ScheduleConfig
-from sparkring.conf.schedule.dates import interval_of
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.evaluation.held_out import held_out_scores
@@ -226,8 +224,8 @@ class Stored:
         self.tagged: dict[str, str] = {}
         self.dated: dict[tuple[str, int, str], bytes] = {}
 
-    def history_figure(self, recipe: str, number: int, name: str, png: bytes) -> None:
-        self.dated[recipe, number, name] = png
+    def history_figure(self, recipe: str, step: int, name: str, png: bytes) -> None:
+        self.dated[recipe, step, name] = png
 
     def artifact(self, key: str, source: bytes | str, name: str, folder: str = "") -> None:
         self.files[f"{key}:{folder}/{name}"] = source
@@ -250,10 +248,10 @@ def test_the_report_is_in_the_run_folder_and_beside_the_run(tmp_path: Path) -> N
 
 def test_a_date_adds_the_figure_that_changes_over_nights_to_the_history_with_the_date_in_it(tmp_path: Path) -> None:
     stored = Stored()
-    interval = interval_of(ScheduleConfig(interval="day", begin="2026-01-01"), "2026-11-22")
-    write_report(stored, inputs(), open_storage(str(tmp_path)), interval)  # type: ignore[arg-type]
-    ((recipe, number, name), png) = stored.dated.popitem()
-    assert (recipe, number, name) == (inputs().config.name, 20779, "calibration") and stored.dated == {}
+    dated = inputs(config={"schedule": {"begin": "2026-11-20"}})
+    write_report(stored, dated, open_storage(str(tmp_path)), "2026-11-22")  # type: ignore[arg-type]
+    ((recipe, step, name), png) = stored.dated.popitem()
+    assert (recipe, step, name) == (dated.config.name, 2, "test/calibration") and stored.dated == {}
     assert png[:4] == b"\x89PNG" and png != stored.files["job:figures/calibration.png"]
 
 

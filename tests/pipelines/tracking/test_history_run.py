@@ -14,7 +14,7 @@ from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.history_run import log_figure, logged_images
 from sparkring.pipelines.tracking.tracker import Tracker
 
-DATES = (20_778, 20_779)
+STEPS = (0, 1)
 
 
 def picture(shade: int) -> bytes:
@@ -26,9 +26,9 @@ def picture(shade: int) -> bytes:
 def test_a_figure_of_each_date_is_an_image_with_a_slider(tmp_path: Path) -> None:
     """One image per date and figure, though its operation is sent twice after a kill; a rerun adds its own."""
     settings = TrackingConfig(experiment="tests", root=str(tmp_path), system_metrics=False)
-    for number in DATES:
-        with Tracker(settings, job=f"h{number}", name="shop") as tracker:
-            tracker.history_figure("shop", number, "calibration", picture(number % 256))
+    for step in STEPS:
+        with Tracker(settings, job=f"h{step}", name="shop") as tracker:
+            tracker.history_figure("shop", step, "test/calibration", picture(step))
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("tests").experiment_id
     (found,) = client.search_runs([experiment], "tags.`sparkring.history` = 'shop'")
@@ -40,13 +40,11 @@ def test_a_figure_of_each_date_is_an_image_with_a_slider(tmp_path: Path) -> None
     def images() -> list[tuple[str, int, int]]:
         return sorted(logged_images(client, run))
 
-    assert [(name, number) for name, number, _ in images()] == [("calibration", number) for number in DATES]
+    assert [(name, step) for name, step, _ in images()] == [("test/calibration", step) for step in STEPS]
     file, recorded = tmp_path / "c.png", images()[0][2] / 1000 + 0.0002
     file.write_bytes(picture(1))
-    again = ops.HistoryFigure(
-        key="job", at=recorded, recipe="shop", number=DATES[0], name="calibration", file="x/c.png"
-    )
+    again = ops.HistoryFigure(key="job", at=recorded, recipe="shop", step=0, name="test/calibration", file="x/c.png")
     log_figure(client, run, again, file)
     assert len(images()) == 2, "sent a second time, shown once"
     log_figure(client, run, replace(again, at=recorded + 60), file)
-    assert [number for _, number, _ in images()] == [DATES[0], DATES[0], DATES[1]]
+    assert [step for _, step, _ in images()] == [0, 0, 1]
