@@ -54,7 +54,7 @@ class GroupTransport(Collectives):
 
     def start_all_gather(self, name: str, flat: torch.Tensor) -> Any:
         whole = flat.new_empty(self.ranks * len(flat))
-        return whole, dist.all_gather_into_tensor(whole, flat, group=self.group, async_op=True)
+        return whole, dist.all_gather_single(whole, flat, group=self.group, async_op=True)
 
     def wait(self, handle: Any) -> torch.Tensor:
         result: torch.Tensor
