@@ -984,6 +984,9 @@ MUTANTS = (
         AVERAGE, "share = (1 - self.decay) / (1 - self.decay ** int(self.steps))", "share = 1 - self.decay", T_AVERAGE
     ),
     Mutant(COMPRESS, "return values.add_(feedback.residual)", "return values", T_COMPRESS),
+    Mutant(
+        STEP, "self.data_parallel.set_loss_scale(self.scaler.scale)", "pass", "tests/ranks/test_compress.py -k lost"
+    ),
     Mutant(COMPRESS, "values.div_(self.loss_scale)", "pass", T_COMPRESS),
     Mutant(COMPRESS, "values[self.rank] = own", "pass", T_COMPRESS),
     Mutant(COMPRESS, "after[index].copy_(before[index])", "pass", T_COMPRESS),

@@ -89,8 +89,9 @@ class Rank:
         self.ring = BucketedDataParallel(board.ranks, "threads", transport, bucket_bytes=700)
         self.ring.wrap(self.model)
 
-    def gradient(self, step: int) -> dict[str, torch.Tensor]:
-        make = torch.Generator().manual_seed(100 * step + self.rank)
+    def gradient(self, step: int, alike: bool = False) -> dict[str, torch.Tensor]:
+        """Another one on every rank, or the same on all."""
+        make = torch.Generator().manual_seed(100 * step + (0 if alike else self.rank))
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad and name != "idle"]
         return {name: torch.randn(p.shape, generator=make, dtype=torch.float64).to(p) for name, p in named}
 
@@ -225,8 +226,7 @@ def test_top_k_of_all_and_factors_of_all_columns_are_the_sum() -> None:
 
 def test_power_iteration_goes_on_from_its_factors() -> None:
     def error(rank: Rank) -> list[float]:
-        matrix = rank.gradient(0)
-        off = []
+        matrix, off = rank.gradient(0, alike=True), []
         for _ in range(4):  # the same matrix again, without what the step before left
             summed = rank.reduce(matrix)
             rank.ring.after_step()
@@ -235,15 +235,8 @@ def test_power_iteration_goes_on_from_its_factors() -> None:
             off.append(float((summed["wide"] - 2 * matrix["wide"]).norm()))
         return off
 
-    errors = on_ranks(
-        2, CODECS["powersgd"], lambda rank: error(rank) if rank.rank == 0 else error_like_rank_0(rank, error)
-    )
+    errors = on_ranks(2, CODECS["powersgd"], error)
     assert errors[0][3] < errors[0][1] < errors[0][0]
-
-
-def error_like_rank_0(rank: Rank, work: Callable[[Rank], list[float]]) -> list[float]:
-    rank.rank = 0
-    return work(rank)
 
 
 @pytest.mark.parametrize("codec", ["int8", "powersgd"])
