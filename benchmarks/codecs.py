@@ -1,7 +1,7 @@
 """Gradient codecs on slow links: two ranks in network namespaces joined by links that tbf limits.
 
-usage (root, Linux): unshare --net python benchmarks/codecs.py [--links 200mbit 1gbit] [--rounds 12]
-[--steps 120] [--out benchmarks/results/codecs_2core_<yyyymm>.md]
+usage (root, Linux): unshare --net python benchmarks/codecs.py [--links 200mbit 1gbit | loopback] [--rounds 8]
+[--steps 80] [--optimizer adamw] [--trained none int8 ...] [--out benchmarks/results/codecs_2core_<yyyymm>.md]
 Exchanges: 16 MiB of fp32 gradients, in four buckets as training would send them. The codecs take turns, a round each.
 Training (--steps, on the first link only; 0: none): a GPT of 4.1 M parameters on the bytes of the standard library's
 sources, each codec with a model of its own from the same weights on the same batches, in turns of ten steps. The time
@@ -52,9 +52,12 @@ CODECS: dict[str, dict[str, Any]] = {
     **{name: {"codec": name} for name in ("fp16", "bf16", "int8", "int4", "onebit")},
     "topk 1 %": {"codec": "topk", "share": 0.01},
     "powersgd r4": {"codec": "powersgd", "rank": 4},
+    "powersgd r16": {"codec": "powersgd", "rank": 16},
 }
 TRAINED = ("none", "bf16", "int8", "onebit", "topk 1 %", "powersgd r4")
+RATES = {"adamw": 1e-3, "sgd": 0.1}  # after 20 steps of warm-up
 ROWS, TOKENS, TURN = 8, 96, 10
+EQUAL = 1.01  # a loss within 1 % is the same
 
 
 def exchanges(rounds: int) -> dict[str, Any]:
@@ -94,18 +97,18 @@ def rows_of(text: torch.Tensor, seed: int, rows: int) -> Batch:
     return Batch({"tokens": torch.stack([text[p : p + TOKENS + 1] for p in places.tolist()])}, rows, rows, rows)
 
 
-def curves(steps: int) -> dict[str, Any]:
+def curves(steps: int, trained: list[str], optimizer: Any) -> dict[str, Any]:
     """Codec -> [seconds of all steps so far, held-out loss] after every turn."""
     text, rank = source_bytes(), dist.get_rank()
     held_out, text = text[-200_000:], text[:-200_000]
     test, task = rows_of(held_out, 1, 64), LanguageModelTask()
-    strategies, found = {}, {name: [] for name in TRAINED}
-    for name in TRAINED:
+    strategies, found = {}, {name: [] for name in trained}
+    for name in trained:
         torch.manual_seed(0)
         config = ParallelConfig(engine="torch", compress=CompressConfig(**CODECS[name]))
         strategy = build_strategy(config, RankInfo(rank, WORLD, 0, 1), CPU, clip_norm=1.0, timeout=TIMEOUT)
         model = GPT(vocab=256, width=256, layers=5, heads=4, hidden=704)
-        strategy.prepare(model, task, lambda named: build_optimizer(named, OptimConfig(lr=1e-3)))
+        strategy.prepare(model, task, lambda named: build_optimizer(named, OptimConfig(name=optimizer)))
         strategies[name] = (strategy, [0.0])
     for turn in range(steps // TURN):
         for name, (strategy, spent) in strategies.items():
@@ -114,7 +117,7 @@ def curves(steps: int) -> dict[str, Any]:
             began = time.perf_counter()
             for number, batch in enumerate(batches):
                 strategy.forward_backward(slice_batch(batch, rank * ROWS, (rank + 1) * ROWS))
-                strategy.step(1e-3 * min(1.0, (turn * TURN + number + 1) / 20))
+                strategy.step(RATES[optimizer] * min(1.0, (turn * TURN + number + 1) / 20))
             dist.barrier()
             spent[0] += time.perf_counter() - began
             outputs = strategy.evaluate(test)
@@ -125,17 +128,19 @@ def curves(steps: int) -> dict[str, Any]:
 def as_rank(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    found = {"exchanges": exchanges(arguments.rounds), "curves": curves(arguments.steps) if arguments.steps else {}}
+    found = {"exchanges": exchanges(arguments.rounds)}
+    found["curves"] = curves(arguments.steps, arguments.trained, arguments.optimizer) if arguments.steps else {}
     if dist.get_rank() == 0:
         Path(arguments.as_rank).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def on_link(link: str, rounds: int, steps: int) -> dict[str, Any]:
+def on_link(link: str, arguments: argparse.Namespace, steps: int) -> dict[str, Any]:
     """What rank 0 of two found."""
     spaces, out = Namespaces(WORLD, link), Path(tempfile.mkdtemp()) / "found.json"
-    words = [sys.executable, __file__, "--as-rank", str(out), "--rounds", str(rounds), "--steps", str(steps)]
+    words = [sys.executable, __file__, "--as-rank", str(out), "--rounds", str(arguments.rounds), "--steps", str(steps)]
+    words += ["--optimizer", arguments.optimizer, "--trained", *arguments.trained]
     ranks = [
         subprocess.Popen(spaces.command(rank, words), env={**os.environ, **environment(rank, WORLD, spaces.shared)})
         for rank in range(WORLD)
@@ -165,24 +170,26 @@ def exchange_table(found: dict[str, Any]) -> str:
 
 
 def curve_table(found: dict[str, Any]) -> str:
-    wanted = found["none"][-1][1]
-    lines = [["codec", "s per step", "held-out loss after all steps", "s to the dense loss", "dense / codec"]]
-    steps = TURN * len(found["none"])
+    wanted, steps = found["none"][-1][1], TURN * len(found["none"])
+    head = ["codec", "s per step", f"held-out loss after {steps} steps", "s until within 1 % of the dense ring's last"]
+    lines = [[*head, "dense / codec"]]
+    reached = {name: [spent for spent, loss in curve if loss <= EQUAL * wanted] for name, curve in found.items()}
     for name, curve in found.items():
-        reached = next((spent for spent, loss in curve if loss <= wanted), None)
-        row = [name, f"{curve[-1][0] / steps:.3f}", f"{curve[-1][1]:.4f} ({curve[-1][1] / wanted - 1:+.2%})"]
-        took = (
-            [f"{reached:.1f}", f"{found['none'][-1][0] / reached:.1f}"] if reached is not None else ["not reached", "-"]
-        )
-        lines.append([*row, *took])
+        spent, loss = curve[-1]
+        row = [name, f"{spent / steps:.3f}", f"{loss:.4f} ({loss / wanted - 1:+.2%})"]
+        times = reached[name]
+        row += [f"{times[0]:.1f}", f"{reached['none'][0] / times[0]:.1f}"] if times else ["not reached", "-"]
+        lines.append(row)
     return as_table(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--links", nargs="+", default=["200mbit", "1gbit"])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--optimizer", choices=list(RATES), default="adamw")
+    parser.add_argument("--trained", nargs="+", choices=list(CODECS), default=list(TRAINED))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -191,10 +198,11 @@ def main() -> None:
         return
     parts = ["# Gradient codecs on slow links"]
     for number, link in enumerate(arguments.links):
-        found = on_link(link, arguments.rounds, 0 if number else arguments.steps)
+        found = on_link(link, arguments, 0 if number else arguments.steps)
         parts += [f"## {link}, two ranks: an exchange of 16 MiB of gradients", exchange_table(found["exchanges"])]
         if found["curves"]:
-            parts += [f"## {link}, two ranks: training to the dense ring's loss", curve_table(found["curves"])]
+            head = f"## {link}, two ranks: training with {arguments.optimizer} to the dense ring's loss"
+            parts += [head, curve_table(found["curves"])]
     publish("\n\n".join([*parts, measured_with("torch", "numpy")]) + "\n", arguments.out)
 
 

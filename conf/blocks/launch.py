@@ -24,7 +24,7 @@ class CompressConfig(Strict):
     @classmethod
     def _is_a_share(cls, share: float) -> float:
         if not 0 < share <= 1:
-            raise ValueError(f"{share}: top-k sends k = share x n of n elements: above 0, and at most 1 (k = n)")
+            raise ValueError("top-k sends k = share x n of n elements: must be above 0 and at most 1 (k = n)")
         return share
 
 

@@ -97,7 +97,7 @@ def test_power_iteration_at_full_rank_is_the_matrix() -> None:
 
 
 def test_a_matrix_is_factored_only_where_its_factors_are_smaller() -> None:
-    assert is_factored((64, 3, 3, 3), 4) and not is_factored((64, 4), 4)
+    assert is_factored((64, 3, 3, 3), 4) and is_factored((10, 10), 4) and not is_factored((10, 10), 5)
     assert not is_factored((1000,), 1) and not is_factored((), 1)
 
 
