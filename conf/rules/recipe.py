@@ -141,6 +141,18 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or give it to the function by optim.schedule_args",
     ),
     NoEffect(
+        ("parallel.compress.share",),
+        lambda c: c.parallel.compress.codec != "topk",
+        "where parallel.compress.codec is not topk",
+        "remove it, or set parallel.compress.codec to topk",
+    ),
+    NoEffect(
+        ("parallel.compress.rank",),
+        lambda c: c.parallel.compress.codec != "powersgd",
+        "where parallel.compress.codec is not powersgd",
+        "remove it, or set parallel.compress.codec to powersgd",
+    ),
+    NoEffect(
         ("optim.plateau.factor", "optim.plateau.patience"),
         lambda c: c.optim.schedule != "plateau",
         "where optim.schedule is not plateau",

@@ -57,6 +57,8 @@ DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.p
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
+COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
+CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
@@ -981,6 +983,43 @@ MUTANTS = (
     ),
     Mutant(
         AVERAGE, "share = (1 - self.decay) / (1 - self.decay ** int(self.steps))", "share = 1 - self.decay", T_AVERAGE
+    ),
+    Mutant(COMPRESS, "return values.add_(feedback.residual)", "return values", T_COMPRESS),
+    Mutant(
+        STEP, "self.data_parallel.set_loss_scale(self.scaler.scale)", "pass", "tests/ranks/test_compress.py -k lost"
+    ),
+    Mutant(COMPRESS, "values.div_(self.loss_scale)", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "values[self.rank] = own", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "after[index].copy_(before[index])", "pass", T_COMPRESS),
+    Mutant(
+        COMPRESS,
+        "feedback.residual, feedback.pending = feedback.pending, feedback.residual",
+        "feedback.residual.copy_(feedback.pending) if feedback.numel > 301 else None",
+        T_COMPRESS,
+    ),
+    Mutant(COMPRESS, "feedback.pending[places.long()] = 0", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "self.factors |= self.pending_factors", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "alpha=-1, out=rest", "alpha=0, out=rest", T_COMPRESS),
+    Mutant(
+        CODECS,
+        "torch.where(values.isinf(), values, values.clamp(-largest, largest))",
+        "values.clamp(-largest, largest)",
+        T_CODECS,
+    ),
+    Mutant(CODECS, "values.clamp(-largest, largest)).to(dtype)", "values).to(dtype)", T_CODECS),
+    Mutant(CODECS, "others * (2 * row + flag", "others * (row + flag", T_CODECS),
+    Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),
+    Mutant(
+        f"{PARALLEL}/residuals.py",
+        "rank_of(key) % self.world == self.rank",
+        "rank_of(key) == self.rank",
+        "tests/training/parallel/test_residuals.py",
+    ),
+    Mutant(
+        f"{PARALLEL}/residuals.py",
+        "        self.added = []\n\n\ndef",
+        "\n\ndef",
+        "tests/training/parallel/test_residuals.py",
     ),
     Mutant(AVERAGE, "mean.copy_(kept)", "pass", T_AVERAGE),
     Mutant(STEP, "prepared.average.update()", "pass", "tests/ranks/test_average.py"),

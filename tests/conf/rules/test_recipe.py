@@ -125,6 +125,8 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["optim.name=my:Own"], "optim.momentum=0.5"),
         (["optim.schedule=my:own"], "optim.warmup_steps=1"),
         (["optim.schedule=my:own"], "optim.final_lr_share=0.5"),
+        ([], "parallel.compress.share=0.5"),
+        ([], "parallel.compress.rank=2"),
         (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
         (["optim.schedule=linear"], "optim.plateau.patience=1"),
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),
