@@ -79,13 +79,13 @@ def test_features_are_chosen_by_type_and_distinct_values(tmp_path: Path) -> None
 )  # fmt: skip
 def test_the_label_says_which_task_it_is(tmp_path: Path, values: list[Any], task: str) -> None:
     found = decide(tmp_path, "y", y=[values[i % len(values)] for i in range(ROWS)])
-    assert found.label.task == task and found.label.name == "y"
+    assert found.label.task == task and [*found.label.columns] == ["y"]
 
 
 def test_a_task_may_be_given(tmp_path: Path) -> None:
     values = [i % 5 for i in range(ROWS)]
     assert decide(tmp_path, "y", "regression", y=values).label.center == 2.0
-    assert decide(tmp_path, "y", "multiclass", y=values).label.sql == "CAST(`y` AS string)"
+    assert decide(tmp_path, "y", "multiclass", y=values).label.columns == {"y": "CAST(`y` AS string)"}
     with pytest.raises(ConfigError, match=r"--task binary: 'y' has 5 values \(0, 1, 2, 3, 4\), and binary has 2"):
         decide(tmp_path, "y", "binary", y=values)
     with pytest.raises(ConfigError, match=r"--task regression: 'kind' is string .*regression needs a number"):
