@@ -170,8 +170,13 @@ def variance(frame: DataFrame) -> SparkColumn:
 
 def majority_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Always predict the training rows' positive share."""
-    guess, truth = (frame.agg(mean(frame, F.col(LABEL))).first()[0] for frame in (train, test))  # type: ignore[index]
-    return constant_scores(guess, truth)
+    return constant_scores(*label_shares(train, test))
+
+
+def label_shares(train: DataFrame, test: DataFrame) -> tuple[float, float]:
+    """The positive share of the rows of each."""
+    of_train, of_test = (frame.agg(mean(frame, F.col(LABEL))).first()[0] for frame in (train, test))  # type: ignore[index]
+    return of_train, of_test
 
 
 def constant_scores(guess: float, truth: float) -> Scores:
@@ -198,8 +203,10 @@ def label_logistic_scores(assemble: Sequence[Callable[[], tuple[DataFrame, DataF
     scores, truths = list[Scores](), list[float]()
     for make in assemble:
         train, test = make()
-        scores.append(logistic_scores(train, test))
-        truths.append(test.agg(mean(test, F.col(LABEL))).first()[0])  # type: ignore[index]
+        guess, truth = label_shares(train, test)
+        is_constant = guess in (0.0, 1.0)  # of which MLlib makes a model of one class
+        scores.append(constant_scores(guess, truth) if is_constant else logistic_scores(train, test))
+        truths.append(truth)
     return mean_of_labels(scores, truths)
 
 

@@ -25,7 +25,7 @@ ROWS = 1500
 
 
 def write_recipe(folder: Path, **etl: Any) -> None:
-    """Films: a genre is likely where its own number is far from 0; `tags` has a film's genres, `weight` is 0 of some."""
+    """Films: a genre is likely where its own number is far from 0; `tags` has a film's genres."""
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=(ROWS, 3))
     has = np.abs(numbers) + rng.normal(scale=0.2, size=(ROWS, 3)) > [0.6, 0.8, 1.0]
@@ -95,8 +95,16 @@ def test_several_labels_from_the_table_to_the_prediction(
     assert (predicted > 0.5).to_numpy().tolist() == [[True, False, False], [False, True, True]]
     client = MlflowClient(f"sqlite:///{tmp_path}/data/mlflow/mlflow.db")
     (version,) = client.search_model_versions("name = 'films'")
-    metrics = client.get_run(version.run_id or "").data.metrics
-    assert metrics["test/label/drama/auc"] == summary["by_label"][2]["scores"]["auc"]
+    experiment = client.get_experiment_by_name("films")
+    assert experiment is not None
+    metrics = {
+        name: value
+        for one in client.search_runs([experiment.experiment_id])
+        for name, value in one.data.metrics.items()
+    }
+    assert (
+        version.aliases == ["champion"] and metrics["test/label/drama/auc"] == summary["by_label"][2]["scores"]["auc"]
+    )
     assert "label_drama" in next((tmp_path / "data/mlflow").rglob("MLmodel")).read_text(), "the signature"
     assert main(["predict", "films.yaml"]) == Exit.OK, capsys.readouterr().err
     scored = pq.read_table(tmp_path / "scored")
