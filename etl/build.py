@@ -147,7 +147,7 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
     if written.statistics is not None:
         with job.timed("fit"):
             features = fit(written.statistics, config.features, written.inputs)
-            features |= fit_label(written.columns, written.classes, config.classes)
+            features |= fit_label(written.columns, written.classes, config.classes, written.rows_by_split)
             features |= fit_flags(written.columns, written.classes, written.odd, written.rows_by_split)
             features |= fit_weight(config.weight, written.statistics)
     files_by_split = Counter(file.split for file in written.files)

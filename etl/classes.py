@@ -69,15 +69,24 @@ def added(counts: Iterable[ClassCounts]) -> ClassCounts:
     return total
 
 
-def fit_label(columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None) -> State:
-    """The part of a feature state that is about a label of texts; {} where there is none."""
+def fit_label(
+    columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None, rows: Mapping[str, int]
+) -> State:
+    """The part of a feature state that is about a label of texts; {} where there is none. `rows`: by split.
+
+    EtlError where no row has a tag.
+    """
     label = text_label(columns)
     if label is None:
         return {}
     state = label_state(label, counts, declared)
-    if untrained := [name for name in state["values"] if not counts.get("train", {}).get(name)]:
-        what = "tags" if is_tags(label) else "classes"
+    if not state["values"]:
+        raise EtlError(f"etl.label = {label.name!r}: no row has a tag; there is nothing to learn")
+    what, trained = "tags" if is_tags(label) else "classes", counts.get("train", {})
+    if untrained := [name for name in state["values"] if not trained.get(name)]:
         log.warning("etl.label = %r: no training row is of the %s %s", label.name, what, untrained[:SHOWN])
+    if constant := [name for name in state["values"] if is_tags(label) and trained.get(name) == rows.get("train")]:
+        log.warning("etl.label = %r: every training row is of the tags %s", label.name, constant[:SHOWN])
     return {"labels": [state]}
 
 

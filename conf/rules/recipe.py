@@ -367,9 +367,11 @@ def label_problems(config: RunConfig, columns: Iterable[Column], features: State
     if len(labels) > 1:
         return _several_problems(config, features.get("flags", {"values": [c.name for c in labels], "odd": {}}))
     (label,) = labels
-    if label.dtype != "string":
+    if label.dtype != "string" and task == "multilabel":
         one = f"model.task = 'multilabel': there is one label, {label.name!r}; list several columns of 0 and 1 in "
-        return [f"{one}etl.label, name a column of array<string>, or set model.task to binary"] * (task == "multilabel")
+        return [f"{one}etl.label, name a column of array<string>, or set model.task to binary"]
+    if label.dtype != "string":
+        return []
     names = [value for state in features.get("labels", []) for value in state["values"]]
     return (_tags_problems if label.layout == "ragged" else _classes_problems)(config, label.name, names)
 

@@ -237,7 +237,7 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),
         features=fit(train, config.features, parts[0].inputs)
-        | fit_label(parts[0].columns, classes, config.classes)
+        | fit_label(parts[0].columns, classes, config.classes, splits)
         | fit_flags(parts[0].columns, classes, odd, splits)
         | fit_weight(config.weight, train),
         checks=report,

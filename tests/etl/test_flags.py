@@ -9,6 +9,7 @@ import pytest
 
 from sparkring.conf.manifest import Column
 from sparkring.etl.checks import RULE
+from sparkring.etl.classes import fit_label
 from sparkring.etl.errors import EtlError
 from sparkring.etl.flags import check_flags, fit_flags, odd_rows, ones, several_labels
 from sparkring.etl.split import SPLIT
@@ -56,3 +57,18 @@ def test_one_label_is_not_several_and_texts_are_none_of_several() -> None:
     text = Column(name="kind", dtype="string", role="label", logical="string")
     with pytest.raises(EtlError, match=r"etl.label = \['a', 'kind'\]: 'kind' is string; of several labels each"):
         several_labels([COLUMNS[1], text])
+
+
+def test_tags_that_no_training_row_has_or_every_one_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    tags = [Column(name="tags", dtype="string", layout="ragged", role="label", logical="array<string>")]
+    counts = {"train": {"k": 4, "l": 2}, "test": {"m": 1}}
+    with caplog.at_level(logging.WARNING):
+        (state,) = fit_label(tags, counts, None, {"train": 4, "test": 2})["labels"]
+    assert (state["kind"], state["values"]) == ("tags", ["k", "l", "m"])
+    assert state["counts"] == {"train": [4, 2, 0], "test": [0, 0, 1]}
+    assert [record.getMessage() for record in caplog.records] == [
+        "etl.label = 'tags': no training row is of the tags ['m']",
+        "etl.label = 'tags': every training row is of the tags ['k']",
+    ]
+    with pytest.raises(EtlError, match=r"etl.label = 'tags': no row has a tag"):
+        fit_label(tags, {}, None, {"train": 4})
