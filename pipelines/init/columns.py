@@ -51,7 +51,7 @@ class Columns:
 def decide_columns(sample: TableSample, label: str, task: str | None = None) -> Columns:
     """Decide by types and counts of distinct values. `task`: None: by the label. ConfigError where it cannot be."""
     names = list(sample.types)
-    labels = [label] if label in names else [each.strip() for each in label.split(",")]
+    labels = [label] if label in names else list(dict.fromkeys(each.strip() for each in label.split(",")))
     for each in labels:
         if each not in names:
             near = difflib.get_close_matches(each, names, n=1)
@@ -61,10 +61,10 @@ def decide_columns(sample: TableSample, label: str, task: str | None = None) -> 
         problem = f"has {sample.rows.num_rows} rows; at least {FEWEST_ROWS} are needed to train, validate and test"
         raise ConfigError(str(sample.path), [problem])
     known = identifiers(names)
-    if len(labels) > 1 or sample.types[label] == TAGS:
+    if len(labels) > 1 or sample.types[labels[0]] == TAGS:
         found = Columns(decide_labels(sample, {each: known[each] for each in labels}, task))
     else:
-        found = Columns(decide_label(sample, label, known[label], task))
+        found = Columns(decide_label(sample, labels[0], known[labels[0]], task))
     for name in names:
         if name not in labels:
             _decide_column(found, sample, name, known[name])
