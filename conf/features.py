@@ -28,6 +28,7 @@ STORED_FOR = {
     "numeric": (*WHOLE, "float32", "float64"),
     "cyclic": (*WHOLE, "float32", "float64"),
     "classes": ("string",),
+    "tags": ("string",),
 }
 """Kind of feature, or of label -> the dtypes of a stored column that it can be made of."""
 
@@ -36,18 +37,21 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a feature becomes. `cardinality`: number of codes, where it is one."""
+    """A tensor that a feature becomes. `cardinality`: number of codes, where it is one. `shape`: of a row."""
 
     name: str
     dtype: str
     cardinality: int | None = None
+    shape: tuple[int, ...] = ()
 
 
 def outputs(state: State) -> list[Output]:
-    """List what a numeric, categorical or cyclic feature, or a label of classes becomes."""
+    """List what a numeric, categorical or cyclic feature, or a label of classes or tags becomes."""
     name, kind = state["name"], state["kind"]
     if kind == "classes":
         return [Output(name, "int64", len(state["values"]))]
+    if kind == "tags":
+        return [Output(name, "float32", shape=(len(state["values"]),))]
     if kind == "categorical":
         return [Output(name, "int32", cardinality(state))]
     if kind == "cyclic":

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
-from sparkring.conf.features import EXACT_DTYPES, STORED_FOR, State, outputs, whole_number
+from sparkring.conf.features import EXACT_DTYPES, STORED_FOR, Output, State, outputs, whole_number
 from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import (
@@ -179,7 +179,7 @@ class PassthroughState(_Feature):
 class FeatureState(TypedDict):
     """What etl/fit.py fits and training/data/features/transform.py applies. `inputs`: raw column -> Spark type.
 
-    `labels`: of texts; no model sees them. `weight`: of rows.
+    `labels`: of texts; no model sees them. `flags`: of several label columns. `weight`: of rows.
     """
 
     version: Count
@@ -188,16 +188,32 @@ class FeatureState(TypedDict):
         Annotated[NumericState | CategoricalState | CyclicState | PassthroughState, Field(discriminator="kind")]
     ]
     labels: NotRequired[list[ClassesState]]
+    flags: NotRequired[FlagsState]
     weight: NotRequired[WeightState]
 
 
 @OPEN
 class ClassesState(_Feature):
-    """A label of texts. A class's place in `values` is what a model learns; `counts`: rows by split, in that order."""
+    """A label of texts. A class's place in `values` is what a model learns; `counts`: rows by split, in that order.
 
-    kind: Literal["classes"]
+    Of `tags` a row has an array, and a model learns a 0 or 1 for each of `values`.
+    """
+
+    kind: Literal["classes", "tags"]
     values: list[str]
     counts: dict[FolderName, list[Count]]
+
+
+@OPEN
+class FlagsState(TypedDict):
+    """Several label columns. `counts`: rows of 1 by split, in the order of `values`, the columns' names.
+
+    `odd`: column -> rows that are neither 0 nor 1; such columns are for tasks of the user.
+    """
+
+    values: list[str]
+    counts: dict[FolderName, list[Count]]
+    odd: dict[str, Count]
 
 
 @OPEN
@@ -285,6 +301,9 @@ class DatasetManifest(Stored):
         for state in self.features.get("labels", []):
             if len(set(state["values"])) < len(state["values"]):
                 raise ValueError(f"labels: {state['name']!r}: a class occurs twice")
+        for name in self.features.get("flags", {}).get("values", []):
+            if name not in stored or stored[name].role != "label":
+                raise ValueError(f"features: the label {name!r} is no stored column with role label")
         for state in self.features.get("features", []):
             if state["kind"] == "categorical":
                 check_categories(state, self.features["inputs"][state["column"]])
@@ -320,12 +339,26 @@ class DatasetManifest(Stored):
     @property
     def classes(self) -> list[str]:
         """The names of the label's classes, in the order of a model's outputs; [] where the label is no text."""
-        return next((state["values"] for state in self.features.get("labels", [])), [])
+        state = self._named_label
+        return state["values"] if state.get("kind") == "classes" else []
+
+    @property
+    def label_names(self) -> list[str]:
+        """The names of the labels of which a row may have several, in the order of a model's outputs: tags, or columns
+        of 0 and 1; [] where there is one label, or a column has other values."""
+        state = self._named_label
+        return [] if state.get("kind") == "classes" or any(state.get("odd", {}).values()) else state.get("values", [])
 
     @property
     def class_counts(self) -> dict[str, list[int]]:
-        """Split -> rows of each of `classes`."""
-        return next((state["counts"] for state in self.features.get("labels", [])), {})
+        """Split -> rows of each of `classes`, or of `label_names`."""
+        counts: dict[str, list[int]] = self._named_label.get("counts", {})
+        return counts
+
+    @property
+    def _named_label(self) -> State:
+        """The state of the label's classes or tags, or of several label columns; {} of another label."""
+        return next(iter(self.features.get("labels", [])), self.features.get("flags", {}))
 
     @property
     def weight(self) -> State | None:
@@ -385,11 +418,16 @@ def tensor_columns(columns: Sequence[Column], features: State) -> tuple[Column, 
         tensors += [Column(name=o.name, dtype=o.dtype, logical=logical, cardinality=o.cardinality) for o in made]
     plain = [c for c in stored.values() if c.role != "input" and c.dtype != "string"]
     for state in features.get("labels", []):
-        (code,) = outputs(state)
-        plain.append(
-            Column(name=code.name, dtype="int64", role="label", logical="string", cardinality=code.cardinality)
-        )
+        (made_of_it,) = outputs(state)
+        plain.append(_label_tensor(made_of_it))
     return (*tensors, *plain)
+
+
+def _label_tensor(made: Output) -> Column:
+    """The tensor of a label of texts: a class's number, or a vector of a 0 or 1 for each tag."""
+    layout: Layout = "vector" if made.shape else "scalar"
+    kinds = {"logical": "array<string>" if made.shape else "string", "cardinality": made.cardinality}
+    return Column(name=made.name, dtype=made.dtype, layout=layout, shape=made.shape, role="label", **kinds)
 
 
 def check_input(state: State, stored: Column | None, spark_type: str) -> None:
@@ -398,7 +436,8 @@ def check_input(state: State, stored: Column | None, spark_type: str) -> None:
     if stored is None:
         raise ValueError(f"features: {name!r}: its column {state['column']!r} is not among the stored columns")
     is_text = spark_type not in EXACT_DTYPES and not spark_type.startswith("decimal")
-    fits = stored.layout == "scalar" and stored.dtype in STORED_FOR[kind] and is_text == (stored.dtype == "string")
+    layout = "ragged" if kind == "tags" else "scalar"
+    fits = stored.layout == layout and stored.dtype in STORED_FOR[kind] and is_text == (stored.dtype == "string")
     if kind == "categorical":  # looked up by the number behind a value: other types give their numbers other meanings
         is_date, is_boolean = spark_type == "date", spark_type == "boolean"
         fits = fits and is_date == (stored.logical == "date") and is_boolean == (stored.dtype == "bool")

@@ -15,6 +15,7 @@ from sparkring.conf.sources import WHOLE_FILES, FilesSource
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks, text
 from sparkring.etl.classes import label_state, text_label
+from sparkring.etl.flags import flags_state, several_labels
 from sparkring.etl.rows import RowsJob, rows_of, stored_table
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.read import declared_schema
@@ -68,7 +69,9 @@ def analyze(
         return None
     found = stored_table(rows, config)
     label = text_label(found.columns)
-    labels = {} if label is None else {"labels": [label_state(label, {}, config.classes or [])]}
+    labels: State = {} if label is None else {"labels": [label_state(label, {}, config.classes or [])]}
+    several = several_labels(found.columns)
+    labels |= {"flags": flags_state(several, {}, {})} if several else {}
     return AnalyzedRows(tuple(found.columns), found.features | labels)
 
 

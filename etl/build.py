@@ -24,6 +24,7 @@ from sparkring.conf.features import State
 from sparkring.conf.manifest import (
     MANIFEST_NAME,
     Accounting,
+    Column,
     DatasetManifest,
     Lineage,
     ManifestError,
@@ -35,6 +36,7 @@ from sparkring.etl.checks import Checked, judge
 from sparkring.etl.classes import fit_label
 from sparkring.etl.fingerprint import PACKAGE, dataset_fingerprint
 from sparkring.etl.fit import fit
+from sparkring.etl.flags import fit_flags
 from sparkring.etl.rows import Portion, RowsJob, check_one_per, delete_dead_builds, plan_text, rows_of, write_rows
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.snapshot import SourceSnapshot
@@ -50,8 +52,8 @@ class BuildRequest:
 
     `sources` are pinned; with the fingerprint, `name` is the dataset's folder below `root_uri`; `settings` are the
     recipe's `spark.conf`. `code_commit` (of the user's checkout) and `config_digest` (of the resolved recipe) are
-    recorded in the lineage. `before_publish` is called right before the manifest is written, `on_classes` with a
-    label of texts and its classes before a row is; both may raise.
+    recorded in the lineage. `before_publish` is called right before the manifest is written, `on_label` with the
+    columns and what is known of the label's classes, tags or values before a row is; both may raise.
     """
 
     config: EtlConfig
@@ -62,7 +64,7 @@ class BuildRequest:
     code_commit: str = ""
     config_digest: str = ""
     before_publish: Callable[[str], None] = lambda what: None
-    on_classes: Callable[[str, Sequence[str]], None] = lambda label, classes: None
+    on_label: Callable[[Sequence[Column], State], None] = lambda columns, state: None
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def build_dataset(spark: SparkSession, request: BuildRequest) -> Built:
         return Built(manifest, storage.uri, rebuilt=False)
     session = build_session(spark, request.settings)
     folder = f"data-{uuid.uuid4().hex[:12]}"
-    job = RowsJob(request.config, session, storage, folder, on_classes=request.on_classes)
+    job = RowsJob(request.config, session, storage, folder, on_label=request.on_label)
     try:
         manifest = _build(job, request, fingerprint)
         for source in request.sources.values():  # the fingerprint, taken before they were read, must still be theirs
@@ -145,7 +147,8 @@ def _build(job: RowsJob, request: BuildRequest, fingerprint: str) -> DatasetMani
     if written.statistics is not None:
         with job.timed("fit"):
             features = fit(written.statistics, config.features, written.inputs)
-            features |= fit_label(written.columns, written.classes, config.classes)
+            features |= fit_label(written.columns, written.classes, config.classes, written.rows_by_split)
+            features |= fit_flags(written.columns, written.classes, written.odd, written.rows_by_split)
             features |= fit_weight(config.weight, written.statistics)
     files_by_split = Counter(file.split for file in written.files)
     return DatasetManifest(

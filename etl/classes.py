@@ -1,4 +1,4 @@
-"""Count the classes of a label of strings by split, before anything is written; decide their order."""
+"""Count the classes or tags of a label of texts by split, before anything is written; decide their order."""
 
 from __future__ import annotations
 
@@ -19,25 +19,33 @@ log = logging.getLogger(__name__)
 MOST_CLASSES, SHOWN = 10_000, 10
 MOST_GROUPS = 100 * MOST_CLASSES  # of rows by class, split and portion
 ClassCounts = Mapping[str, Mapping[str, int]]
-"""Split -> class -> rows."""
+"""Split -> class -> rows; of several label columns split -> label -> rows of 1."""
 
 
-def text_label(columns: Iterable[Column]) -> str | None:
-    """The label whose values are texts; None where there is none."""
-    return next((column.name for column in columns if column.role == "label" and column.dtype == "string"), None)
+def text_label(columns: Iterable[Column]) -> Column | None:
+    """The label whose values are texts, or arrays of them, its tags; None where there is none."""
+    return next((column for column in columns if column.role == "label" and column.dtype == "string"), None)
 
 
-def count_classes(good: DataFrame, label: str, portions: int) -> list[ClassCounts]:
+def is_tags(label: Column) -> bool:
+    return label.layout == "ragged"
+
+
+def count_classes(good: DataFrame, column: Column, portions: int) -> list[ClassCounts]:
     """Count the rows by class of every portion, in one job. EtlError for nulls, and for texts that are no classes.
 
-    `good`: the rows that become shards, with PORTION and SPLIT.
+    `good`: the rows that become shards, with PORTION and SPLIT. `column`: the label; a row counts for each of its tags.
     """
-    counted = good.groupBy(PORTION, SPLIT, F.col(f"`{label}`").alias("class")).agg(F.count(F.lit(1)).alias("rows"))
-    found = counted.limit(MOST_GROUPS + 1).collect()
+    label, value, known = column.name, F.col(f"`{column.name}`"), f"{column.name} IS NOT NULL"
+    if is_tags(column):  # a row without tags is one of none of them; a null is not
+        value = F.explode(F.when(value.isNull(), F.array(F.lit(None))).otherwise(F.array_distinct(value)))
+        known += f" AND NOT exists({label}, tag -> tag IS NULL)"
+    counted = good.select(PORTION, SPLIT, value.alias("class")).groupBy(PORTION, SPLIT, "class")
+    found = counted.agg(F.count(F.lit(1)).alias("rows")).limit(MOST_GROUPS + 1).collect()
     classes = {row["class"] for row in found}
     if None in classes:
         rows = sum(row["rows"] for row in found if row["class"] is None)
-        check = f"{{name: labelled, kind: expression, sql: {label} IS NOT NULL, level: row}}"
+        check = f"{{name: labelled, kind: expression, sql: {known}, level: row}}"
         raise EtlError(f"etl.label = {label!r}: {rows} rows have none (null); leave them out by etl.checks: {check}")
     if len(classes) > MOST_CLASSES or len(found) > MOST_GROUPS:
         raise EtlError(
@@ -61,19 +69,38 @@ def added(counts: Iterable[ClassCounts]) -> ClassCounts:
     return total
 
 
-def fit_label(columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None) -> State:
-    """The part of a feature state that is about a label of texts; {} where there is none."""
+def fit_label(
+    columns: Iterable[Column], counts: ClassCounts, declared: Sequence[str] | None, rows: Mapping[str, int]
+) -> State:
+    """The part of a feature state that is about a label of texts; {} where there is none. `rows`: by split.
+
+    EtlError where no row has a tag.
+    """
     label = text_label(columns)
-    return {} if label is None else {"labels": [label_state(label, counts, declared)]}
+    if label is None:
+        return {}
+    state = label_state(label, counts, declared)
+    if not state["values"]:
+        raise EtlError(f"etl.label = {label.name!r}: no row has a tag; there is nothing to learn")
+    what, trained = "tags" if is_tags(label) else "classes", counts.get("train", {})
+    if untrained := [name for name in state["values"] if not trained.get(name)]:
+        log.warning("etl.label = %r: no training row is of the %s %s", label.name, what, untrained[:SHOWN])
+    if constant := [name for name in state["values"] if is_tags(label) and trained.get(name) == rows.get("train")]:
+        log.warning("etl.label = %r: every training row is of the tags %s", label.name, constant[:SHOWN])
+    return {"labels": [state]}
 
 
-def label_state(label: str, counts: ClassCounts, declared: Sequence[str] | None) -> State:
+def label_state(label: Column, counts: ClassCounts, declared: Sequence[str] | None) -> State:
     """The state of a label of texts: its classes, in the order of the model's outputs, and their rows by split."""
     values = list(declared) if declared is not None else classes_of(counts)
-    if counts and (untrained := [name for name in values if not counts.get("train", {}).get(name)]):
-        log.warning("etl.label = %r: no training row is of the classes %s", label, untrained[:SHOWN])
-    of_splits = {split: [classes.get(name, 0) for name in values] for split, classes in sorted(counts.items())}
-    return {"name": label, "kind": "classes", "column": label, "values": values, "counts": of_splits}
+    kind = "tags" if is_tags(label) else "classes"
+    return {"name": label.name, "kind": kind, "column": label.name, "values": values,
+            "counts": counts_in_order(counts, values)}  # fmt: skip
+
+
+def counts_in_order(counts: ClassCounts, values: Sequence[str]) -> dict[str, list[int]]:
+    """Split -> rows of each of `values`."""
+    return {split: [classes.get(name, 0) for name in values] for split, classes in sorted(counts.items())}
 
 
 def classes_of(counts: ClassCounts) -> list[str]:

@@ -73,6 +73,8 @@ def manifest_column(name: str, found: DataType, role: Role, options: ColumnOptio
         return Column(name=name, dtype="string", role=role, logical=found.simpleString(), nulls=nulls)
     shape = options.shape
     depth, element = _array_depth(found)
+    if role == "label" and depth == 1 and isinstance(element, StringType):
+        return Column(name=name, dtype="string", layout="ragged", role=role, logical=found.simpleString())
     layout = "binary" if isinstance(element, BinaryType) else ("scalar", "ragged")[depth] if depth < 2 else "nested"
     if isinstance(found, UserDefinedType):
         if found.typeName() != "vector" and type(found).__name__ != "VectorUDT":

@@ -28,9 +28,10 @@ from sparkring.conf.schema import same_but_for_case
 from sparkring.conf.storage import Storage
 from sparkring.etl import checks, fit, table, text
 from sparkring.etl.checks import Checked
-from sparkring.etl.classes import ClassCounts, check_listed, classes_of, count_classes, text_label
+from sparkring.etl.classes import ClassCounts, check_listed, count_classes, label_state, text_label
 from sparkring.etl.columns import fixed_row_bytes
 from sparkring.etl.errors import EtlError
+from sparkring.etl.flags import check_flags, flag_counts, flags_state, odd_rows, ones, several_labels
 from sparkring.etl.layout import COUNTED_BITS, Shard
 from sparkring.etl.quarantine import PORTION, write_quarantine
 from sparkring.etl.session import batches_to_python, described
@@ -72,7 +73,7 @@ class RowsJob:
     storage: Storage
     folder: str
     seconds: dict[str, float] = field(default_factory=dict)
-    on_classes: Callable[[str, Sequence[str]], None] = lambda label, classes: None  # may raise: nothing is written yet
+    on_label: Callable[[Sequence[Column], State], None] = lambda columns, state: None  # as BuildRequest's
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -87,7 +88,8 @@ class RowsJob:
 class Written:
     """The stored rows. `statistics` and `inputs` (Spark type by column) are of a table, `text` is of packed text.
 
-    `classes`: of a label of texts. `weighted`: rows of a weight above 0 by split, where rows have weights.
+    `classes`: of a label of texts, or of several labels, with their `odd` rows. `weighted`: rows of a weight above 0 by
+    split, where rows have weights.
     """
 
     columns: list[Column]
@@ -97,6 +99,7 @@ class Written:
     inputs: dict[str, str] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)
     classes: ClassCounts = field(default_factory=dict)
+    odd: dict[str, int] = field(default_factory=dict)
     weighted: dict[str, int] = field(default_factory=dict)
 
 
@@ -169,6 +172,8 @@ def write_rows(
                 weighted = [weighted_rows(table) for table in of_portion]
                 if len(portions) == 1:  # else a split may be of several
                     check_weighted(config.weight, weighted[0], splits[0])
+            several = [] if stored is None else several_labels(stored.columns)
+            check_flags(several, found)
             on_counted(judged)
             if any(counts.quarantined for counts in checked):
                 folders = [f"{p.path}/quarantine" for p in portions]
@@ -177,17 +182,19 @@ def write_rows(
         good = checks.good(with_order(judged, key, config.shard.seed))
         if stored is None:
             return [(checked[0], _write_text(job, good.drop(PORTION), splits[0]))]
-        classes: list[ClassCounts] = [{} for _ in portions]
+        classes: list[ClassCounts] = [ones(several, table) if several else {} for table in of_portion]
+        odd = [odd_rows(several, table) for table in of_portion]
         if (label := text_label(stored.columns)) is not None:
             with job.timed("check"):
                 classes = count_classes(good, label, len(portions))
-            check_listed(label, classes, config.classes)
-            if len(portions) == 1:  # else each has a part of the classes
-                job.on_classes(label, config.classes or classes_of(classes[0]))
+            check_listed(label.name, classes, config.classes)
+        if len(portions) == 1:  # else each has a part of the classes
+            state = {} if label is None else {"labels": [label_state(label, classes[0], config.classes)]}
+            job.on_label(stored.columns, state | ({"flags": flags_state(several, {}, odd[0])} if several else {}))
         written = _write_table(job, portions, good, stored, splits, found)
         written = [
-            replace(one, classes=counts, weighted=rows)
-            for one, counts, rows in zip(written, classes, weighted, strict=True)
+            replace(one, classes=counts, odd=other, weighted=rows)
+            for one, counts, other, rows in zip(written, classes, odd, weighted, strict=True)
         ]
         return list(zip(checked, written, strict=True))
     finally:
@@ -211,11 +218,11 @@ class StoredTable:
 
     @property
     def texts(self) -> list[str]:
-        return [c.name for c in self.columns if c.dtype == "string"]
+        return [c.name for c in self.columns if c.dtype == "string" and c.layout == "scalar"]
 
     def row_bytes(self, text_bytes: int) -> int | None:
         """Bytes of a row, of which `text_bytes` are texts; None where rows hold arrays or binary values."""
-        sizes = [fixed_row_bytes(c) for c in self.columns if c.dtype != "string"]
+        sizes = [fixed_row_bytes(c) for c in self.columns if c.name not in self.texts]
         return None if None in sizes else text_bytes + sum(size or 0 for size in sizes)
 
 
@@ -226,6 +233,7 @@ def stored_table(rows: DataFrame, config: EtlConfig) -> StoredTable:
         check_weight_type(rows, config.weight)
     features = fit.unfitted(config.features, inputs)
     columns = table.stored_columns(rows, config, features)
+    several_labels(columns)
     if config.classes is not None and text_label(columns) is None:
         raise EtlError("etl.classes: the label is no text; cast it to string in the recipe's SQL, or remove the list")
     return StoredTable(columns, features, inputs, measured_by(config.features, inputs, config.weight))
@@ -238,6 +246,7 @@ def _counted(ordered: DataFrame, config: EtlConfig, stored: StoredTable | None) 
     texts = [F.coalesce(F.octet_length(F.col(f"`{name}`")), F.lit(0)) for name in stored.texts]
     longest = F.max(reduce(operator.add, texts, F.lit(0))).alias(TEXT_BYTES)
     further = [hashes_of(), longest, *(weight_counts(config.weight) if config.weight is not None else [])]
+    further += flag_counts(several_labels(stored.columns))
     return checks.counted(ordered, config.checks, [F.col(PORTION), bucket_of(COUNTED_BITS)], further)
 
 

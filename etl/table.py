@@ -61,7 +61,7 @@ def _check_distinct(what: str, names: Iterable[str]) -> None:
 def plain_roles(config: EtlConfig, types: Types) -> dict[str, Role]:
     """Find the roles of the columns stored as they are. Raises EtlError for a missing column or a second role."""
     roles: dict[str, Role] = {}
-    named: list[tuple[str, str | None, Role]] = [("label", config.label, "label")]
+    named: list[tuple[str, str | None, Role]] = [("label", name, "label") for name in config.labels]
     named += [("weight", config.weight, "weight"), *(("keep", name, "meta") for name in config.keep)]
     for where, name, role in named:
         if name is None:

@@ -110,8 +110,6 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
             f"column {column.name!r} has nulls (at least {array.null_count}); declare `nulls: mask` or `nulls: fill`, "
             "or quarantine those rows with a row-level check"
         )
-    if column.dtype == "string":
-        _check_text(array, column.name)
     inner, sizes = array, list(column.shape)
     while pa.types.is_list(inner.type):
         lengths = list_lengths(inner)
@@ -124,6 +122,8 @@ def _checked(array: pa.Array, column: Column) -> pa.Array:
         inner = inner.flatten()
         if inner.null_count:
             raise BadRows(f"column {column.name!r} has nulls inside its arrays; remove them with filter() in SQL")
+    if column.dtype == "string":
+        _check_text(inner, column.name)
     return _as_half(array, inner, column.name) if column.dtype == "float16" else array
 
 

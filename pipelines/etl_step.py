@@ -15,9 +15,10 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
+from sparkring.conf.features import State
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, read_manifest
-from sparkring.conf.rules.recipe import class_list_problems
+from sparkring.conf.rules.recipe import label_problems
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.analysis import analyze
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset
@@ -149,7 +150,7 @@ def build(
         commit: of this code, stored in the manifest.
         tracker: of the job.
         before_publish: called right before the dataset is published, and may raise.
-        trained: on it, so ConfigError where the classes of its label are not those of the model's task.
+        trained: on it, so ConfigError where its label is not one of the model's task.
     """
     config = resolved.config
     assert config.etl is not None
@@ -165,7 +166,7 @@ def build(
             code_commit=commit,
             config_digest=resolved.digest,
             before_publish=before_publish,
-            on_classes=(lambda label, names: _check_classes(config, label, names)) if trained else _any_classes,
+            on_label=(lambda columns, state: _check_label(config, columns, state)) if trained else _any_label,
         )
         with spark_progress(spark), data_errors_named():
             built = build_dataset(spark, request) if window is None else build_window(spark, request, window)
@@ -177,12 +178,12 @@ def build(
     return dataset
 
 
-def _any_classes(label: str, names: Sequence[str]) -> None:
+def _any_label(columns: Sequence[Column], state: State) -> None:
     """Nothing is trained."""
 
 
-def _check_classes(config: RunConfig, label: str, names: Sequence[str]) -> None:
-    if problems := class_list_problems(config, label, names):
+def _check_label(config: RunConfig, columns: Sequence[Column], state: State) -> None:
+    if problems := label_problems(config, columns, state):
         raise ConfigError(config.name, problems)
 
 

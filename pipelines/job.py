@@ -194,7 +194,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         sha256=sha256,
         loader_module="sparkring.pipelines.serving",
         inputs=serving.signature_inputs(config, manifest),
-        outputs=serving.signature_outputs(config.model.task, manifest.classes),
+        outputs=serving.signature_outputs(config.model.task, manifest.classes, manifest.label_names),
         registered_model=config.tracking.named(config.name).registered_model,
         alias=alias,
         tags={

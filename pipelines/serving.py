@@ -114,10 +114,12 @@ class Predictor:
 
     `predict(rows)` gives a frame with `prediction` (binary: probability of the positive class; regression: the value)
     or one `class_<i>` column per class; of a label of texts `class_<name>`, and the likeliest name as `prediction`.
+    Several labels have a probability each, `label_<name>`.
     """
 
     def __init__(self, config: RunConfig, manifest: DatasetManifest, weights: Mapping[str, torch.Tensor]):
         self.manifest = manifest
+        self.label_names = manifest.label_names if config.model.task == "multilabel" else []
         self.columns = pick_columns(manifest, config.model.inputs, config.model.label)
         self.task: Any = build_task(
             config.model.task,
@@ -162,7 +164,7 @@ class Predictor:
         return {name: raw_column(rows[name], name in nullable) for name in rows} | missing
 
     def scores(self, rows: Mapping[str, RawColumn], count: int) -> np.ndarray:
-        """Score raw columns of `count` rows: (count,) float64, or (count, classes).
+        """Score raw columns of `count` rows: (count,) float64, or (count, classes or labels).
 
         An Arrow array's NaN is a value where pandas cannot say null otherwise, and a null in a feature of numbers.
         """
@@ -189,6 +191,9 @@ class Predictor:
         """The scores as columns by name."""
         if scores.ndim == 1:
             return {"prediction": scores}
+        names = self.label_names
+        if names:
+            return {f"label_{name}": scores[:, i] for i, name in enumerate(names)}
         names = self.manifest.classes
         if not names:
             return {f"class_{i}": scores[:, i] for i in range(scores.shape[1])}
@@ -408,8 +413,10 @@ def signature_inputs(config: RunConfig, manifest: DatasetManifest) -> list[Named
     ]
 
 
-def signature_outputs(task: str, classes: Sequence[str] = ()) -> list[NamedType]:
-    """The prediction's columns, where they are known; `classes`: names of the label's, in the order of outputs."""
+def signature_outputs(task: str, classes: Sequence[str] = (), labels: Sequence[str] = ()) -> list[NamedType]:
+    """The prediction's columns, where they are known; `classes`, `labels`: their names, in the order of outputs."""
+    if task == "multilabel":
+        return [{"name": f"label_{name}", "type": "double", "required": True} for name in labels]
     if task == "multiclass" and classes:
         columns: dict[str, str] = {"prediction": "string"} | {f"class_{name}": "double" for name in classes}
         return [{"name": name, "type": kind, "required": True} for name, kind in columns.items()]

@@ -17,11 +17,16 @@ from sparkring.training.tasks import model_class
 
 @dataclass(frozen=True)
 class ModelColumns:
-    """Which columns of the dataset a model is fed, and which is its label."""
+    """Which columns of the dataset a model is fed, and which is its label; a list of them where there are several."""
 
     features: list[str]  # columns, and the masks of those that may be null (conf/manifest.py)
-    label: str | None
+    label: str | list[str] | None
     read: list[str]  # the stored columns they are made of
+
+    @property
+    def labels(self) -> list[str]:
+        """The label columns, as a list."""
+        return [self.label] if isinstance(self.label, str) else self.label or []
 
 
 def pick_columns(
@@ -42,8 +47,6 @@ def pick_columns(
     features = inputs or [*(c.name for c in made), *(c.mask for c in made if c.mask is not None)]
     features = [*features, *([SAMPLE] if samples and inputs is None else [])]
     labels = [label] if label else [c.name for c in tensors if c.role == "label"]
-    if len(labels) > 1:
-        raise ValueError(f"model.label: dataset {manifest.name!r} has the labels {labels}; name one")
     if shown := [name for name in labels if name in features]:
         raise ValueError(
             f"model.label = {shown[0]!r}: it is among the model's inputs, which would be shown what they must predict; "
@@ -55,7 +58,7 @@ def pick_columns(
             "select the column a second time by another name in the recipe's SQL"
         )
     read = dict.fromkeys([*(masks.get(name, name) for name in features), *labels])
-    return ModelColumns(features, labels[0] if labels else None, list(read))
+    return ModelColumns(features, labels if len(labels) > 1 else next(iter(labels), None), list(read))
 
 
 def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
@@ -66,7 +69,7 @@ def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
     factory = model_class(config.model.factory)
     try:
         if hasattr(factory, "from_manifest"):
-            model: nn.Module = factory.from_manifest(manifest, **config.model.args)
+            model: nn.Module = factory.from_manifest(_of_label(manifest, config.model.label), **config.model.args)
         else:
             model = factory(**config.model.args)
     except TypeError as error:
@@ -75,6 +78,14 @@ def build_model(config: RunConfig, manifest: DatasetManifest) -> nn.Module:
         ) from error
     freeze(model, config.optim.groups)
     return model.to(getattr(torch, config.train.dtype))
+
+
+def _of_label(manifest: DatasetManifest, label: str | None) -> DatasetManifest:
+    """The manifest as a model sees it that predicts `label`, one of several; None: it predicts all there are."""
+    if label is None or "flags" not in manifest.features:
+        return manifest
+    features = {key: state for key, state in manifest.features.items() if key != "flags"}
+    return manifest.model_copy(update={"features": features})
 
 
 def start_model(config: RunConfig, manifest: DatasetManifest) -> InitialModel | Unrecordable:

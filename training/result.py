@@ -197,6 +197,7 @@ class TrainResult:
     missing: dict[str, str] = field(default_factory=dict)  # baseline that could not be computed -> why
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
     groups: list[GroupScores] = field(default_factory=list)  # by report.groups, column by column
+    by_label: list[GroupScores] = field(default_factory=list)  # each of several labels; `rows` are those that have it
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`
@@ -220,10 +221,12 @@ class TrainResult:
         return flat | {f"test/champion/{metric}": value for metric, value in champion.items()}
 
     def group_metrics(self) -> Scores:
-        """`test/by_carrier/UA/auc`: the names in MLflow of the few GROUP_METRICS of each group."""
+        """The names in MLflow of the few GROUP_METRICS: `test/by_carrier/UA/auc`; of a label `test/label/red/auc`."""
+        named = [(f"by_{plain_name(group.column)}", group) for group in self.groups]
+        named += [("label", label) for label in self.by_label]
         return {
-            f"test/by_{plain_name(group.column)}/{plain_name(group.value)}/{metric}": group.scores[metric]
-            for group in self.groups
+            f"test/{of}/{plain_name(group.value)}/{metric}": group.scores[metric]
+            for of, group in named
             for metric in GROUP_METRICS
             if metric in group.scores
         }

@@ -14,7 +14,14 @@ from torch.nn import functional
 from sparkring.conf.references import load_setting
 from sparkring.training.data.batch import Columns
 from sparkring.training.models.gpt import LanguageModelTask
-from sparkring.training.models.scores import class_f1, fit_scores, macro_f1, ranking_scores
+from sparkring.training.models.scores import (
+    MULTILABEL_SCORES,
+    class_f1,
+    fit_scores,
+    macro_f1,
+    multilabel_means,
+    ranking_scores,
+)
 from sparkring.training.models.task import Task
 
 Tensor = torch.Tensor
@@ -37,7 +44,7 @@ class _TableTask(Task):
         return found
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """Probability of the positive class (B,), of each class (B, classes), or the value (B,)."""
+        """Probability of the positive class (B,), of each class or label (B, classes), or the value (B,)."""
         return outputs
 
 
@@ -96,6 +103,46 @@ class MulticlassTask(_TableTask):
         return torch.softmax(outputs.double(), dim=1)
 
 
+class MultilabelTask(_TableTask):
+    """outputs: logits (B, L); L labels of 0 and 1, in columns of their own or one of tags (B, L).
+
+    Log loss in nats, the mean over labels. A label that all rows of a split have, or none, has no part in means of AUC
+    and average precision over labels (macro); one that is neither there nor predicted has none in that of F1.
+    """
+
+    def __init__(self, features: list[str], label: str | list[str], inputs: list[str] | None = None):
+        super().__init__(features, label if isinstance(label, str) else "", inputs)
+        self.several = [] if isinstance(label, str) else label
+
+    def labels(self, columns: Columns) -> Tensor:
+        if not self.several:
+            return super().labels(columns).float()
+        return torch.stack([columns[name].float() for name in self.several], dim=1)
+
+    def loss(self, outputs: Tensor, columns: Columns) -> Tensor:
+        labels = self.labels(columns).to(outputs.dtype)
+        return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
+
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy",)
+
+    def metric_sums(self, outputs: Tensor, columns: Columns) -> dict[str, Tensor]:
+        return {"accuracy": ((outputs > 0) == self.labels(columns).bool()).double().mean(dim=1)}
+
+    def split_metric_names(self) -> tuple[str, ...]:
+        return MULTILABEL_SCORES
+
+    def split_values(self, outputs: Tensor, columns: Columns) -> Tensor:
+        return torch.cat([self.probabilities(outputs), self.labels(columns).double()], dim=1)
+
+    def split_metrics(self, values: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+        scores_NL, labels_NL = values.chunk(2, dim=1)
+        return multilabel_means(scores_NL, labels_NL, weights)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return torch.sigmoid(outputs.double())
+
+
 class RegressionTask(_TableTask):
     """outputs: values (B,). Loss is the squared error; `abs_error` in the label's unit."""
 
@@ -122,6 +169,7 @@ class RegressionTask(_TableTask):
 TABLE_TASKS: dict[str, type[_TableTask]] = {
     "binary": BinaryTask,
     "multiclass": MulticlassTask,
+    "multilabel": MultilabelTask,
     "regression": RegressionTask,
 }
 
@@ -137,7 +185,7 @@ def model_class(reference: str) -> type[nn.Module]:
 def build_task(
     kind: str,
     features: list[str],
-    label: str | None,
+    label: str | list[str] | None,
     inputs: list[str] | None,
     pad_id: int = -100,
     args: Mapping[str, Any] = NO_ARGS,
@@ -145,9 +193,9 @@ def build_task(
     """Make a task by name or by `module:Class`, called as (features, label, inputs, **args).
 
     Args:
-        kind: `binary`, `multiclass`, `regression`, `language_model`, or a reference to a class derived from Task.
+        kind: of TABLE_TASKS, `language_model`, or a reference to a class derived from Task.
         features: columns the model sees.
-        label: the label's column; ValueError if a table task has none.
+        label: the label's column, or the columns of several; ValueError if a table task has none, or too many.
         inputs: columns passed to the model one by one; None: one dict of all features.
         pad_id: token that is never a target of a language model.
         args: of the user's class (model.task_args).
@@ -159,6 +207,11 @@ def build_task(
         raise ValueError(f"model.task = {kind!r}: is {cls!r}, not a class derived from sparkring.training.tasks.Task")
     if label is None:
         raise ValueError(f"model.label: task {kind!r} needs a label column, the dataset marks none; name it")
+    if isinstance(label, list) and kind in TABLE_TASKS and kind != "multilabel":
+        raise ValueError(
+            f"model.label: task {kind!r} has one label, the dataset has {label}; name one, or set model.task to "
+            "multilabel"
+        )
     make_task: Any = cls
     try:
         inspect.signature(make_task).bind(features, label, inputs, **args)

@@ -535,7 +535,7 @@ class Predictions:
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def add(self, batch: Batch, outputs: Any) -> None:
-        """Keep the scores of a batch's real rows, where the task has any; outputs (B,) or (B, classes)."""
+        """Keep the scores of a batch's real rows, where the task has any; outputs and labels (B,) or (B, values)."""
         probabilities = self.task.probabilities(outputs)
         labels = self.task.labels(batch.columns)
         if probabilities is None or labels is None:
@@ -550,10 +550,12 @@ class Predictions:
         if not self.parts:
             return None
         ids, scores, labels = (np.concatenate(part) for part in zip(*self.parts, strict=True))
-        prediction = (
-            pa.array(scores) if scores.ndim == 1 else pa.FixedSizeListArray.from_arrays(scores.ravel(), scores.shape[1])
-        )
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"id": ids, "prediction": prediction, "label": labels}), sink)
+        pq.write_table(pa.table({"id": ids, "prediction": _stored(scores), "label": _stored(labels)}), sink)
         run.put_atomic(name, sink.getvalue().to_pybytes())
         return name
+
+
+def _stored(values: np.ndarray) -> pa.Array:
+    """Values (N,), or (N, values) as lists."""
+    return pa.array(values) if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1])

@@ -5,7 +5,15 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from sparkring.conf.schema import Name, NonNegativeInt, Strict, TimeZone, check_case
 from sparkring.conf.sources import FilesSource, Source, as_text
@@ -255,11 +263,16 @@ class EtlConfig(Strict):
     checks: list[CheckConfig] = []
     split: SplitConfig = SplitConfig()
     features: dict[Name, Feature] = {}
-    label: str | None = Field(None, description="column of `rows`, stored as it is; texts are classes")
+    label: str | list[str] | None = Field(
+        None,
+        description="column of `rows`, stored as it is: a number; a text, which is a class; or an array of texts, the "
+        "tags of a row. A list names several columns of numbers or booleans: of 0 and 1 for the task multilabel, of "
+        "any value for a task of your own",
+    )
     classes: Annotated[list[str], Field(min_length=2)] | None = Field(
         None,
-        description="of a label of texts: its classes, in the order of the model's outputs; a binary model predicts "
-        "the last one. None: the texts of the rows, sorted",
+        description="of a label of texts: its classes or tags, in the order of the model's outputs; a binary model "
+        "predicts the last one. None: the texts of the rows, sorted",
     )
     weight: str | None = Field(
         None,
@@ -275,6 +288,18 @@ class EtlConfig(Strict):
         description="about so many rows, by the hash of their key: for a trial (`sparkring run RECIPE --limit-rows N`)",
     )
 
+    @field_validator("label")
+    @classmethod
+    def _several(cls, label: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(label, list) and (len(label) < 2 or len(set(label)) < len(label)):
+            raise ValueError(f"{label}: a list names two columns or more, each once; one label is its name alone")
+        return label
+
+    @property
+    def labels(self) -> list[str]:
+        """The columns that are labels."""
+        return [self.label] if isinstance(self.label, str) else self.label or []
+
     @model_validator(mode="after")
     def _kinds_agree(self) -> EtlConfig:
         if (self.kind == "text") != (self.text is not None):
@@ -283,8 +308,14 @@ class EtlConfig(Strict):
             raise ValueError("a text dataset has no features, label, weight or keep")
         if self.limit_rows is not None and self.one_per is not None:
             raise ValueError("limit_rows: with one_per every row is counted; set one_per to null in a trial")
-        if self.classes is not None and (self.label is None or len(set(self.classes)) < len(self.classes)):
-            raise ValueError("classes: there is no label" if self.label is None else "classes: one is listed twice")
+        if self.classes is not None and not isinstance(self.label, str):
+            raise ValueError(
+                "classes: there is no label"
+                if self.label is None
+                else "classes: of several labels, none is of texts; an array of texts, its tags, is one label"
+            )
+        if self.classes is not None and len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes: one is listed twice")
         if self.kind == "table" and not self.features:
             raise ValueError("a table needs `features`")
         if self.one_per is not None and self.one_per not in self.sources:
@@ -297,19 +328,20 @@ class EtlConfig(Strict):
         check_case("sources and views", [*self.sources, *self.views])
         if ":" not in self.rows and self.rows not in self.views.keys() | self.sources.keys():
             raise ValueError(f"rows = {self.rows!r} is no view or source; there are {[*self.sources, *self.views]}")
-        outputs = [*self.keep, *(c for c in (self.label, self.weight) if c)]
+        outputs = [*self.keep, *self.labels, *([self.weight] if self.weight else [])]
         if clash := sorted(self.features.keys() & set(outputs)):
-            which = {self.label: "the label", self.weight: "the weight"}.get(clash[0], "in keep")
+            label = "the label" if isinstance(self.label, str) else "a label"
+            which = (dict.fromkeys(self.labels, label) | {self.weight: "the weight"}).get(clash[0], "in keep")
             raise ValueError(f"features.{clash[0]}: is {which} too; a column has one role: remove it from one of them")
         check_case("features, label, weight and keep", [*self.features, *outputs])
         if reserved := [n for n in (*self.features, *outputs) if n.lower().startswith(RESERVED)]:
             raise ValueError(
                 f"features, label, weight or keep: {reserved}: names that begin with {RESERVED!r} are ours; rename"
             )
-        if reads := [name for name, f in self.features.items() if self.label and f.column == self.label]:
+        if reads := [name for name, f in self.features.items() if f.column in self.labels]:
             raise ValueError(
-                f"features.{reads[0]}: reads the label {self.label!r}, so a model would be shown what it must predict; "
-                "remove this feature, or name another label"
+                f"features.{reads[0]}: reads the label {self.features[reads[0]].column!r}, so a model would be shown "
+                "what it must predict; remove this feature, or name another label"
             )
         if reads := [name for name, f in self.features.items() if self.weight and f.column == self.weight]:
             raise ValueError(

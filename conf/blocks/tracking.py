@@ -105,11 +105,14 @@ class ReportConfig(Strict):
     min_group_rows: PositiveInt = Field(100, description="test rows that a value must have to be scored by itself")
     baselines: bool = Field(
         True,
-        description="also fit a constant guess (binary: the majority rate; multiclass: the classes' rates; regression: "
-        "the mean) and, where there are scalar features, a linear model of Spark (logistic, multinomial, linear "
-        "regression) on the same rows; one that fails is a warning",
+        description="also fit a constant guess (binary: the majority rate; multiclass: the classes' rates; multilabel: "
+        "each label's rate; regression: the mean) and, where there are scalar features, a linear model of Spark "
+        "(logistic, multinomial, one logistic per label, linear regression) on the same rows; one that fails is a "
+        "warning",
     )
-    must_beat: list[Literal["loss", "auc", "accuracy", "macro_f1", "rmse", "abs_error", "r2", "perplexity"]] = Field(
+    must_beat: list[
+        Literal["loss", "auc", "accuracy", "macro_f1", "macro_auc", "rmse", "abs_error", "r2", "perplexity"]
+    ] = Field(
         [],
         description="test metrics in which the model must beat every baseline; else, and where a baseline "
         "cannot be computed, it is registered without tracking.alias and the job's exit code is 6",

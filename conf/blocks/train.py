@@ -52,14 +52,18 @@ class ModelConfig(Strict):
 
     factory: Reference = "sparkring.training.models.tabular:Tabular"
     args: dict[str, Any] = {}
-    task: Literal["binary", "regression", "multiclass", "language_model"] | Reference = "binary"
+    task: Literal["binary", "regression", "multiclass", "multilabel", "language_model"] | Reference = "binary"
     task_args: dict[str, Any] = Field({}, description="of a task by module:Class")
     inputs: list[str] | None = Field(
         None,
         description="columns, or masks of columns (`<name>__valid`), given to forward as positional tensors; "
         "None: one dict of all feature columns and their masks",
     )
-    label: str | None = Field(None, description="label column; None: the dataset's only column with role label")
+    label: str | None = Field(
+        None,
+        description="label column; None: the dataset's only column with role label, or all of them, for the task "
+        "multilabel and for a task of your own",
+    )
     start: StartConfig | None = Field(
         None, description="weights to begin with, as a block or its `weights` alone; None: initial values"
     )
@@ -172,8 +176,9 @@ class TrainConfig(Strict):
     best_metric: str = Field(
         "loss",
         description="validation metric: loss, those of the task that are means over rows (accuracy, abs_error), or of "
-        "all rows together (binary: auc, average_precision, f1; multiclass: macro_f1; regression: rmse, r2), exact "
-        "over ranks; the latter are gathered to every rank where they are named here or in early_stopping",
+        "all rows together (binary: auc, average_precision, f1; multiclass: macro_f1; multilabel: macro_auc "
+        "and others; regression: rmse, r2), exact over ranks; the latter are gathered to every rank where they are "
+        "named here or in early_stopping",
     )
     best_mode: Literal["min", "max"] = "min"
     export: Literal["best", "last"] = Field(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparkring.conf.blocks.etl import EtlConfig, Feature, ImageFeature, PassthroughFeature
+from sparkring.conf.blocks.promotion import COMPARED_TASKS
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest
 
@@ -33,7 +34,7 @@ def foreseen_names(etl: EtlConfig) -> ForeseenNames:
     splits = {"time": ("train", *etl.split.boundaries), "hash": tuple(etl.split.shares), "column": None}[etl.split.kind]
     if etl.kind == "text":
         return ForeseenNames(TEXT_TENSORS, (), TEXT_TENSORS, (), splits)
-    plain = [name for name in (etl.label, etl.weight, *etl.keep) if name is not None]
+    plain = [name for name in (*etl.labels, etl.weight, *etl.keep) if name is not None]
     passed = {name: f for name, f in etl.features.items() if isinstance(f, (PassthroughFeature, ImageFeature))}
     fitted = [f.column or name for name, f in etl.features.items() if name not in passed]
     counted = [f.column or name for name, f in etl.features.items() if f.kind in ("categorical", "numeric")]
@@ -110,11 +111,15 @@ def _model_problems(config: RunConfig, names: ForeseenNames) -> Iterator[str]:
             yield f"{key}: {name!r} is the weight, which no model sees; leave it out, or select it by a second name"
         elif name not in names.tensors:
             yield f"{key} = {name!r}: the dataset will have no such tensor; {nearest(name, names.tensors)}"
-    if config.model.task in ("binary", "multiclass", "regression"):
-        label = config.model.label or config.etl.label
-        if label is None:
-            yield f"etl.label: model.task = {config.model.task!r} needs a label column, and there is none; name it"
-        elif label == config.etl.weight:
-            yield f"model.label = {label!r}: is etl.weight too; select the column a second time by another name"
-        elif label in (config.model.inputs or []):
-            yield f"model.inputs: {label!r} is the label, which the model would be shown; leave it out"
+    task = config.model.task
+    if task in COMPARED_TASKS:
+        labels = [config.model.label] if config.model.label else config.etl.labels
+        if not labels:
+            yield f"etl.label: model.task = {task!r} needs a label column, and there is none; name it"
+        elif len(labels) > 1 and task != "multilabel":
+            yield f"model.task = {task!r}: it has one label, and etl.label lists {labels}; name one by model.label"
+        for label in labels:
+            if label == config.etl.weight:
+                yield f"model.label = {label!r}: is etl.weight too; select the column a second time by another name"
+            elif label in (config.model.inputs or []):
+                yield f"model.inputs: {label!r} is the label, which the model would be shown; leave it out"

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from sparkring.conf.blocks.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
 from sparkring.conf.config import RunConfig
-from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.features import State
+from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest, promotion_problems
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
@@ -20,6 +21,7 @@ BUILT_IN_TABULAR = "training.models.tabular:Tabular"
 BASELINE_METRICS = {
     "binary": ["loss", "auc", "accuracy"],
     "multiclass": ["loss", "accuracy", "macro_f1"],
+    "multilabel": ["loss", "macro_auc", "accuracy"],
     "regression": ["loss", "rmse", "abs_error", "r2"],
     "language_model": ["loss", "perplexity"],
 }
@@ -95,7 +97,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect(
         ("report.groups",),
         lambda c: c.model.task not in COMPARED_TASKS or c.train.test_split is None,
-        "but on the test rows of a binary, multiclass or regression task",
+        "but on the test rows of a binary, multiclass, multilabel or regression task",
         "remove it, or name a train.test_split",
     ),
     NoEffect(
@@ -358,31 +360,81 @@ def dataset_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
                 f"train.global_batch = {train.global_batch}: larger than the training split of {rows} rows, so an "
                 "epoch has no full batch; make it smaller, or set data.tail to pad"
             )
-    problems += class_problems(config, manifest)
+    problems += label_problems(config, manifest.columns, manifest.features)
     return problems + group_problems(config, manifest) + dataset_promotion_problems(config, manifest)
 
 
-def class_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """Check the task against a label of texts, where the dataset has one."""
-    labels = [column.name for column in manifest.columns if column.role == "label" and column.dtype == "string"]
-    if not labels or config.model.label not in (None, *labels):
+def label_problems(config: RunConfig, columns: Iterable[Column], features: State) -> list[str]:
+    """Check the task against the label: its type, its classes or tags, its values.
+
+    Args:
+        config: the recipe.
+        columns: stored ones.
+        features: the state; of a dataset of which nothing is measured yet, without classes and values.
+    """
+    task = config.model.task
+    labels = [c for c in columns if c.role == "label" and config.model.label in (None, c.name)]
+    if task not in HIGHER_IS_BETTER or not labels:
         return []
-    return class_list_problems(config, labels[0], manifest.classes)
+    if len(labels) > 1:
+        return _several_problems(config, features.get("flags", {"values": [c.name for c in labels], "odd": {}}))
+    (label,) = labels
+    if label.dtype != "string" and task == "multilabel":
+        one = f"model.task = 'multilabel': there is one label, {label.name!r}; list several columns of 0 and 1 in "
+        return [f"{one}etl.label, name a column of array<string>, or set model.task to binary"]
+    if label.dtype != "string":
+        return []
+    names = [value for state in features.get("labels", []) for value in state["values"]]
+    return (_tags_problems if label.layout == "ragged" else _classes_problems)(config, label.name, names)
 
 
-def class_list_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:
+def _classes_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:
     """Check the task against a label of texts: how many classes there are decides it. `names`: [] if not yet known."""
     task = config.model.task
-    if task not in HIGHER_IS_BETTER:
-        return []
     about = f"model.task = {task!r}: the label {label!r} is text"
     if task == "regression":
         return [f"{about}, a class and no number; set model.task to multiclass, or binary where there are two"]
+    if task == "multilabel":
+        return [f"{about}, one class per row; set model.task to multiclass, or make an array of texts of it, its tags"]
     if task == "binary" and names and len(names) != 2:
         return [f"{about} of {len(names)} classes ({_some(names)}); set model.task to multiclass"]
     outputs = config.model.args.get("outputs", len(names) if len(names) > 2 else 1)
     if task == "multiclass" and names and config.model.factory.endswith(BUILT_IN_TABULAR) and outputs != len(names):
         return [f"model.args.outputs = {outputs}: the label {label!r} has {len(names)} classes ({_some(names)})"]
+    return []
+
+
+def _tags_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:
+    """Check the task against a label of arrays of texts. `names`: [] if not yet known."""
+    task = config.model.task
+    if task != "multilabel":
+        return [f"model.task = {task!r}: the label {label!r} is an array of texts; set model.task to multilabel"]
+    if config.data.reader == "petastorm":
+        return [f"data.reader = 'petastorm': it reads no tags, as the label {label!r} has; set it to native"]
+    if len(names) == 1:
+        only = f"model.task = 'multilabel': the label {label!r} has the tag {names[0]!r} only"
+        return [f"{only}; make a number of 0 and 1 of it in the recipe's SQL, and set model.task to binary"]
+    return _outputs_problems(config, names)
+
+
+def _several_problems(config: RunConfig, flags: State) -> list[str]:
+    """Check the task against several label columns."""
+    names, task = flags["values"], config.model.task
+    if task != "multilabel":
+        has = f"model.task = {task!r}: it has one label, and there are {names}"
+        return [f"{has}; name one of them by model.label, or set model.task to multilabel"]
+    if odd := {name: rows for name, rows in flags["odd"].items() if rows}:
+        name, rows = next(iter(odd.items()))
+        check = f"{{name: flags, kind: expression, sql: {name} IN (0, 1), level: row}}"
+        return [f"model.task = 'multilabel': {rows} rows have a label {name!r} other than 0 and 1; make one of it in "
+                f"the recipe's SQL, or leave them out by etl.checks: {check}"]  # fmt: skip
+    return _outputs_problems(config, names)
+
+
+def _outputs_problems(config: RunConfig, names: Sequence[str]) -> list[str]:
+    outputs = config.model.args.get("outputs", len(names))
+    if names and config.model.factory.endswith(BUILT_IN_TABULAR) and outputs != len(names):
+        return [f"model.args.outputs = {outputs}: there are {len(names)} labels ({_some(names)}); leave it out"]
     return []
 
 

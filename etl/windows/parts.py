@@ -69,8 +69,8 @@ class Part(Stored):
     """What a part is. Paths are relative to its folder.
 
     `inputs`: Spark type by the column of a feature. `failing`: rows by check. `statistics`: of the rows that features
-    may be fitted on. `keys`: by check. `classes`: rows by split and class, of a label of texts. `weighted`: rows of a
-    weight above 0 by split, where rows have weights.
+    may be fitted on. `keys`: by check. `classes`: rows by split and class, of a label of texts, or of 1, of several
+    labels, with their `odd` rows. `weighted`: rows of a weight above 0 by split, where rows have weights.
     """
 
     part_version: Annotated[int, up_to(PART_VERSION)] = PART_VERSION
@@ -87,6 +87,7 @@ class Part(Stored):
     accounting: Accounting
     failing: dict[Label, Count]
     classes: dict[FolderName, dict[str, Count]] = {}
+    odd: dict[str, Count] = {}
     weighted: dict[FolderName, Count] = {}
     lineage: Lineage
 
@@ -331,6 +332,7 @@ def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys
         ),
         failing=checked.failing,
         classes={split: dict(counts) for split, counts in written.classes.items()},
+        odd=written.odd,
         weighted=written.weighted,
         lineage=Lineage(
             sources={name: source.lineage() for name, source in sources.whole.items()}

@@ -39,6 +39,7 @@ from sparkring.etl.classes import added, fit_label
 from sparkring.etl.errors import EtlError, NoFiles
 from sparkring.etl.fingerprint import PACKAGE
 from sparkring.etl.fit import fit
+from sparkring.etl.flags import fit_flags
 from sparkring.etl.rows import RowsJob
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin
@@ -215,6 +216,9 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
         {own or split: counts for split, counts in part.classes.items()}
         for part, own in zip(parts, assigned, strict=True)
     )
+    odd = Counter[str]()
+    for part in parts:
+        odd.update(part.odd)
     weighted = Counter[str]()
     for part, own in zip(parts, assigned, strict=True):
         for split, rows in part.weighted.items():
@@ -233,7 +237,8 @@ def assemble(job: RowsJob, request: BuildRequest, pinned: PinnedWindow, parts: S
             rows_in=checked.rows_in, rows_out=sum(checked.splits.values()), quarantined=checked.quarantined
         ),
         features=fit(train, config.features, parts[0].inputs)
-        | fit_label(parts[0].columns, classes, config.classes)
+        | fit_label(parts[0].columns, classes, config.classes, splits)
+        | fit_flags(parts[0].columns, classes, odd, splits)
         | fit_weight(config.weight, train),
         checks=report,
         lineage=Lineage(

@@ -36,6 +36,7 @@ def _add_init(commands: Commands) -> None:
     examples = [
         "sparkring init table --data houses.csv --label price",
         "sparkring init table churn --data customers.parquet --label churned --task binary",
+        "sparkring init table films --data films.csv --label comedy,drama,crime",
     ]
     table = add_command(kinds, "table", _init_table, text, examples)
     text = "a recipe for a folder of text files: a small GPT learns to continue them"
@@ -47,7 +48,7 @@ def _add_init(commands: Commands) -> None:
     table.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet file, or a folder of them")
     documents.add_argument("--data", required=True, metavar="FOLDER", help="text files, a document each")
     images.add_argument("--data", required=True, metavar="FOLDER", help="a folder of image files per class")
-    table.add_argument("--label", required=True, metavar="COLUMN", help="what is to be predicted")
+    table.add_argument("--label", required=True, metavar="COLUMN[,..]", help="what is to be predicted")
     table.add_argument("--task", choices=TASKS, help="default: by the label's type and values")
 
 

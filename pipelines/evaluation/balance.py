@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sparkring.conf.errors import first_line
+from sparkring.conf.manifest import Column
 from sparkring.conf.secrets import redact
 from sparkring.pipelines.evaluation.split_rows import SplitRows
+from sparkring.training.data.features.tensors import element_names
 from sparkring.training.result import LabelBalance, Scores
 
 log = logging.getLogger(__name__)
@@ -24,19 +26,29 @@ SURE = 4.0  # standard errors
 
 
 def label_balance(
-    spark: SparkSession, task: str, splits: Mapping[str, SplitRows], label: str
+    spark: SparkSession, task: str, splits: Mapping[str, SplitRows], labels: Sequence[Column]
 ) -> dict[str, LabelBalance]:
     """Measure the label in each split, by one Spark job; {} with a warning where it fails: the model is trained by now.
 
     Args:
         spark: the job's session.
-        task: binary, multiclass or regression.
+        task: of the recipe.
         splits: rows by name of split.
-        label: its column.
+        labels: its tensors: one, or those of several labels.
     """
     try:
-        frames = [rows.frame(spark, [label]).withColumn("split", F.lit(name)) for name, rows in splits.items()]
-        every = reduce(DataFrame.unionByName, frames).withColumnRenamed(label, "label")
+        names = [each for column in labels for each in element_names(column)]
+        frames = [
+            rows.frame(spark, [c.name for c in labels]).withColumn("split", F.lit(name))
+            for name, rows in splits.items()
+        ]
+        every = reduce(DataFrame.unionByName, frames)
+        if task == "multilabel":
+            shares = [F.avg(f"`{name}`").alias(str(n)) for n, name in enumerate(names)]
+            found = every.groupBy("split").agg(F.count("*").alias("rows"), *shares).collect()
+            each = {row["split"]: {str(n): row[str(n)] for n in range(len(names))} for row in found}
+            return {row["split"]: LabelBalance(rows=row["rows"], shares=each[row["split"]]) for row in found}
+        every = every.withColumnRenamed(names[0], "label")
         if task == "regression":
             mean, deviation = F.avg("label").alias("mean"), F.stddev_pop("label").alias("std")
             found = every.groupBy("split").agg(F.count("*").alias("rows"), mean, deviation).collect()

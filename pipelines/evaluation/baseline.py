@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,16 @@ from sparkring.pipelines.display.spark_jobs import spark_progress
 from sparkring.pipelines.evaluation.binary import CLIP
 from sparkring.pipelines.evaluation.multiclass import class_counts
 from sparkring.pipelines.evaluation.split_rows import SplitRows
+from sparkring.training.data.features.tensors import element_names
 
 log = logging.getLogger(__name__)
 Scores = dict[str, float]
 MAJORITY, LOGISTIC = "majority rate", "logistic regression (Spark MLlib)"
 CLASS_RATES, MULTINOMIAL = "class rates", "multinomial logistic regression (Spark MLlib)"
+RATES, LOGISTICS = "label rates", "logistic regression per label (Spark MLlib)"
 MEAN, LINEAR = "mean", "linear regression (Spark MLlib)"
 LABEL, WEIGHT = "__label", "__weight"
+MOST_LABELS = 20  # of which each is fitted in turn: some seconds
 MOST_COEFFICIENTS = 5_000_000  # of the multinomial regression: MLlib keeps several copies of them in the driver
 
 
@@ -48,39 +52,50 @@ class Baselines:
 
 
 def fit_baselines(
-    spark: SparkSession, task: str, train: SplitRows, test: SplitRows, read: Sequence[Column], label: Column
+    spark: SparkSession, task: str, train: SplitRows, test: SplitRows, read: Sequence[Column], labels: Sequence[Column]
 ) -> Baselines:
     """Fit and score the baselines; without scalar features, the constant guess alone. One that fails is a warning.
 
     Args:
         spark: the job's session.
-        task: binary, multiclass or regression.
+        task: of the recipe.
         train: rows to fit on.
         test: rows to score.
-        read: the model's input columns, and its label.
-        label: 0 or 1, a class number, or a value.
+        read: the model's input columns, and its labels.
+        labels: one of 0 or 1, a class number, or a value; several of 0 and 1, or a vector of them.
     """
     weight = train.manifest.weight
     weights = [weight["column"]] if weight is not None else []
-    scalar = [c for c in read if c.layout == "scalar" and c.name != label.name]
-    (constant_name, constant), (linear_name, linear) = {
-        "binary": ((MAJORITY, majority_scores), (LOGISTIC, logistic_scores)),
-        "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
-        "regression": ((MEAN, mean_scores), (LINEAR, linear_scores)),
-    }[task]
+    scalar = [c for c in read if c.layout == "scalar" and c not in labels]
 
-    def frames() -> tuple[DataFrame, DataFrame]:
-        names = [*(c.name for c in (*scalar, label)), *weights]
-        of_train, of_test = (prepared(rows.frame(spark, names), scalar, label, *weights) for rows in (train, test))
+    def frames(targets: Sequence[Column], features: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
+        names = [*(c.name for c in (*features, *labels)), *weights]
+        of_train, of_test = (prepared(rows.frame(spark, names), features, targets, *weights) for rows in (train, test))
         return of_train, of_test
 
     def shown(name: str, fit: Callable[[], Scores]) -> Scores:
         with described(spark, f"baseline, {name}"):
             return fit()
 
-    fits = {constant_name: lambda: shown(constant_name, lambda: constant(*frames()))}
-    if scalar:
-        fits[linear_name] = lambda: shown(linear_name, lambda: linear(*assembled(*frames(), scalar)))
+    def assemble(targets: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
+        return assembled(*frames(targets, scalar), scalar)
+
+    if task == "multilabel":
+        every = [each for column in labels for each in elements(column)]
+        fits = {RATES: lambda: shown(RATES, lambda: label_rate_scores(*frames(every, []), len(every)))}
+        if scalar:
+            fits[LOGISTICS] = lambda: shown(
+                LOGISTICS, lambda: label_logistic_scores([partial(assemble, [each]) for each in every])
+            )
+    else:
+        (constant_name, constant), (linear_name, linear) = {
+            "binary": ((MAJORITY, majority_scores), (LOGISTIC, logistic_scores)),
+            "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),
+            "regression": ((MEAN, mean_scores), (LINEAR, linear_scores)),
+        }[task]
+        fits = {constant_name: lambda: shown(constant_name, lambda: constant(*frames(labels, scalar)))}
+        if scalar:
+            fits[linear_name] = lambda: shown(linear_name, lambda: linear(*assemble(labels)))
     with spark_progress(spark):
         return attempted(fits)
 
@@ -100,15 +115,30 @@ def attempted(fits: Mapping[str, Callable[[], Scores]]) -> Baselines:
     return found
 
 
-def prepared(frame: DataFrame, features: Sequence[Column], label: Column, weight: str | None = None) -> DataFrame:
-    """Features, their masks, the label as LABEL, and `weight` as WEIGHT: of the rows where it is above 0."""
+def elements(column: Column) -> list[Column]:
+    """The column; of a vector a column for each of its elements."""
+    scalar = {"layout": "scalar", "shape": ()}
+    return [column.model_copy(update={"name": name, **scalar}) for name in element_names(column)]
+
+
+def prepared(
+    frame: DataFrame, features: Sequence[Column], labels: Sequence[Column], weight: str | None = None
+) -> DataFrame:
+    """Features, their masks, the labels, and `weight` as WEIGHT: of the rows where it is above 0.
+
+    The first label is LABEL, others are LABEL1 and so on.
+    """
     made = {column.name: without_nan(column) for column in features}
     made |= {c.mask: F.col(c.mask) for c in features if c.mask is not None}
-    made[LABEL] = without_nan(label)
+    made |= {_label_at(n): without_nan(label) for n, label in enumerate(labels)}
     if weight is None:
         return frame.select(*(value.alias(name) for name, value in made.items()))
     made[WEIGHT] = F.col(weight)
     return frame.select(*(value.alias(name) for name, value in made.items())).where(F.col(WEIGHT) > 0)
+
+
+def _label_at(number: int) -> str:
+    return f"{LABEL}{number or ''}"
 
 
 def without_nan(column: Column) -> SparkColumn:
@@ -140,8 +170,13 @@ def variance(frame: DataFrame) -> SparkColumn:
 
 def majority_scores(train: DataFrame, test: DataFrame) -> Scores:
     """Always predict the training rows' positive share."""
-    guess, truth = (frame.agg(mean(frame, F.col(LABEL))).first()[0] for frame in (train, test))  # type: ignore[index]
-    return constant_scores(guess, truth)
+    return constant_scores(*label_shares(train, test))
+
+
+def label_shares(train: DataFrame, test: DataFrame) -> tuple[float, float]:
+    """The positive share of the rows of each."""
+    of_train, of_test = (frame.agg(mean(frame, F.col(LABEL))).first()[0] for frame in (train, test))  # type: ignore[index]
+    return of_train, of_test
 
 
 def constant_scores(guess: float, truth: float) -> Scores:
@@ -149,6 +184,37 @@ def constant_scores(guess: float, truth: float) -> Scores:
     clipped = min(max(guess, CLIP), 1 - CLIP)
     loss = -(truth * math.log(clipped) + (1 - truth) * math.log(1 - clipped))
     return {"loss": loss, "auc": 0.5, "accuracy": truth if guess > 0.5 else 1 - truth}
+
+
+def label_rate_scores(train: DataFrame, test: DataFrame, labels: int) -> Scores:
+    """Always predict each label's share of the training rows."""
+    guesses, truths = ([*frame.agg(*(mean(frame, F.col(_label_at(n))) for n in range(labels))).first()]  # type: ignore[misc]
+                       for frame in (train, test))  # fmt: skip
+    return mean_of_labels([constant_scores(guess, truth) for guess, truth in zip(guesses, truths, strict=True)], truths)
+
+
+def label_logistic_scores(assemble: Sequence[Callable[[], tuple[DataFrame, DataFrame]]]) -> Scores:
+    """Means of `logistic_scores` over the labels. ValueError where there are more than MOST_LABELS.
+
+    `assemble`: makes the training and test rows of each label.
+    """
+    if len(assemble) > MOST_LABELS:
+        raise ValueError(f"{len(assemble)} labels, more than {MOST_LABELS}: each would be fitted in turn")
+    scores, truths = list[Scores](), list[float]()
+    for make in assemble:
+        train, test = make()
+        guess, truth = label_shares(train, test)
+        is_constant = guess in (0.0, 1.0)  # of which MLlib makes a model of one class
+        scores.append(constant_scores(guess, truth) if is_constant else logistic_scores(train, test))
+        truths.append(truth)
+    return mean_of_labels(scores, truths)
+
+
+def mean_of_labels(scores: Sequence[Scores], truths: Sequence[float]) -> Scores:
+    """Mean loss and accuracy, and mean AUC of the labels that some test rows have, not all. `truths`: their shares."""
+    found = {name: math.fsum(each[name] for each in scores) / len(scores) for name in ("loss", "accuracy")}
+    known = [each["auc"] for each, truth in zip(scores, truths, strict=True) if 0 < truth < 1]
+    return found | ({"macro_auc": math.fsum(known) / len(known)} if known else {})
 
 
 def class_rate_scores(train: DataFrame, test: DataFrame) -> Scores:

@@ -152,7 +152,7 @@ def weighed(labels: Array, scores: Array, weights: Array | None) -> tuple[Array,
     if weights is None:
         return labels, scores, None
     counts = weights > 0
-    if weights.shape != labels.shape or not counts.any():
+    if weights.shape != labels.shape[:1] or not counts.any():
         raise ValueError(f"weights {weights.shape} of {len(labels)} rows: there must be as many, and one above 0")
     return labels[counts], scores[counts], weights[counts]
 

@@ -27,6 +27,7 @@ from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import fit_baselines
 from sparkring.pipelines.evaluation.groups import group_scores
 from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
+from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
@@ -42,8 +43,8 @@ EVALUATE = "evaluate"  # key of its run in MLflow
 class HeldOut:
     """Predictions of every test row, in the dataset's order."""
 
-    labels: np.ndarray  # (N,) float64; 0 or 1, a class number, or a value
-    scores: np.ndarray  # (N,), or (N, classes)
+    labels: np.ndarray  # (N,) float64; 0 or 1, a class number, or a value; (N, labels) of 0 and 1
+    scores: np.ndarray  # (N,), or (N, classes) or (N, labels)
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)  # column of report.share_by -> (N,) values as text
     weights: np.ndarray | None = None  # (N,) float64, how much each row counts; None: all alike
 
@@ -61,6 +62,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         return evaluate_text(config, dataset.manifest, job.folder, result), None
     scores, missing, labels = {MODEL: dict(result.train.test)}, dict[str, str](), dict[str, LabelBalance]()
     groups: list[GroupScores] = []
+    by_label: list[GroupScores] = []
     if not result.predictions:
         return replace(result, scores=scores), None
     rows = scored_rows(config, dataset, result)
@@ -72,12 +74,16 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     if config.model.task in COMPARED_TASKS:
         columns = pick_columns(dataset.manifest, config.model.inputs, config.model.label)
         assert columns.label is not None, "build_task has asked for it"
-        check_labels(held_out.labels, columns.label)
+        check_labels(held_out.labels, ", ".join(columns.labels))
         scores[MODEL] |= held_out_scores(config.model.task, held_out.labels, held_out.scores, held_out.weights)
         groups = scores_by_group(config, rows, held_out)
+        if config.model.task == "multilabel":
+            names = dataset.manifest.label_names
+            by_label = scores_by_label(names, held_out.labels, held_out.scores, held_out.weights)
         train = split_rows(dataset, "train", config.data, result.train.train_left_out)
         splits = compared_splits(config, dataset, train, rows)
-        labels = label_balance(job.spark, config.model.task, splits, columns.label)
+        tensors = [dataset.manifest.tensor(name) for name in columns.labels]
+        labels = label_balance(job.spark, config.model.task, splits, tensors)
         if config.report.baselines:
             baselines = fit_baselines(
                 job.spark,
@@ -85,10 +91,11 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
                 train,
                 rows,
                 [dataset.manifest.tensor(name) for name in columns.read],
-                dataset.manifest.tensor(columns.label),
+                tensors,
             )
             scores, missing = scores | baselines.scores, baselines.missing
-    return replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels, groups=groups), held_out
+    scored = replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels)
+    return replace(scored, groups=groups, by_label=by_label), held_out
 
 
 def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> list[GroupScores]:
@@ -165,8 +172,8 @@ def check_finite(scores: np.ndarray, rows: SplitRows) -> None:
 
 
 def check_labels(labels: np.ndarray, name: str) -> None:
-    """Raise EtlError that names the label where it is not finite in a test row. labels (N,)."""
-    if bad := int(np.count_nonzero(~np.isfinite(labels))):
+    """Raise EtlError that names the label where it is not finite in a test row. labels (N,) or (N, labels)."""
+    if bad := int(np.count_nonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))):
         raise EtlError(
             f"{bad} of {len(labels)} test rows have a label {name!r} that is infinite or NaN, with which nothing "
             "can be compared; leave such rows out in SQL, or add a check of level row"
@@ -217,12 +224,13 @@ def read_predictions(run: Storage, files: list[str], test: SplitRows) -> tuple[n
     if not np.array_equal(np.sort(ids), rows):
         raise RuntimeError(f"{run.uri}: {len(ids)} predictions ({len(np.unique(ids))} rows) for {len(rows)} test rows")
     order = np.argsort(ids)
-    return table["label"].to_numpy()[order].astype(np.float64), _values(table)[order]
+    labels, scores = (_values(table, name)[order] for name in ("label", "prediction"))
+    return labels.astype(np.float64), scores
 
 
 def prediction_values(run: Storage, files: list[str]) -> np.ndarray:
     """The predictions (N,) or (N, classes) in a run folder, in any order. StoredError for files that are damaged."""
-    return _values(_predictions(run, files))
+    return _values(_predictions(run, files), "prediction")
 
 
 def _predictions(run: Storage, files: list[str]) -> pa.Table:
@@ -233,10 +241,11 @@ def _predictions(run: Storage, files: list[str]) -> pa.Table:
         raise StoredError(f"{run.uri}: its predictions {files} cannot be read ({error}); train again") from error
 
 
-def _values(table: pa.Table) -> np.ndarray:
-    predictions: Any = table["prediction"].combine_chunks()
-    values: Any = predictions.to_numpy(zero_copy_only=False)
-    found: np.ndarray = np.stack(values) if pa.types.is_fixed_size_list(predictions.type) else values
+def _values(table: pa.Table, name: str) -> np.ndarray:
+    """A column's values, (N,), or (N, values) of lists."""
+    column: Any = table[name].combine_chunks()
+    values: Any = column.to_numpy(zero_copy_only=False)
+    found: np.ndarray = np.stack(values) if pa.types.is_fixed_size_list(column.type) else values
     return found
 
 

@@ -7,8 +7,15 @@ import numpy as np
 from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER
 from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.pipelines.evaluation.multiclass import multiclass_scores
+from sparkring.pipelines.evaluation.multilabel import multilabel_scores
 from sparkring.pipelines.evaluation.regression import regression_scores
 
+SCORES = {
+    "binary": binary_scores,
+    "multiclass": multiclass_scores,
+    "multilabel": multilabel_scores,
+    "regression": regression_scores,
+}
 BEST_IS_LOW = {name for known in HIGHER_IS_BETTER.values() for name, is_higher in known.items() if not is_higher}
 
 
@@ -18,14 +25,12 @@ def held_out_scores(
     """Every metric of a task of COMPARED_TASKS (conf/blocks/promotion.py). ValueError for what cannot be scored.
 
     Args:
-        task: binary, multiclass or regression.
-        labels: (N,) 0 or 1, class numbers, or values.
-        scores: (N,) probabilities of 1, or predicted values; (N, classes) probabilities.
+        task: one of SCORES.
+        labels: (N,) 0 or 1, class numbers, or values; (N, labels) 0 or 1.
+        scores: (N,) probabilities of 1, or predicted values; (N, classes) or (N, labels) probabilities.
         weights: (N,) how much each row counts, at least 0; None: all alike.
     """
-    return {"binary": binary_scores, "multiclass": multiclass_scores, "regression": regression_scores}[task](
-        labels, scores, weights
-    )
+    return SCORES[task](labels, scores, weights)
 
 
 def is_better(metric: str, one: float, other: float) -> bool:

@@ -1,3 +1,3 @@
 """`sparkring init`: a recipe from the user's own files."""
 
-TASKS = ("binary", "multiclass", "regression")  # of a table
+TASKS = ("binary", "multiclass", "multilabel", "regression")  # of a table

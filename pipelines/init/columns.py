@@ -16,6 +16,7 @@ from sparkring.etl.sources.declared import quoted
 from sparkring.pipelines.init.sample import TableSample
 
 WHOLE = ("tinyint", "smallint", "int", "bigint")
+TAGS = "array<string>"
 DATES = ("date", "timestamp", "timestamp_ntz")
 FEWEST_ROWS = 50  # below, a split by hash may have none
 MOST_CLASSES = 1000
@@ -26,10 +27,9 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted. `sql` makes the label of the column; `center` and `scale` are those of a regression."""
+    """What is predicted. `columns`: SQL that makes each label; `center` and `scale` are those of a regression."""
 
-    name: str
-    sql: str
+    columns: dict[str, str]
     task: str
     why: str
     center: float = 0.0
@@ -51,17 +51,22 @@ class Columns:
 def decide_columns(sample: TableSample, label: str, task: str | None = None) -> Columns:
     """Decide by types and counts of distinct values. `task`: None: by the label. ConfigError where it cannot be."""
     names = list(sample.types)
-    if label not in names:
-        near = difflib.get_close_matches(label, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {names}"
-        raise ConfigError(str(sample.path), [f"--label {label}: no such column; {hint}"])
+    labels = [label] if label in names else list(dict.fromkeys(each.strip() for each in label.split(",")))
+    for each in labels:
+        if each not in names:
+            near = difflib.get_close_matches(each, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {names}"
+            raise ConfigError(str(sample.path), [f"--label {each}: no such column; {hint}"])
     if sample.rows.num_rows < FEWEST_ROWS:
         problem = f"has {sample.rows.num_rows} rows; at least {FEWEST_ROWS} are needed to train, validate and test"
         raise ConfigError(str(sample.path), [problem])
     known = identifiers(names)
-    found = Columns(decide_label(sample, label, known[label], task))
+    if len(labels) > 1 or sample.types[labels[0]] == TAGS:
+        found = Columns(decide_labels(sample, {each: known[each] for each in labels}, task))
+    else:
+        found = Columns(decide_label(sample, labels[0], known[labels[0]], task))
     for name in names:
-        if name != label:
+        if name not in labels:
             _decide_column(found, sample, name, known[name])
     if not found.features:
         why = "; ".join(f"{name}: {reason}" for name, reason in found.left_out.items())
@@ -82,6 +87,29 @@ def identifiers(names: list[str]) -> dict[str, str]:
     return made
 
 
+def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | None) -> Label:
+    """Several labels of 0 and 1, or one column of tags. ConfigError for other values. `labels`: names by column."""
+    if task not in (None, "multilabel"):
+        raise ConfigError(str(sample.path), [f"--task {task}: has one label, and {[*labels]} are several"])
+    values = {column: pc.drop_null(sample.rows.column(column)).combine_chunks() for column in labels}
+    if len(labels) == 1:
+        ((column, name),) = labels.items()
+        tags = sorted(pc.unique(values[column].flatten()).drop_null().to_pylist())
+        if len(tags) < 2:
+            raise ConfigError(str(sample.path), [f"--label {column}: has the tags {tags} only"])
+        shown = ", ".join(tags[:SHOWN]) + ", ..." * (len(tags) > SHOWN)
+        return Label({name: quoted(column)}, "multilabel", f"{len(tags)} tags: {shown}")
+    made = {}
+    for column, name in labels.items():
+        kind = sample.types[column]
+        found = {str(value) for value in pc.unique(values[column]).to_pylist()} if _is_counted(kind) else set()
+        if found not in ({"0", "1"}, {"0.0", "1.0"}, {"True", "False"}):
+            what = f"is {kind}" if not found else f"has the values {sorted(found)[:SHOWN]}"
+            raise ConfigError(str(sample.path), [f"--label {column}: {what}; each of several labels is 0 and 1"])
+        made[name] = quoted(column) if kind == "boolean" else f"CAST({quoted(column)} AS int)"
+    return Label(made, "multilabel", f"{len(labels)} columns of 0 and 1")
+
+
 def decide_label(sample: TableSample, column: str, name: str, task: str | None) -> Label:
     """Decide the task by the label's type and values, or take the given one. ConfigError for a label without a task."""
     kind, values = sample.types[column], pc.drop_null(sample.rows.column(column))
@@ -100,6 +128,7 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
         raise ConfigError(str(sample.path), [f"{where}: {why}"])
     shown = ", ".join(sorted(map(str, pc.unique(values).to_pylist()))[:SHOWN]) + ", ..." * (distinct > SHOWN)
     wrong = {
+        "multilabel": "is one label; name several columns with commas between, or a column of arrays of texts",
         "binary": distinct != 2 and f"has {distinct} values ({shown}), and binary has 2; use --task multiclass",
         "multiclass": not 3 <= distinct <= MOST_CLASSES
         and f"has {distinct} values; multiclass has 3 to {MOST_CLASSES}, and binary has 2",
@@ -110,11 +139,12 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     if task == "regression":
         numbers = values.cast(pa.float64())
         center, scale = pc.mean(numbers).as_py(), pc.stddev(numbers).as_py()
-        return Label(name, f"CAST({quoted(column)} AS double)", task, why, center, scale)
+        return Label({name: f"CAST({quoted(column)} AS double)"}, task, why, center, scale)
     if kind in ("string", "boolean"):
-        return Label(name, quoted(column), task, f"{why}: {shown}")
+        return Label({name: quoted(column)}, task, f"{why}: {shown}")
     is_flag = task == "binary" and set(map(float, pc.unique(values).to_pylist())) == {0.0, 1.0}
-    return Label(name, f"CAST({quoted(column)} AS {'int' if is_flag else 'string'})", task, f"{why}: {shown}")
+    made = f"CAST({quoted(column)} AS {'int' if is_flag else 'string'})"
+    return Label({name: made}, task, f"{why}: {shown}")
 
 
 def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:

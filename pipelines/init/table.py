@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
 
 from sparkring.etl.sources.declared import quoted
 from sparkring.pipelines.init.columns import Columns, counts, decide_columns
@@ -18,6 +21,7 @@ SOURCE, VIEW = "raw", "prepared"
 USE = {
     "binary": "the probability of the second value",
     "multiclass": "a probability per class, and the likeliest",
+    "multilabel": "a probability per label",
     "regression": "the value",
 }
 
@@ -42,9 +46,9 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     source: dict[str, Any] = {"path": str(sample.path), "format": sample.format}
     if sample.options:
         source["options"] = sample.options
-    read = " ".join([label.sql, *columns.selected.values()])
+    read = " ".join([*label.columns.values(), *columns.selected.values()])
     kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if quoted(n) in read}
-    known = f"{label.name} IS NOT NULL"
+    known, names = " AND ".join(f"{name} IS NOT NULL" for name in label.columns), [*label.columns]
     model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
     if label.task == "regression":
         model["args"] |= {"output_center": round_to(label.center), "output_scale": round_to(label.scale)}
@@ -52,13 +56,13 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
         "name": name,
         "etl": {
             "sources": {SOURCE: source | {"columns": kept}},
-            "views": {VIEW: view_sql(columns.selected | {label.name: label.sql})},
+            "views": {VIEW: view_sql(columns.selected | label.columns)},
             "rows": VIEW,
             **({"key": columns.key} if columns.key else {}),
             "checks": [{"name": "label_known", "kind": "expression", "sql": known, "level": "row"}],
             "split": {"kind": "hash", "shares": {"train": TRAIN_SHARE, "valid": 0.1, "test": 0.1}},
             "features": columns.features,
-            "label": label.name,
+            "label": names[0] if len(names) == 1 else names,
         },
         "model": model,
         "optim": {"lr": 0.005, "weight_decay": 0.01},
@@ -91,7 +95,7 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
     label, seen = columns.label, f"{sample.rows.num_rows:,} rows"
     lines = [
         f"{seen} looked at{'' if sample.is_whole else ', the first; there are more'}",
-        f"label {label.name}: {label.task} ({label.why})",
+        f"label {', '.join(label.columns)}: {label.task} ({label.why})",
         f"features: {counts(columns.features)}",
     ]
     if null := sample.options.get("nullValue"):
@@ -103,7 +107,8 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
 
 def look_at(sample: TableSample, columns: Columns) -> list[str]:
     """What only a person can know, a sentence each."""
-    nulls = sample.rows.column(columns_name(sample, columns)).null_count
+    is_null = [pc.is_null(sample.rows.column(name)) for name in label_columns(sample, columns)]
+    nulls = pc.sum(reduce(pc.or_, is_null)).as_py() or 0
     lines = [
         "is every feature known when a prediction is made? One that is written later makes scores that do not last",
     ]
@@ -113,15 +118,17 @@ def look_at(sample: TableSample, columns: Columns) -> list[str]:
             "(etl.split of kind time, docs/etl.md)"
         )
     if nulls:
-        lines.append(f"{nulls} rows have no {columns.label.name}; the check label_known leaves them out")
+        lines.append(
+            f"{nulls} rows have no {' or '.join(columns.label.columns)}; the check label_known leaves them out"
+        )
     if not sample.is_whole:
         lines.append("rows that were not looked at may hold other types or classes; the run names each such value")
     return lines
 
 
-def columns_name(sample: TableSample, columns: Columns) -> str:
-    """The label's column as the file calls it."""
-    return next(name for name in sample.types if quoted(name) in columns.label.sql)
+def label_columns(sample: TableSample, columns: Columns) -> list[str]:
+    """The labels' columns as the file calls them."""
+    return [next(name for name in sample.types if quoted(name) in sql) for sql in columns.label.columns.values()]
 
 
 def _use(columns: Columns, name: str) -> str:

@@ -149,7 +149,7 @@ def read_source(target: str, tracking: TrackingConfig, scratch: Path) -> Source:
         tokens = Column(name="tokens", dtype="int64", cardinality=found.codec.size)
         return Source(module, [tokens], about | {"text": trained.manifest.text}, longest=found.context)
     module = Exported(found.model, found.task.inputs, found.task.probabilities)
-    about |= {"classes": list(trained.manifest.classes), "features": found.raw.states}
+    about |= {"classes": found.label_names or list(trained.manifest.classes), "features": found.raw.states}
     return Source(module, found.raw.tensors, about)
 
 

@@ -82,8 +82,9 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     trained, split = champion.model, config.train.test_split
     if trained.config.model.task != config.model.task:
         raise ValueError(f"its task is {trained.config.model.task!r}, this recipe's is {config.model.task!r}")
-    if trained.manifest.classes != dataset.manifest.classes:
-        raise ValueError(f"its classes are {trained.manifest.classes}, this dataset's {dataset.manifest.classes}")
+    for of in ("classes", "label_names"):
+        if (theirs := getattr(trained.manifest, of)) != (ours := getattr(dataset.manifest, of)):
+            raise ValueError(f"its {of.replace('_', ' ')} are {theirs}, this dataset's {ours}")
     assert split is not None, "there are test rows"
     features = {key: state for key, state in trained.manifest.features.items() if key != "weight"}  # of its own rows
     manifest = with_features(dataset.manifest, features)

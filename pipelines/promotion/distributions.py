@@ -103,13 +103,24 @@ def _in_ranges(histogram: Array, cuts: Array) -> Array:
     return np.bincount(places, histogram[:, 1], minlength=len(cuts) + 1)
 
 
-def prediction_counts(reference: Array, current: Array) -> Counts:
-    """Count predictions: (N,) values in ranges of the reference, (N, classes) by their likeliest class."""
+def prediction_counts(reference: Array, current: Array, task: str = "") -> Counts:
+    """Count predictions: (N,) values in ranges of the reference, (N, classes) by their likeliest class.
+
+    Of the task multilabel, (N, labels), each predicted label counts, and each row that has none.
+    """
     if reference.ndim != current.ndim or reference.shape[1:] != current.shape[1:]:
         raise ValueError(f"predictions are of {reference.shape[1:]} and {current.shape[1:]} classes")
+    if task == "multilabel":
+        return _predicted_labels(reference), _predicted_labels(current)
     if reference.ndim == 2:
         cells, classes = [p.argmax(axis=1) for p in (reference, current)], reference.shape[1]
     else:
         cuts = np.unique(np.quantile(reference, np.arange(1, RANGES) / RANGES))
         cells, classes = [np.searchsorted(cuts, p, side="right") for p in (reference, current)], len(cuts) + 1
     return np.bincount(cells[0], minlength=classes), np.bincount(cells[1], minlength=classes)
+
+
+def _predicted_labels(predictions: Array) -> Array:
+    """Rows that each label is predicted for, and those that none is, (labels + 1,)."""
+    chosen = predictions > 0.5
+    return np.append(chosen.sum(axis=0), (~chosen.any(axis=1)).sum())

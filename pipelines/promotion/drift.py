@@ -119,13 +119,15 @@ def part_statistics(root: Storage, parts: Sequence[WindowPart]) -> Iterator[Stat
         yield read_statistics(storage, read(Part, storage, PART_NAME))
 
 
-def prediction_drift(config: DriftConfig, predictions: Array, reference: Array | NoReference) -> list[DriftFinding]:
-    """Compare the predictions of both models by the rules that ask for it; arrays as of `prediction_counts`."""
+def prediction_drift(
+    config: DriftConfig, predictions: Array, reference: Array | NoReference, task: str = ""
+) -> list[DriftFinding]:
+    """Compare the predictions of both models by the rules that ask for it; arguments as of `prediction_counts`."""
     rules = [rule for rule in config.rules if rule.predicts]
     if isinstance(reference, NoReference):
         return [not_compared(rule, PREDICTION, reference) for rule in rules]
     try:
-        counts = prediction_counts(reference, predictions)
+        counts = prediction_counts(reference, predictions, task)
     except ValueError as error:
         return [not_compared(rule, PREDICTION, NoReference(str(error), absent=False)) for rule in rules]
     return [finding(rule, PREDICTION, counts) for rule in rules]

@@ -182,11 +182,11 @@ class Gate:
         drift = self.job.config.drift
         if drift is None or self.held_out is None or not any(rule.predicts for rule in drift.rules):
             return []
-        ours = self.held_out.scores
+        ours, task = self.held_out.scores, self.job.config.model.task
         if drift.against == "previous":
-            return prediction_drift(drift, ours, self._previous_predictions())
+            return prediction_drift(drift, ours, self._previous_predictions(), task)
         if compared.rows is not None and compared.rows.champion is not None:
-            return prediction_drift(drift, ours, compared.rows.champion)
+            return prediction_drift(drift, ours, compared.rows.champion, task)
         absent = f"no version has the alias {self.job.config.tracking.alias!r} yet"
         why = compared.why_not or compared.older or compared.same or absent
         return prediction_drift(drift, ours, NoReference(why, absent=not compared.why_not))

@@ -1,11 +1,12 @@
 """Held-out metrics of two models on the same rows, and of paired resamples of these rows. Pure numpy.
 
-labels (N,) float64; scores (N,) probabilities of 1 or predicted values, or (N, classes) probabilities.
+labels (N,) float64; scores (N,) probabilities of 1 or predicted values, or (N, classes) probabilities. Of the task
+multilabel both are (N, labels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from sparkring.pipelines.evaluation.binary import CLIP
 from sparkring.pipelines.evaluation.multiclass import TOP, class_counts, label_loss, label_ranks
+from sparkring.pipelines.evaluation.multilabel import mean_accuracy, mean_loss
 
 Array = NDArray[Any]
 RESAMPLES, SEED = 1000, 0
@@ -25,6 +27,9 @@ def row_values(task: str, metric: str, labels: Array, scores: Array) -> Array:
         error = scores - labels
         assert metric in ("loss", "abs_error"), f"{metric} is no mean over rows"
         return np.square(error) if metric == "loss" else np.abs(error)
+    if task == "multilabel":
+        assert metric in ("loss", "accuracy"), f"{metric} is no mean over rows"
+        return mean_loss(labels, scores) if metric == "loss" else mean_accuracy(labels, scores)
     if task == "multiclass":
         if metric == "loss":
             return label_loss(labels, scores)
@@ -60,8 +65,8 @@ def resampled(
     Args:
         task: of the recipe.
         metric: name.
-        labels: (rows,).
-        models: scores of each model, (rows,).
+        labels: (rows,), or (rows, labels).
+        models: scores of each model, as many.
         resamples: how many.
         weights: how much each row counts, (rows,); None: all alike.
     """
@@ -76,6 +81,14 @@ def resampled(
 
 def _weighted(task: str, metric: str, labels: Array, scores: Array) -> Callable[[Array], float]:
     """The metric as a function of how often, or how much, each row counts."""
+    how, _, of_label = metric.partition("_")
+    if task == "multilabel" and how == "micro":
+        every = _weighted("binary", of_label, labels.ravel(), scores.ravel())
+        return lambda weights: every(np.repeat(weights, labels.shape[1]))
+    if task == "multilabel" and how == "macro":
+        each = [_weighted("binary", of_label, labels[:, n], scores[:, n]) for n in range(labels.shape[1])]
+        predicted = ((labels > 0.5) | (scores > 0.5)).astype(np.float64) if of_label == "f1" else None
+        return partial(_mean_of_labels, each, predicted)
     if metric in ("auc", "average_precision"):
         return Ranking(labels, scores).auc if metric == "auc" else Ranking(labels, scores).average_precision
     if metric in ("f1", "macro_f1"):
@@ -85,6 +98,13 @@ def _weighted(task: str, metric: str, labels: Array, scores: Array) -> Callable[
     if metric in ("rmse", "r2"):
         return partial(_weighted_fit, metric, labels, row_values(task, "loss", labels, scores))
     return partial(_weighted_mean, row_values(task, metric, labels, scores))
+
+
+def _mean_of_labels(each: Sequence[Callable[[Array], float]], known: Array | None, weights: Array) -> float:
+    """The mean of a metric over the labels that have it; `known` (N, labels): rows that give a label its metric."""
+    found = np.array([of(weights) for of in each])
+    has = np.isfinite(found) if known is None else weights @ known > 0
+    return float(found[has].mean()) if has.any() else float("nan")
 
 
 def _weighted_f1(metric: str, labels: Array, predicted: Array, classes: int, weights: Array) -> float:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from sparkring.pipelines.evaluation.binary import Bin, Group, calibration, share_by, threshold_curves
 from sparkring.pipelines.evaluation.evaluate import HeldOut
-from sparkring.pipelines.evaluation.multiclass import class_counts, top_calibration
+from sparkring.pipelines.evaluation.multiclass import ClassCounts, class_counts, top_calibration
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.training.result import plain_name
@@ -52,10 +52,13 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     held = inputs.held_out
     if held is None:
         return drawn
-    drawn += {"binary": _binary, "multiclass": _multiclass, "regression": _regression}[inputs.config.model.task](
-        inputs, held
-    )
-    return drawn
+    draw_task = {
+        "binary": _binary,
+        "multiclass": _multiclass,
+        "multilabel": _multilabel,
+        "regression": _regression,
+    }[inputs.config.model.task]
+    return drawn + draw_task(inputs, held)
 
 
 def _losses(inputs: ReportInputs) -> Drawn:
@@ -116,8 +119,6 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
     shown += ["others"] if len(matrix) > len(shown) else []
     bins = top_calibration(labels, held.scores, held.weights)
     by_row = [(name, *row.tolist()) for name, row in zip(shown, matrix, strict=True)]
-    of_classes = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
-                   counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
     return [
         Drawn(
             "confusion",
@@ -127,14 +128,33 @@ def _multiclass(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
             wide=len(shown) > figures.FEW_CLASSES,
         ),
         _calibration(bins, "probability of the predicted class", "share that is right"),
-        Drawn(
-            "classes",
-            "Precision and recall by class",
-            figures.class_bars(counts.precision[some], counts.recall[some], [names[one] for one in some]),
-            FigureNumbers(["class", "rows", "predicted", "precision", "recall", "F1"], of_classes),
-            wide=True,
-        ),
+        _by_class("class", "classes", names, counts, some),
     ]
+
+
+def _multilabel(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
+    """Calibration of all labels' probabilities together, and precision and recall of the labels with most rows."""
+    labels, predicted = held.labels > 0.5, held.scores > 0.5
+    counts = ClassCounts(*(each.sum(axis=0) for each in (labels & predicted, labels, predicted)))
+    names, some = inputs.class_names(labels.shape[1]), most_frequent(counts.rows, MOST_CLASSES)
+    every = None if held.weights is None else np.repeat(held.weights, labels.shape[1])
+    return [
+        _calibration(calibration(held.labels.ravel(), held.scores.ravel(), weights=every), "probability", "share"),
+        _by_class("label", "labels", names, counts, some),
+    ]
+
+
+def _by_class(what: str, name: str, names: Sequence[str], counts: ClassCounts, some: np.ndarray) -> Drawn:
+    """Precision and recall of `some` classes or labels. `what`: what each is; `name`: of the file."""
+    of_each = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
+                counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
+    return Drawn(
+        name,
+        f"Precision and recall by {what}",
+        figures.class_bars(counts.precision[some], counts.recall[some], [names[one] for one in some]),
+        FigureNumbers([what, "rows", "predicted", "precision", "recall", "F1"], of_each),
+        wide=True,
+    )
 
 
 def most_frequent(rows: np.ndarray, most: int) -> np.ndarray:

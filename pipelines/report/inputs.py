@@ -39,7 +39,12 @@ class ReportInputs:
     def label(self) -> str:
         """The label's column."""
         labels = (column.name for column in self.manifest.columns if column.role == "label")
-        return self.config.model.label or next(labels, "label")
+        return "label" if self.several else self.config.model.label or next(labels, "label")
+
+    @property
+    def several(self) -> list[str]:
+        """The labels, where the model predicts several; else []."""
+        return self.manifest.label_names if self.config.model.task == "multilabel" else []
 
     @property
     def positive(self) -> str:
@@ -55,7 +60,7 @@ class ReportInputs:
 
     def class_names(self, classes: int) -> list[str]:
         """Name the label's classes, in the order of the model's outputs; by number where they have no names."""
-        return self.manifest.classes or [str(number) for number in range(classes)]
+        return self.manifest.classes or self.several or [str(number) for number in range(classes)]
 
     @property
     def differences(self) -> str:
@@ -188,12 +193,12 @@ class ReportInputs:
 
     @property
     def class_balance(self) -> list[tuple[str, dict[str, tuple[int, float]]]]:
-        """(class, split -> (rows, share of the split)) of a label of texts; [] of another."""
+        """(class, split -> (rows, share of the split)) of a label of texts, or of several labels; [] of another."""
         counts = self.manifest.class_counts
-        totals = {split: max(sum(rows), 1) for split, rows in counts.items()}
+        totals = {split: max(self.manifest.splits[split].rows, 1) for split in counts}
         return [
             (name, {split: (rows[i], rows[i] / totals[split]) for split, rows in counts.items()})
-            for i, name in enumerate(self.manifest.classes)
+            for i, name in enumerate(self.manifest.classes or self.manifest.label_names)
         ]
 
     @property

@@ -22,6 +22,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
 from sparkring.pipelines.evaluation.held_out import BEST_IS_LOW, is_better
+from sparkring.pipelines.evaluation.multilabel import OF_LABEL
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import Drawn, draw
 from sparkring.pipelines.report.inputs import ReportInputs
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 LOSSES = {
     "binary": "log loss (nats)",
     "multiclass": "log loss (nats)",
+    "multilabel": "log loss (nats)",
     "language_model": "loss (nats per token)",
     "regression": "mean squared error",
 }
@@ -46,14 +48,13 @@ NAMES = {
     "r2": "R²",
     "f1": "F1",
     "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "macro_auc": "macro ROC AUC",
+    "micro_auc": "micro ROC AUC",
     "top_5_accuracy": "top-5 accuracy",
 }
-DATED = (
-    "calibration",
-    "confusion",
-    "predicted_and_actual",
-)  # of interest night by night
-COMPARED = ("loss", "auc", "macro_f1", "r2")  # what the verdict is about, as far as all have it
+DATED = ("calibration", "confusion", "predicted_and_actual")  # of interest night by night
+COMPARED = ("loss", "auc", "macro_auc", "macro_f1", "r2")  # what the verdict is about, as far as all have it
 
 
 def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: str | None = None) -> None:
@@ -119,6 +120,7 @@ def build_report(inputs: ReportInputs, drawn: Sequence[Drawn] | None = None) -> 
         scores=scores,
         verdict=verdict(scores),
         columns=[(name, _title(name, inputs.config.model.task)) for name in _score_columns(scores)],
+        label_columns=[(name, _title(name, "binary")) for name in OF_LABEL],
         best=_best(scores),
         figures=[(each, Markup(figures.to_svg(each.figure, each.caption))) for each in shown],
         time_figure=Markup(figures.to_svg(figures.time_bar(inputs.stages), "Seconds by stage")),

@@ -15,7 +15,7 @@ from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
 from sparkring.conf.rules.promotion import slice_problems
-from sparkring.conf.rules.recipe import class_problems, dataset_problems, group_problems, metric_problems
+from sparkring.conf.rules.recipe import dataset_problems, group_problems, label_problems, metric_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.sources.examine import Examined
@@ -84,7 +84,9 @@ def check_foreseen(config: RunConfig, manifest: DatasetManifest | None) -> None:
     if manifest is None:
         return
     problems = refusals(
-        group_problems(config, manifest), slice_problems(config, manifest), class_problems(config, manifest)
+        group_problems(config, manifest),
+        slice_problems(config, manifest),
+        label_problems(config, manifest.columns, manifest.features),
     )
     problems = refusals(problems, metric_problems_of(config, manifest))
     if not problems and model_class(config.model.factory).__module__.startswith(OURS):  # another may want real values
@@ -241,7 +243,7 @@ def metric_problems_of(config: RunConfig, manifest: DatasetManifest | None = Non
         elif own and config.etl is not None:
             names = foreseen_names(config.etl)
             label = config.model.label or config.etl.label
-            unseen = (label, config.etl.weight, *config.etl.keep)
+            unseen = (*config.etl.labels, config.model.label, config.etl.weight, *config.etl.keep)
             features = inputs or [name for name in names.tensors if name not in unseen]
             columns = ModelColumns(features, label, [])
         else:

@@ -50,6 +50,11 @@ T_COMPARE, T_SOURCES = (f"tests/pipelines/reproduce/test_{name}.py" for name in 
 T_ENVIRONMENT = "tests/pipelines/reproduce/test_environment.py"
 STATISTICS, ROWS, T_ROWS = "etl/statistics.py", "etl/rows.py", "tests/spark/test_etl_rows.py"
 WEIGHTS, T_WEIGHTS, T_ETL_WEIGHTS = "etl/weights.py", "tests/etl/test_weights.py", "tests/spark/test_etl_weights.py"
+FLAGS, T_FLAGS, T_LABELS = "etl/flags.py", "tests/etl/test_flags.py", "tests/spark/test_etl_labels.py"
+TASKS, T_TASKS = "training/tasks.py", "tests/training/test_tasks.py"
+RECIPE_MODEL, T_RECIPE_MODEL = "training/recipe_model.py", "tests/training/test_recipe_model.py"
+T_LABEL_RULES, MULTILABEL = "tests/conf/rules/test_labels.py", "pipelines/evaluation/multilabel.py"
+T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
@@ -955,7 +960,12 @@ MUTANTS = (
     Mutant("etl/classes.py", "if None in classes:", "if False:", T_CLASSES),
     Mutant("etl/classes.py", "if declared is not None and (other", "if declared is None and (other", T_CLASSES),
     Mutant("etl/rows.py", "if total <= limit:", "if total >= limit:", T_CLASSES),
-    Mutant("training/data/features/transform.py", "if (codes < 0).any():", "if False:", T_CLASSES),
+    Mutant(
+        FEATURES,
+        'if (codes < 0).any():\n            raise DataError(f"label {self.name!r}: {int((codes < 0).sum())} rows',
+        'if False:\n            raise DataError(f"',
+        T_CLASSES,
+    ),
     Mutant(f"{VALIDATE}/trial.py", '"promote": None,', "", "tests/pipelines/validate/test_trial.py"),
     Mutant(f"{VALIDATE}/trial.py", "config.name + SUFFIX", "config.name", "tests/pipelines/validate/test_trial.py"),
     Mutant("training/launch/failure.py", "if is_frame and next_is_frame and", "if is_frame and", T_TRACEBACK),
@@ -1029,6 +1039,41 @@ MUTANTS = (
         "sent = self.collectives.sent_bytes",
         "tests/ranks/test_average.py",
     ),
+    # --- several labels
+    Mutant(FLAGS, "pc.unique(good[SPLIT])", "pc.unique(counted[SPLIT])", T_FLAGS),
+    Mutant(FLAGS, "if not odd.get(label) and", "if", T_FLAGS),
+    Mutant(FLAGS, 'in (0, rows.get("train", 0))', "== 0", T_FLAGS),
+    Mutant("etl/classes.py", 'is_tags(label) and trained.get(name) == rows.get("train")', "False", T_FLAGS),
+    Mutant("etl/classes.py", 'if not state["values"]:', "if False:", T_FLAGS),
+    Mutant(FLAGS, "(value != 0.0) & (value != 1.0)", "value > 2.0", T_LABELS),
+    Mutant("etl/classes.py", "F.array_distinct(value)", "value", T_LABELS),
+    Mutant("etl/classes.py", "AND NOT exists(", "AND exists(", T_LABELS),
+    Mutant(FEATURES, "self._codes(array.flatten())", "self._codes(array.values)", T_RECIPE_MODEL),
+    Mutant(TASKS, 'reduction="none").mean(dim=1)', 'reduction="none").sum(dim=1)', T_TASKS),
+    Mutant(TASKS, "for name in self.several], dim=1)", "for name in self.several[::-1]], dim=1)", T_TASKS),
+    Mutant(TASKS, 'in TABLE_TASKS and kind != "multilabel"', "in TABLE_TASKS and not kind", T_TASKS),
+    Mutant(SCORES, "for scores in each if not math.isnan(scores[name])", "for scores in each", T_SCORES),
+    Mutant(SCORES, "labels_NL.flatten(), every)", "labels_NL.flatten(), None)", T_SCORES),
+    Mutant(RECIPE_MODEL, "_of_label(manifest, config.model.label)", "manifest", T_RECIPE_MODEL),
+    Mutant(RECIPE_MODEL, "labels if len(labels) > 1", "labels if len(labels) > 9", T_RECIPE_MODEL),
+    Mutant(TABULAR, "if labels or classes > 2", "if labels > 2 or classes > 2", T_RECIPE_MODEL),
+    Mutant(WARM, '("labels", old.label_names, new.label_names)', '("labels", [], [])', T_RECIPE_MODEL),
+    Mutant("conf/manifest.py", 'or any(state.get("odd", {}).values())', "", T_RECIPE_MODEL),
+    Mutant("conf/rules/recipe.py", "if len(names) == 1:", "if len(names) == 2:", T_LABEL_RULES),
+    Mutant("conf/rules/foreseen.py", 'len(labels) > 1 and task != "multilabel"', "len(labels) > 1", T_LABEL_RULES),
+    Mutant(MULTILABEL, "else weights > 0", "else weights >= 0", T_MULTILABEL),
+    Mutant(
+        MULTILABEL,
+        ".mean(axis=1)\n    return loss",
+        ".sum(axis=1)\n    return loss",
+        T_MULTILABEL,
+    ),
+    Mutant(BASELINE, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k several"),
+    Mutant(BASELINE, "if is_constant else", "if False else", f"{T_BASELINE} -k several"),
+    Mutant(GATE_SCORES, "weights @ known > 0", "weights @ known >= 0", T_GATE_SCORES),
+    Mutant(GATE_SCORES, "np.repeat(weights, labels.shape[1])", "np.tile(weights, labels.shape[1])", T_GATE_SCORES),
+    Mutant(DISTRIBUTIONS, "(~chosen.any(axis=1)).sum()", "chosen.any(axis=1).sum()", T_DISTRIBUTIONS),
+    Mutant(f"{INIT}/columns.py", '({"0", "1"}, {"0.0", "1.0"}, ', "({*found}, ", T_INIT),
     # --- weights of rows
     Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
     Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),

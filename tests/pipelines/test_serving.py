@@ -264,6 +264,7 @@ def test_signature_says_what_raw_columns_are_needed() -> None:
         "wind": ("any", False),  # nulls were learned
         "hour": ("any", True),
     }
+    assert [each["name"] for each in signature_outputs("multilabel", [], ["a", "b"])] == ["label_a", "label_b"]
     assert signature_outputs("binary")[0]["name"] == "prediction" and signature_outputs("multiclass") == []
 
 

@@ -47,6 +47,30 @@ def test_losses_are_per_row_and_scores_are_probabilities(kind, outputs, label, l
     assert set(task.metric_sums(torch.tensor(outputs), columns)) == set(task.metric_names())
 
 
+def test_several_labels_have_a_loss_that_is_their_mean_and_are_columns_or_one_of_tags() -> None:
+    columns = {"a": torch.tensor([0, 1]), "b": torch.tensor([True, True]), "tags": torch.tensor([[0.0, 1], [1, 1]])}
+    outputs = torch.tensor([[0.0, 0.0], [2.0, -1.0]])
+    expected = [math.log(2), (math.log1p(math.exp(-2)) + math.log1p(math.exp(1))) / 2]
+    for label in (["a", "b"], "tags"):
+        task = build_task("multilabel", ["x"], label, None)
+        assert torch.equal(task.labels(columns), columns["tags"]), "columns in their order"
+        assert task.loss(outputs, columns).tolist() == pytest.approx(expected)
+        assert task.metric_sums(outputs, columns)["accuracy"].tolist() == [0.5, 0.5]
+        assert task.probabilities(outputs).tolist()[0] == [0.5, 0.5]
+        found = task.split_metrics(task.split_values(outputs, columns))
+        assert set(found) == set(task.split_metric_names())
+        assert found["macro_auc"] == 1.0, "of `a` alone: every row has `b`"
+
+
+def test_a_task_of_one_label_takes_no_list_and_one_of_a_user_takes_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ValueError, match=r"task 'binary' has one label, the dataset has \['a', 'b'\]; name one, or set"
+    ):
+        build_task("binary", ["x"], ["a", "b"], None)
+    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(OwnTask=OwnTask))
+    assert build_task("own:OwnTask", ["x"], ["a", "b"], None).given == (["x"], ["a", "b"], None)
+
+
 def test_a_users_task_is_constructed_with_features_label_and_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own", SimpleNamespace(OwnTask=OwnTask))
     task = build_task("own:OwnTask", ["x"], "y", ["x"])

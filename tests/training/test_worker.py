@@ -34,6 +34,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.audit import audit_run
 from sparkring.pipelines.evaluation.binary import binary_scores
+from sparkring.pipelines.evaluation.multilabel import multilabel_scores
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
@@ -55,15 +56,20 @@ COLUMNS = (
     Column(name="y", dtype="float32"),
     Column(name="late", dtype="bool", role="label"),
 )
+TAGS = ["high", "late", "odd"]
 NO_FEATURES = {"version": 1, "inputs": {}, "features": []}
 
 
 def write_table(
-    folder: Path, poisoned: bool = False, sizes: dict[str, int] = ROWS, weigh: Callable[[int], Any] | None = None
+    folder: Path,
+    poisoned: bool = False,
+    sizes: dict[str, int] = ROWS,
+    weigh: Callable[[int], Any] | None = None,
+    tagged: bool = False,
 ) -> Path:
     """A learnable binary task in Parquet with a manifest; `poisoned` puts one NaN among the training rows.
 
-    `weigh`: rows -> their weights, (rows,).
+    `weigh`: rows -> their weights, (rows,). `tagged`: a second label, whose tags depend on the features.
     """
     files, means = [], {}
     for number, (split, rows) in enumerate(sizes.items()):
@@ -84,6 +90,10 @@ def write_table(
         if weigh is not None:
             table = table.append_column("trust", pa.array(weigh(rows), pa.float64()))
             means[split] = float(np.mean(table["trust"].to_numpy()))
+        if tagged:
+            has = zip(x > 0.5, late, code % 2 == 1, strict=True)
+            tags = [[tag for tag, one in zip(TAGS, row, strict=True) if one] for row in has]
+            table = table.append_column("tags", pa.array(tags, pa.list_(pa.string())))
         path = folder / f"data/{split}-00000.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=100)
@@ -93,12 +103,20 @@ def write_table(
         files.append(
             DataFile(path=f"data/{path.name}", split=split, rows=rows, bytes=len(data), sha256=sha, row_groups=groups)
         )
+    columns, features = [*COLUMNS], dict[str, Any]()
+    if weigh:
+        columns.append(Column(name="trust", dtype="float64", role="weight"))
+        features |= NO_FEATURES | {"weight": {"column": "trust", "mean": means["train"]}}
+    if tagged:
+        columns.append(Column(name="tags", dtype="string", layout="ragged", role="label", logical="array<string>"))
+        state = {"name": "tags", "kind": "tags", "column": "tags", "values": TAGS, "counts": {}}
+        features |= NO_FEATURES | features | {"labels": [state]}
     manifest = DatasetManifest(
         name="worker",
         fingerprint=hashlib.sha256(repr(poisoned).encode()).hexdigest(),
         created_at="",
-        columns=(*COLUMNS, *([Column(name="trust", dtype="float64", role="weight")] if weigh else [])),
-        features=NO_FEATURES | {"weight": {"column": "trust", "mean": means["train"]}} if weigh else {},
+        columns=tuple(columns),
+        features=features,
         files=tuple(files),
         splits={split: SplitInfo(rows=rows, files=1) for split, rows in sizes.items()},
         accounting=Accounting(rows_in=sum(sizes.values()), rows_out=sum(sizes.values())),
@@ -289,6 +307,27 @@ def test_weights_count_in_the_loss_and_every_metric_on_any_world(group: WorkerGr
     for metric in ("loss", "accuracy", "auc", "average_precision", "f1"):
         assert job.result.test[metric] == pytest.approx(expected[metric], rel=1e-12), metric
     assert job.result.test["positive_share"] == pytest.approx(np.average(labels, weights=weights))
+
+
+def test_several_labels_are_learnt_alike_on_any_world(group: WorkerGroup, tmp_path: Path) -> None:
+    """Every parameter, so those of every label; rows have weights, and the last batch of held-out splits is padded."""
+    table = write_table(tmp_path / "tagged", weigh=fifths, tagged=True)
+    words = ["model.task=multilabel", "model.label=tags", "train.epochs=1", "train.eval_batch=64"]
+    words += ["train.best_metric=macro_auc", "train.best_mode=max"]
+    alone = Job(tmp_path / "alone", table, *words).run(group, 1)
+    job = Job(tmp_path / "run", table, *words, "parallel.engine=torch", "parallel.zero=2").run(group, 2)
+    np.testing.assert_allclose([*job.losses.values()], [*alone.losses.values()], rtol=1e-10)
+    assert alone.weights()["head.bias"].shape == (3,) and (alone.weights()["head.bias"] != 0).all()
+    for name, expected in alone.weights().items():
+        torch.testing.assert_close(job.weights()[name], expected, rtol=1e-8, atol=1e-11)
+    assert job.result.valid == pytest.approx(alone.result.valid, rel=1e-10)
+    parts = [pq.read_table(tmp_path / "run" / r["predictions"]) for r in job.results if r["predictions"]]
+    scored = pa.concat_tables(parts).sort_by("id").to_pydict()
+    labels, scores = np.array(scored["label"]), np.array(scored["prediction"])
+    stored = pq.read_table(table / "data/test-00000.parquet")["tags"].to_pylist()
+    assert labels.tolist() == [[float(tag in tags) for tag in TAGS] for tags in stored]
+    expected = multilabel_scores(labels, scores, fifths(200))
+    assert {name: job.result.test[name] for name in expected} == pytest.approx(expected, rel=1e-10)
 
 
 def kill_one_rank(step: int, at: int, killed: list[int]) -> None:

@@ -64,7 +64,8 @@ def check_type(column: Column, stored: pa.DataType) -> None:
     if column.layout == "binary":
         fits = _is_bytes(stored) or pa.types.is_string(stored) or pa.types.is_large_string(stored)
     elif column.dtype == "string":
-        fits = pa.types.is_string(stored.value_type if pa.types.is_dictionary(stored) else stored)
+        texts = _leaf(stored) if column.layout == "ragged" else stored
+        fits = pa.types.is_string(texts.value_type if pa.types.is_dictionary(texts) else texts)
     elif column.layout == "scalar":
         fits = _scalar_fits(column, stored)
     elif column.layout == "vector" and _is_bytes(stored):

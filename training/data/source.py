@@ -41,7 +41,7 @@ class FileSource:
         self._files, self._filter = selection.files, selection.row_filter
         self._columns, self._check_pages = tuple(columns), check_pages
         self._names = [c.name for c in columns]
-        self._texts = [c.name for c in columns if c.dtype == "string"]
+        self._texts = [c.name for c in columns if c.dtype == "string" and c.layout == "scalar"]
         counts = np.fromiter((len(f.row_groups) for f in self._files), np.int64, len(self._files))
         self._first_group = np.concatenate(([0], np.cumsum(counts)))  # (files + 1,)
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()

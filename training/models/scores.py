@@ -11,6 +11,7 @@ import math
 import torch
 
 Tensor = torch.Tensor
+MULTILABEL_SCORES = tuple(f"{mean}_{of}" for of in ("auc", "average_precision", "f1") for mean in ("macro", "micro"))
 
 
 def ranking_scores(scores_N: Tensor, labels_N: Tensor, weights_N: Tensor | None = None) -> dict[str, float]:
@@ -40,6 +41,28 @@ def class_f1(labels_N: Tensor, predicted_N: Tensor, weights_N: Tensor | None = N
 def macro_f1(labels_N: Tensor, predicted_N: Tensor, weights_N: Tensor | None = None) -> float:
     """Mean F1 of the classes that occur, as labels or as predictions."""
     return float(class_f1(labels_N, predicted_N, weights_N).nanmean())
+
+
+def multilabel_means(scores_NL: Tensor, labels_NL: Tensor, weights_N: Tensor | None = None) -> dict[str, float]:
+    """MULTILABEL_SCORES: of all pairs of row and label together (micro), and means over labels (macro).
+
+    Labels without a score, of which all rows are, or none, have no part in a mean; NaN where none has one.
+    """
+    rows, labels = labels_NL.shape
+    every = None if weights_N is None else weights_N[:, None].expand(rows, labels).flatten()
+    micro = _label_scores(scores_NL.flatten(), labels_NL.flatten(), every)
+    each = [_label_scores(scores_NL[:, n], labels_NL[:, n], weights_N) for n in range(labels)]
+    found = {f"micro_{name}": value for name, value in micro.items()}
+    for name in micro:
+        known = [scores[name] for scores in each if not math.isnan(scores[name])]
+        found[f"macro_{name}"] = math.fsum(known) / len(known) if known else math.nan
+    return {name: found[name] for name in MULTILABEL_SCORES}
+
+
+def _label_scores(scores_N: Tensor, labels_N: Tensor, weights_N: Tensor | None) -> dict[str, float]:
+    """`auc`, `average_precision` and `f1` of labels 0 and 1; F1 is NaN where 1 is neither there nor predicted."""
+    f1 = class_f1((labels_N > 0.5).long(), (scores_N > 0.5).long(), weights_N)
+    return ranking_scores(scores_N, labels_N, weights_N) | {"f1": float(f1[1]) if len(f1) > 1 else math.nan}
 
 
 def fit_scores(predicted_N: Tensor, labels_N: Tensor, weights_N: Tensor | None = None) -> dict[str, float]:

@@ -154,9 +154,9 @@ class Tabular(nn.Module):
             raise ValueError(
                 f"sparkring.training.models.tabular takes scalar features; {odd} are not: bring your own model.factory"
             )
-        classes = len(manifest.classes)
+        classes, labels = len(manifest.classes), len(manifest.label_names)
         return cls(
-            **({"outputs": classes} if classes > 2 else {}) | args,
+            **({"outputs": labels or classes} if labels or classes > 2 else {}) | args,
             coded={c.name: c.cardinality for c in features if c.cardinality is not None},
             numeric=[
                 *(c.name for c in features if c.cardinality is None),

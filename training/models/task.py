@@ -53,11 +53,11 @@ class Task(ABC):
         return None
 
     def probabilities(self, outputs: Any) -> torch.Tensor | None:
-        """Scores (B,) or (B, classes) that the held-out report is drawn from; None: it shows none."""
+        """Scores (B,), (B, classes) or (B, labels) that the held-out report is drawn from; None: it shows none."""
         return None
 
     def labels(self, columns: Columns) -> torch.Tensor | None:
-        """True values (B,) that `probabilities` are compared with."""
+        """True values (B,), or (B, labels), that `probabilities` are compared with."""
         return None
 
     def slice_sequence(self, columns: Columns, part: int, parts: int) -> Columns:

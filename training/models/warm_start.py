@@ -85,11 +85,15 @@ def compare_features(old: DatasetManifest, new: DatasetManifest) -> FeatureChang
             f"the model was trained on the features {sorted(before)}, dataset {new.name!r} has {sorted(now)}; "
             "train from scratch"
         )
-    if old.classes != new.classes:
-        raise WarmStartError(
-            f"the model was trained on the classes {old.classes}, dataset {new.name!r} has {new.classes}; train from "
-            "scratch, or fix their list by etl.classes"
-        )
+    for what, theirs, ours in (
+        ("classes", old.classes, new.classes),
+        ("labels", old.label_names, new.label_names),
+    ):
+        if theirs != ours:
+            raise WarmStartError(
+                f"the model was trained on the {what} {theirs}, dataset {new.name!r} has {ours}; train from "
+                "scratch, or fix their list by etl.classes"
+            )
     if old.text.get("tokenizer_json") != new.text.get("tokenizer_json"):
         raise WarmStartError(
             f"dataset {new.name!r} has another tokenizer than the model was trained with, so its ids stand for other "

@@ -25,14 +25,17 @@ from sparkring.pipelines.evaluation.baseline import (
     CLASS_RATES,
     LINEAR,
     LOGISTIC,
+    LOGISTICS,
     MAJORITY,
     MEAN,
     MULTINOMIAL,
+    RATES,
     Baselines,
     attempted,
     class_rates,
     constant_scores,
     fit_baselines,
+    label_logistic_scores,
     multinomial_scores,
 )
 from sparkring.pipelines.evaluation.evaluate import evaluate
@@ -94,7 +97,7 @@ def fitted(
 ) -> Baselines:
     train, test = (split_rows(dataset, split, data or DataConfig(), []) for split in ("train", "test"))
     read = [column for column in dataset.manifest.columns if column.role != "weight"]
-    return fit_baselines(spark, task, train, test, read, label)
+    return fit_baselines(spark, task, train, test, read, [label])
 
 
 @pytest.mark.spark
@@ -104,6 +107,37 @@ def test_nulls_and_nan_are_filled_as_the_reader_does(spark: Any, tmp_path: Path,
     found = fitted(spark, write_table(tmp_path, (gaps, *COLUMNS[1:]), learnable))
     assert found.missing == {}
     assert found.scores[LOGISTIC]["auc"] > 0.7 and found.scores[LOGISTIC]["loss"] < found.scores[MAJORITY]["loss"]
+
+
+@pytest.mark.spark
+def test_each_of_several_labels_has_its_rate_and_its_regression(spark: Any, tmp_path: Path) -> None:
+    """A label that no test row has counts in the loss, not in the mean AUC; a vector of labels is as its columns."""
+
+    def make(seed: int) -> dict[str, Any]:
+        rows, late = learnable(seed), learnable(seed)["late"]
+        rows |= {"often": (np.arange(120) % 4 > 0).astype(np.int8), "never": np.zeros(120, np.int8)}
+        return rows | {"all": [[float(a), float(b), 0.0] for a, b in zip(late, rows["often"], strict=True)]}
+
+    several = [LABEL, *(Column(name=name, dtype="int8", role="label") for name in ("often", "never"))]
+    vector = Column(name="all", dtype="float32", layout="vector", shape=(3,), role="label")
+    dataset = write_table(tmp_path, (*COLUMNS[:3], *several, vector), make)
+    features = [*COLUMNS[:3]]
+    train, test = (split_rows(dataset, split, DataConfig(), []) for split in ("train", "test"))
+    found = fit_baselines(spark, "multilabel", train, test, [*features, *several], several)
+    rates, logistic = found.scores[RATES], found.scores[LOGISTICS]
+    assert not found.missing and rates["macro_auc"] == 0.5 and logistic["macro_auc"] > 0.6
+    late = np.concatenate([make(s)["late"][:60] for s in (10, 11)]).mean()
+    guess = np.concatenate([make(s)["late"] for s in (0, 1)]).mean()
+    expected = [constant_scores(guess, late), constant_scores(0.75, 0.75), constant_scores(0.0, 0.0)]
+    assert rates["loss"] == pytest.approx(sum(each["loss"] for each in expected) / 3, rel=1e-9)
+    assert logistic["loss"] < rates["loss"]
+    as_vector = fit_baselines(spark, "multilabel", train, test, [*features, vector], [vector])
+    assert as_vector.scores[RATES] == pytest.approx(rates, rel=1e-12)
+
+
+def test_more_labels_than_are_fitted_in_turn_are_said_to_have_no_regression() -> None:
+    with pytest.raises(ValueError, match="21 labels, more than 20"):
+        label_logistic_scores([lambda: pytest.fail("must not be made")] * 21)
 
 
 @pytest.mark.spark

@@ -10,12 +10,13 @@ from sparkring.conf.blocks.promotion import COMPARED_TASKS, HIGHER_IS_BETTER
 from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
 
 LABELS = np.arange(12) % 6
-PREDICTIONS = {"binary": np.linspace(0, 1, 12), "multiclass": np.eye(6)[LABELS], "regression": LABELS + 0.5}
+PREDICTIONS = {"binary": np.linspace(0, 1, 12), "multiclass": np.eye(6)[LABELS], "regression": LABELS + 0.5,
+               "multilabel": np.linspace(0, 1, 24).reshape(12, 2)}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", COMPARED_TASKS)
 def test_the_metrics_that_rules_may_name_are_those_a_task_has(task: str) -> None:
-    labels = LABELS % 2 if task == "binary" else LABELS
+    labels = {"binary": LABELS % 2, "multilabel": np.stack([LABELS % 2, LABELS % 3 > 0], axis=1)}.get(task, LABELS)
     assert held_out_scores(task, labels, PREDICTIONS[task]).keys() == HIGHER_IS_BETTER[task].keys()
 
 
@@ -36,6 +37,7 @@ SCORED = {
     "binary": (CLASSES % 2, DRAW.random(500).round(2)),
     "multiclass": (CLASSES, DRAW.dirichlet(np.ones(7), 500) * 0.5 + 0.5 * np.eye(7)[DRAW.permutation(CLASSES)]),
     "regression": (CLASSES * 2.0, CLASSES * 2 + DRAW.normal(size=500)),
+    "multilabel": (np.stack([CLASSES % 2, CLASSES > 4, CLASSES > 9], axis=1), DRAW.random((500, 3)).round(2)),
 }
 
 
@@ -45,7 +47,7 @@ def test_a_row_of_weight_n_scores_as_n_rows_do(task: str) -> None:
     labels, scores = SCORED[task]
     weights = DRAW.integers(0, 4, 500)
     found = held_out_scores(task, labels, scores, weights / 3)
-    expected = held_out_scores(task, np.repeat(labels, weights), np.repeat(scores, weights, axis=0))
+    expected = held_out_scores(task, np.repeat(labels, weights, axis=0), np.repeat(scores, weights, axis=0))
     assert found.keys() == expected.keys()
     for metric in found.keys() - {"calibration_error"}:
         assert found[metric] == pytest.approx(expected[metric], rel=1e-12), metric

@@ -79,17 +79,51 @@ def test_features_are_chosen_by_type_and_distinct_values(tmp_path: Path) -> None
 )  # fmt: skip
 def test_the_label_says_which_task_it_is(tmp_path: Path, values: list[Any], task: str) -> None:
     found = decide(tmp_path, "y", y=[values[i % len(values)] for i in range(ROWS)])
-    assert found.label.task == task and found.label.name == "y"
+    assert found.label.task == task and [*found.label.columns] == ["y"]
 
 
 def test_a_task_may_be_given(tmp_path: Path) -> None:
     values = [i % 5 for i in range(ROWS)]
     assert decide(tmp_path, "y", "regression", y=values).label.center == 2.0
-    assert decide(tmp_path, "y", "multiclass", y=values).label.sql == "CAST(`y` AS string)"
+    assert decide(tmp_path, "y", "multiclass", y=values).label.columns == {"y": "CAST(`y` AS string)"}
     with pytest.raises(ConfigError, match=r"--task binary: 'y' has 5 values \(0, 1, 2, 3, 4\), and binary has 2"):
         decide(tmp_path, "y", "binary", y=values)
     with pytest.raises(ConfigError, match=r"--task regression: 'kind' is string .*regression needs a number"):
         decide(tmp_path, "kind", "regression")
+
+
+def test_several_columns_of_0_and_1_are_labels_of_one_task(tmp_path: Path) -> None:
+    flags = {
+        "new": [i % 2 for i in range(ROWS)],
+        "is far": [None if i == 3 else float(i % 3 == 0) for i in range(ROWS)],
+    }
+    data = write_csv(tmp_path, **flags)
+    found = decide_columns(read_sample(data), "new, is far")
+    assert found.label.columns == {"new": "CAST(`new` AS int)", "is_far": "CAST(`is far` AS int)"}
+    assert found.label.task == "multilabel" and not {"new", "is_far"} & {*found.features, *found.selected}
+    for label, task, message in (
+        ("new,rooms", None, r"--label rooms: has the values .*each of several labels is 0 and 1"),
+        ("new,kind", None, r"--label kind: has the values \['flat'"),
+        ("new,far", None, r"--label far: no such column"),
+        ("new,is far", "binary", r"--task binary: has one label, and \['new', 'is far'\] are several"),
+        ("new", "multilabel", r"--task multilabel: 'new' is one label; name several columns with commas"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            decide_columns(read_sample(data), label, task)
+    project = table_project(data, "new,is far", None, tmp_path / "mine")
+    assert project.recipe["etl"]["label"] == ["new", "is_far"] and project.recipe["model"]["task"] == "multilabel"
+    (check,) = project.recipe["etl"]["checks"]
+    assert check["sql"] == "new IS NOT NULL AND is_far IS NOT NULL"
+    assert any("1 rows have no new or is_far" in line for line in project.look_at)
+
+
+def test_a_column_of_arrays_of_texts_is_a_label_of_tags(tmp_path: Path) -> None:
+    tags = [[["old", "new"][i % 2]] * (i % 3) for i in range(ROWS)]
+    plain = {name: PLAIN[name] for name in ("rooms", "kind")}
+    pq.write_table(pa.table(plain | {"tags": tags}), tmp_path / "rows.parquet")
+    found = decide_columns(read_sample(str(tmp_path / "rows.parquet")), "tags")
+    assert (found.label.columns, found.label.task) == ({"tags": "`tags`"}, "multilabel")
+    assert found.label.why == "2 tags: new, old"
 
 
 def test_numbers_with_a_word_for_null_are_numbers(tmp_path: Path) -> None:

@@ -103,3 +103,9 @@ def test_predictions_of_classes_are_counted_by_the_likeliest() -> None:
     assert (reference.tolist(), current.tolist()) == ([1, 1, 0], [2, 0, 0])
     with pytest.raises(ValueError, match="classes"):
         prediction_counts(a, np.array([0.5]))
+
+
+def test_predictions_of_several_labels_are_counted_by_predicted_label_and_for_none() -> None:
+    few, many = np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[0.9, 0.8], [0.2, 0.6]])
+    reference, current = prediction_counts(few, many, "multilabel")
+    assert reference.tolist() == [1, 0, 1] and current.tolist() == [1, 2, 0]

@@ -42,6 +42,10 @@ SCORED = {
     "binary": ((CLASSES > 3).astype(np.float64), DRAW.random(300)),
     "multiclass": (CLASSES, DRAW.dirichlet(np.ones(7), 300) * 0.5 + 0.5 * np.eye(7)[CLASSES]),
     "regression": (CLASSES * 2.0, CLASSES * 2 + DRAW.normal(size=300)),
+    "multilabel": (
+        np.stack([CLASSES > 3, CLASSES % 2, CLASSES > 9], axis=1).astype(float),
+        DRAW.random((300, 3)) * [1, 1, 0.4],
+    ),
 }
 RESAMPLED = [(t, m) for t in SCORED for m in sorted(HIGHER_IS_BETTER[t].keys() - NOT_RESAMPLED)]
 

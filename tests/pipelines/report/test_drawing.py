@@ -41,6 +41,13 @@ def test_classes_are_in_the_tables_with_their_rows_precision_and_recall() -> Non
     assert np.isnan(third[3]) and third[4] == 0 and np.isnan(none[5]), "never predicted; never at all"
 
 
+def test_labels_of_which_a_row_has_several_are_in_a_table_with_precision_and_recall() -> None:
+    labels, scores = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.6]])
+    found = drawn("multilabel", labels, scores)
+    assert found["labels"].numbers.rows == [("0", 2, 2, 0.5, 0.5, 0.5), ("1", 1, 2, 0.5, 1.0, pytest.approx(2 / 3))]
+    assert sum(row[0] for row in found["calibration"].numbers.rows) == 6, "every pair of row and label"
+
+
 def test_more_classes_than_a_page_holds_have_one_more_for_the_others() -> None:
     labels = RANDOM.integers(0, 40, 900)
     found = drawn("multiclass", labels, np.eye(40)[labels])

@@ -3,12 +3,14 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn import metrics as sklearn
 
-from sparkring.training.models.scores import class_f1, fit_scores, macro_f1, ranking_scores
+from sparkring.training.models.scores import class_f1, fit_scores, macro_f1, multilabel_means, ranking_scores
 
 PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=30)
 CLASSES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
@@ -73,3 +75,26 @@ def test_a_row_of_weight_n_counts_as_n_rows_do(rows: list[tuple[int, int, int]])
     assert fit_scores(scores, labels, weights) == pytest.approx(fit_scores(*repeated), rel=1e-9, abs=1e-9, nan_ok=True)
     found, expected = macro_f1(scores.long(), labels.long(), weights), macro_f1(*(r.long() for r in repeated))
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_means_of_several_labels_are_those_of_scikit_learn_over_the_labels_that_have_them() -> None:
+    draw = np.random.default_rng(3)
+    labels, scores = draw.integers(0, 2, (60, 4)), draw.random((60, 4)).round(1)
+    labels[:, 2], scores[:, 2] = 0, 0.2  # neither there nor predicted
+    labels[:, 3] = 1
+    for weights in (None, draw.random(60)):
+        of = {"sample_weight": weights}
+        given = [None if each is None else torch.from_numpy(each.astype(float)) for each in (scores, labels, weights)]
+        found = multilabel_means(*given)
+        auc = sklearn.roc_auc_score(labels[:, :2], scores[:, :2], **of)
+        assert found["macro_auc"] == pytest.approx(auc, rel=1e-12), "of the labels that some rows have"
+        average = sklearn.average_precision_score(labels[:, :2], scores[:, :2], **of)
+        assert found["macro_average_precision"] == pytest.approx(average, rel=1e-12)
+        f1 = sklearn.f1_score(labels[:, [0, 1, 3]], scores[:, [0, 1, 3]] > 0.5, average="macro", **of)
+        assert found["macro_f1"] == pytest.approx(f1, rel=1e-12)
+        assert found["micro_auc"] == pytest.approx(sklearn.roc_auc_score(labels, scores, average="micro", **of))
+        micro = sklearn.average_precision_score(labels, scores, average="micro", **of)
+        assert found["micro_average_precision"] == pytest.approx(micro, rel=1e-12)
+        assert found["micro_f1"] == pytest.approx(sklearn.f1_score(labels, scores > 0.5, average="micro", **of))
+    nothing = multilabel_means(torch.zeros(3, 2), torch.zeros(3, 2))
+    assert all(math.isnan(value) for value in nothing.values())

@@ -64,14 +64,22 @@ class TensorSource:
     @property
     def scalar_names(self) -> list[str]:
         """Names of the columns of `doubles`."""
-        return [name for c in self.columns for name in (c.name, c.mask) if name is not None]
+        return [name for c in self.columns for name in (*element_names(c), c.mask) if name is not None]
 
     def doubles(self, table: pa.Table) -> pa.RecordBatch:
-        """Make the tensors of the stored columns' rows, which must be scalars, and their masks, all as doubles."""
+        """Make the tensors of the stored columns' rows, scalars or elements of vectors, and their masks, as doubles."""
         made: dict[str, pa.Array] = {}
         for column, values, present in self.made(table):
             assert not isinstance(values, RaggedArray), column.name
-            made[column.name] = pa.array(values.astype(np.float64))
+            numbers = values.astype(np.float64).reshape(len(values), -1)
+            made |= {name: pa.array(numbers[:, i]) for i, name in enumerate(element_names(column))}
             if column.mask is not None:
                 made[column.mask] = pa.array(np.ones(len(values)) if present is None else present.astype(np.float64))
         return pa.RecordBatch.from_pydict({name: made[name] for name in self.scalar_names})
+
+
+def element_names(column: Column) -> list[str]:
+    """The tensor's name; of a vector one for each of its elements, `<name>__0` and so on."""
+    if column.layout == "scalar":
+        return [column.name]
+    return [f"{column.name}__{i}" for i in range(int(np.prod(column.shape)))]

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_CODE, State, whole_number
@@ -207,6 +208,20 @@ class Classes(Categorical):
         return {self.name: codes}
 
 
+class Tags(Categorical):
+    """For each tag of the list whether a row has it, (n, tags) float32; DataError for a text that is none."""
+
+    def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
+        array = one_array(data)
+        rows = np.repeat(np.arange(len(array)), plain_values(pc.list_value_length(array)))
+        codes = self._codes(array.flatten()).astype(np.int64) - FIRST_CODE
+        if (codes < 0).any():
+            raise DataError(f"label {self.name!r}: {int((codes < 0).sum())} tags are none that a model knows")
+        made = np.zeros((len(array), len(self._code_of)), np.float32)
+        made[rows, codes] = 1.0
+        return {self.name: made}
+
+
 def _at_places(of_dictionary: Array, indices: pa.Array) -> Array:
     """Codes (n,) of rows from those of a dictionary's values (values,)."""
     places, null = _numbers(indices)
@@ -248,6 +263,7 @@ TRANSFORMS: dict[str, type[Transform]] = {
     "categorical": Categorical,
     "cyclic": Cyclic,
     "classes": Classes,
+    "tags": Tags,
 }
 
 

@@ -1,0 +1,88 @@
+"""Count the rows of 0 and 1 of several label columns before anything is written, and name what is neither."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column as Expression
+from pyspark.sql import functions as F
+
+from sparkring.conf.features import State
+from sparkring.conf.manifest import Column
+from sparkring.etl.checks import RULE
+from sparkring.etl.classes import ClassCounts, counts_in_order
+from sparkring.etl.errors import EtlError
+from sparkring.etl.split import SPLIT
+
+log = logging.getLogger(__name__)
+ONE, ODD, NULL = "__one", "__odd", "__null_label"
+
+
+def several_labels(columns: Iterable[Column]) -> list[str]:
+    """The label columns, where there are several; else []. EtlError for one that is no number or boolean."""
+    labels = [column for column in columns if column.role == "label"]
+    if len(labels) < 2:
+        return []
+    if other := [c for c in labels if c.layout != "scalar" or c.dtype in ("string", "binary")]:
+        raise EtlError(
+            f"etl.label = {[c.name for c in labels]}: {other[0].name!r} is {other[0].logical}; of several labels each "
+            "is a number or a boolean: make one of it in the recipe's SQL, or of all an array of texts, the row's tags"
+        )
+    return [column.name for column in labels]
+
+
+def flag_counts(labels: Sequence[str]) -> list[Expression]:
+    """The aggregates that `check_flags`, `ones` and `odd_rows` read."""
+    found: list[Expression] = []
+    for number, label in enumerate(labels):
+        value = F.col(f"`{label}`").cast("double")
+        known = {ONE: value == 1.0, ODD: (value != 0.0) & (value != 1.0), NULL: value.isNull()}
+        found += [F.count_if(condition).alias(f"{name}_{number}") for name, condition in known.items()]
+    return found
+
+
+def check_flags(labels: Sequence[str], counted: pa.Table) -> None:
+    """Raise EtlError for good rows without a label. `counted`: by RULE, with the columns of `flag_counts`."""
+    for label, rows in _summed(labels, counted, NULL).items():
+        if rows:
+            check = f"{{name: labelled, kind: expression, sql: {label} IS NOT NULL, level: row}}"
+            raise EtlError(f"etl.label: {rows} rows have no {label!r} (null); leave them out by etl.checks: {check}")
+
+
+def ones(labels: Sequence[str], counted: pa.Table) -> ClassCounts:
+    """Count the good rows of 1 by split and label."""
+    good = counted.filter(pc.is_null(counted[RULE]))
+    splits = pc.unique(good[SPLIT]).to_pylist()
+    return {split: _summed(labels, good.filter(pc.equal(good[SPLIT], split)), ONE) for split in splits}
+
+
+def odd_rows(labels: Sequence[str], counted: pa.Table) -> dict[str, int]:
+    """Count the good rows by label that are neither 0 nor 1."""
+    return _summed(labels, counted, ODD)
+
+
+def _summed(labels: Sequence[str], counted: pa.Table, name: str) -> dict[str, int]:
+    good = counted.filter(pc.is_null(counted[RULE]))
+    return {label: pc.sum(good[f"{name}_{n}"]).as_py() or 0 for n, label in enumerate(labels)}
+
+
+def flags_state(labels: Sequence[str], counts: ClassCounts, odd: Mapping[str, int]) -> State:
+    """The state of several label columns; of columns that are not counted yet, `counts` and `odd` are empty."""
+    return {"values": list(labels), "counts": counts_in_order(counts, labels),
+            "odd": {label: odd.get(label, 0) for label in labels}}  # fmt: skip
+
+
+def fit_flags(columns: Iterable[Column], counts: ClassCounts, odd: Mapping[str, int], rows: Mapping[str, int]) -> State:
+    """The part of a feature state that is about several label columns; {} without them. `rows`: by split."""
+    labels = several_labels(columns)
+    if not labels:
+        return {}
+    trained = counts.get("train", {})
+    for label in labels:
+        if not odd.get(label) and trained.get(label, 0) in (0, rows.get("train", 0)):
+            value = int(trained.get(label, 0) > 0)
+            log.warning("etl.label: %r is %d in every training row: there is nothing to learn of it", label, value)
+    return {"flags": flags_state(labels, counts, odd)}
