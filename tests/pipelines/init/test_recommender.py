@@ -18,6 +18,7 @@ from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init.interactions import Interactions, Roles, decide_interactions, literal
 from sparkring.pipelines.init.recommender import MOST_TEST_USERS, batch_and_epochs, chosen_users, recommender_project
 from sparkring.pipelines.init.sample import read_column, read_sample
+from tests.pipelines.init.test_init import next_commands
 
 ROWS = 2000
 ROLES = Roles("user id", "movie", "at")
@@ -143,7 +144,8 @@ def test_what_is_written_is_valid(
     monkeypatch.chdir(tmp_path)
     assert main(["init", "recommender", "new", "--data", data, *WORDS, *label]) == Exit.OK
     said = capsys.readouterr().out
-    assert "held out by time: valid from 800 on, test from 900 on" in said and "sparkring predict recipe.yaml" in said
+    assert "held out by time: valid from 800 on, test from 900 on" in said
+    assert [words[0] for words in next_commands(said)] == ["config", "run", "run", "predict", "serve-check", "ui"]
     monkeypatch.chdir(tmp_path / "new")
     assert main(["config", "validate", "recipe.yaml"]) == Exit.OK
     config = load_config("recipe.yaml", ["report.must_beat=[ndcg_at_10, loss]"]).config
