@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import inspect
 import os
 import re
 import shlex
@@ -209,8 +210,7 @@ def play(name: str, problem: Problem, home: Path) -> tuple[list[str], str]:
         shown = scores(output) or shown
         rows.append(f"| `{line}` | {code} | {seconds:.0f} |")
         print(f"{name}: {line}: {code}, {seconds:.0f} s {wrong}", flush=True)
-    assert problem.write.__doc__ is not None
-    about = [f"## {problem.title}", "", problem.write.__doc__.strip(), ""]
+    about = [f"## {problem.title}", "", inspect.getdoc(problem.write) or "", ""]
     table = ["| command | exit code | s |", "|---|---|---|", *rows, ""]
     ended = (
         f"**Wrong turn:** {wrong}" if wrong else f"{time.monotonic() - began:.0f} s from the data to the last command."

@@ -20,8 +20,54 @@ from sparkring.pipelines.init.sample import TableSample, read_sample
 DRAWN, CANDIDATES = 4, 100  # items beside each one that was taken; for each test user
 MOST_TEST_USERS = 5000  # about; chosen by hash
 FEWEST_ROWS_OF_ID = 10  # an id of fewer training rows shares one embedding with all such ids
-STEPS, LARGEST_BATCH, STEPS_PER_EPOCH, MOST_EPOCHS = 2000, 4096, 8, 20
+STEPS, LARGEST_BATCH, STEPS_PER_EPOCH, FEWEST_EPOCHS, MOST_EPOCHS = 2000, 4096, 8, 3, 10
 SOURCE, ROWS, TO_RANK = "raw", "prepared", "to_rank"
+
+MODULE = "factors.py"
+FACTORS = '''"""The model of recipe.yaml: it is yours to change. `model.args` are the arguments of from_manifest."""
+
+import torch
+from torch import nn
+
+from sparkring.conf.manifest import DatasetManifest
+
+
+class Factors(nn.Module):
+    """columns, each (rows,) -> logits (rows,): a factorization machine (Rendle 2010).
+
+    Each value of a column has a weight and a vector of its own; each pair of columns adds the product of their vectors:
+    of user and item, what the one likes and the other is.
+    """
+
+    def __init__(self, codes: dict[str, int], numbers: list[str], width: int = 16) -> None:
+        super().__init__()
+        self.codes, self.numbers = list(codes), numbers
+        self.tables = nn.ModuleList([nn.Embedding(count, 1 + width) for count in codes.values()])
+        self.of_number = nn.Parameter(torch.zeros(len(numbers), 1 + width))
+        self.bias = nn.Parameter(torch.zeros(()))
+        for table in self.tables:
+            nn.init.normal_(table.weight, std=0.1)
+            nn.init.zeros_(table.weight[:, 0])
+
+    @classmethod
+    def from_manifest(cls, manifest: DatasetManifest, width: int = 16) -> "Factors":
+        """The features of the dataset: those with codes, and numbers with the marks of their nulls."""
+        features = [column for column in manifest.tensors if column.role == "feature"]
+        numbers = [column.name for column in features if column.cardinality is None]
+        numbers += [column.mask for column in features if column.mask is not None]
+        codes = {column.name: column.cardinality for column in features if column.cardinality is not None}
+        return cls(codes, numbers, width)
+
+    def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+        parts = [table(columns[name].long()) for table, name in zip(self.tables, self.codes)]
+        if self.numbers:
+            values = torch.stack([columns[name] for name in self.numbers], dim=1).to(self.bias.dtype)
+            parts += (values[:, :, None] * self.of_number).unbind(1)
+        found = torch.stack(parts, dim=1)  # (rows, columns, 1 + width)
+        vectors = found[:, :, 1:]
+        pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1) / 2
+        return self.bias + found[:, :, 0].sum(dim=1) + pairs
+'''
 
 
 def recommender_project(data: str, roles: Roles, folder: Path) -> Project:
@@ -35,6 +81,8 @@ def recommender_project(data: str, roles: Roles, folder: Path) -> Project:
         look_at(sample, found),
         limit_rows=min(20_000, sample.rows.num_rows),
         use=_use(found, name),
+        files={MODULE: FACTORS},
+        has_code=True,
     )
 
 
@@ -61,8 +109,8 @@ def recommender_recipe(sample: TableSample, roles: Roles, found: Interactions, n
             "features": {found.user: id_feature, found.item: dict(id_feature)} | found.features,
             "label": found.label.name,
         },
-        "model": {"task": "binary", "args": {"width": 64, "blocks": 1}},
-        "optim": {"lr": 0.003, "weight_decay": 0.01},
+        "model": {"factory": "factors:Factors", "task": "binary", "args": {"width": 16}},
+        "optim": {"lr": 0.02, "weight_decay": 0.1},
         "train": {"epochs": epochs, "global_batch": batch},
         "report": {"ranking": {"group": found.user, "item": found.item, "k": [10]}},
         "predict": {"rows": TO_RANK, "keep": [found.user, found.item], "to": PREDICTIONS},
@@ -74,7 +122,7 @@ def batch_and_epochs(rows: int) -> tuple[int, int]:
     batch = LARGEST_BATCH
     while batch * STEPS_PER_EPOCH > rows and batch > 2:
         batch //= 2
-    return batch, min(max(round(STEPS * batch / rows), 2), MOST_EPOCHS)
+    return batch, min(max(round(STEPS * batch / rows), FEWEST_EPOCHS), MOST_EPOCHS)
 
 
 def period(found: Interactions, time: str) -> str:
@@ -170,7 +218,8 @@ def decided(sample: TableSample, found: Interactions) -> list[str]:
         ]
         if chosen := chosen_users(found):
             lines.append(f"of {found.test_users:,} test users about {MOST_TEST_USERS:,} are looked at: {chosen}")
-    lines.append(f"features: {found.user} and {found.item} by embeddings; others: {counts(found.features) or 'none'}")
+    lines.append(f"features: {found.user} and {found.item}; others: {counts(found.features) or 'none'}")
+    lines.append(f"the model is {MODULE}, a factorization machine: a vector for each user, item and value")
     if null := sample.options.get("nullValue"):
         lines.append(f"{null!r} is a null")
     return lines + [f"left out: {name} ({why})" for name, why in found.left_out.items()]

@@ -116,6 +116,8 @@ def test_a_recommender(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = ["--data", "seen.parquet", "--user", "user", "--item", "film", "--time", "at"]
     assert main(["init", "recommender", *words]) == Exit.OK
     folder = tmp_path / "seen"
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{folder}")  # of the ranks
+    monkeypatch.syspath_prepend(str(folder))
     scores = trial(folder, spark, "launch.world=2", "train.steps=60", "report.ranking.k=[5]", rows=6000)
     expected = expected_ranking(folder, 5)
     assert {name: scores[MODEL][name] for name in expected} == pytest.approx(expected, abs=1e-12)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,19 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init.interactions import Interactions, Roles, decide_interactions, literal
-from sparkring.pipelines.init.recommender import MOST_TEST_USERS, batch_and_epochs, chosen_users, recommender_project
+from sparkring.pipelines.init.recommender import (
+    FACTORS,
+    MOST_TEST_USERS,
+    batch_and_epochs,
+    chosen_users,
+    recommender_project,
+)
 from sparkring.pipelines.init.sample import read_column, read_sample
 from tests.pipelines.init.test_init import next_commands
 
@@ -110,7 +119,7 @@ def test_of_many_test_users_some_are_chosen_by_hash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [100, 5000, 1_000_000, 50_000_000])
 def test_an_epoch_has_several_steps(rows: int) -> None:
     batch, epochs = batch_and_epochs(rows)
-    assert rows / batch >= 8 and batch % 2 == 0 and 2 <= epochs <= 20
+    assert rows / batch >= 8 and batch % 2 == 0 and 3 <= epochs <= 10
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, str], str]] = [
@@ -146,8 +155,12 @@ def test_what_is_written_is_valid(
     said = capsys.readouterr().out
     assert "held out by time: valid from 800 on, test from 900 on" in said
     assert [words[0] for words in next_commands(said)] == ["config", "run", "run", "predict", "serve-check", "ui"]
+    assert "export PYTHONPATH=$PWD" in said
     monkeypatch.chdir(tmp_path / "new")
+    monkeypatch.syspath_prepend(str(tmp_path / "new"))
+    monkeypatch.delitem(sys.modules, "factors", raising=False)
     assert main(["config", "validate", "recipe.yaml"]) == Exit.OK
+    monkeypatch.delitem(sys.modules, "factors")
     config = load_config("recipe.yaml", ["report.must_beat=[ndcg_at_10, loss]"]).config
     assert config.report.ranking is not None and config.report.ranking.group == "user_id"
     assert config.predict is not None and config.etl is not None and config.predict.rows in config.etl.views
@@ -156,3 +169,19 @@ def test_what_is_written_is_valid(
 def test_rows_that_lack_an_id_are_counted(tmp_path: Path) -> None:
     project = recommender_project(write(tmp_path, movie=[None, *interactions()["movie"][1:]]), ROLES, tmp_path / "new")
     assert "1 rows have no user, item or time, and are left out" in project.look_at
+
+
+def test_the_model_sums_the_products_of_every_pair_of_columns() -> None:
+    made: dict[str, Any] = {}
+    exec(FACTORS, made)
+    model = made["Factors"]({"user": 5, "items": 7}, ["age", "age__null"], width=3)
+    with torch.no_grad():
+        for values in model.parameters():
+            values.copy_(torch.randn(values.shape, generator=torch.Generator().manual_seed(0)))
+    user, items = torch.tensor([1, 4]), torch.tensor([6, 0])
+    age, null = torch.tensor([0.5, -2.0]), torch.tensor([0.0, 1.0])
+    found = model({"user": user, "items": items, "age": age, "age__null": null})
+    parts = [model.tables[0](user), model.tables[1](items), age[:, None] * model.of_number[0]]
+    parts.append(null[:, None] * model.of_number[1])
+    pairs = sum((a[:, 1:] * b[:, 1:]).sum(dim=1) for a, b in itertools.combinations(parts, 2))
+    torch.testing.assert_close(found, model.bias + sum(part[:, 0] for part in parts) + pairs)
