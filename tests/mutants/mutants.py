@@ -58,6 +58,8 @@ T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
+T_RECOMMENDER, T_VIEWS = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
+RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
 DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
@@ -1143,6 +1145,19 @@ MUTANTS = (
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
+    Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_VIEWS),
+    Mutant(f"{INIT}/interactions.py", "1, len(distinct) - 2)", "0, len(distinct) - 1)", T_RECOMMENDER),
+    Mutant(f"{INIT}/interactions.py", "np.abs(shares - 0.5))])\n    share", "shares)])\n    share", T_RECOMMENDER),
+    Mutant(f"{INIT}/interactions.py", "owners / 2 > 0", "owners > 0", T_RECOMMENDER),
+    Mutant(
+        f"{INIT}/interactions.py", "times = read_column(sample, roles.time)", "times = rows[roles.time]", T_RECOMMENDER
+    ),
+    Mutant(f"{INIT}/recommender.py", "IN ('train', d.{PERIOD})", "IN (d.{PERIOD})", T_VIEWS),
+    Mutant(f"{INIT}/recommender.py", " OR d.{PERIOD} = 'test')", ")", T_VIEWS),
+    Mutant(f"{INIT}/recommender.py", "FROM first_seen WHERE {PERIOD} = 'train')", "FROM first_seen)", T_VIEWS),
+    Mutant(
+        f"{INIT}/recommender.py", "SELECT DISTINCT {user}, {item}, {PERIOD}", "SELECT {user}, {item}, {PERIOD}", T_VIEWS
+    ),
     Mutant(
         TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"
     ),
@@ -1152,6 +1167,23 @@ MUTANTS = (
     Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
     Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
     Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
+    # --- lists
+    Mutant(RANKING, "(-predictions, lists)", "(predictions, lists)", T_RANKING),
+    Mutant(RANKING, "np.minimum(before + size, most)", "np.minimum(before + 1, most)", T_RANKING),
+    Mutant(RANKING, "is_first | np.append(True, predictions", "np.append(True, predictions", T_RANKING),
+    Mutant(RANKING, "np.minimum(positives[counted], k) - 1", "k - 1", T_RANKING),
+    Mutant(RANKING, "found * share)[counted]", "found * share)", T_RANKING),
+    Mutant(RANKING, "np.ones(len(labels), bool) if weights is None else weights > 0", "labels > -1", T_RANKING),
+    Mutant(RANKING, "rows <= min(self.config.k)", "rows < min(self.config.k)", T_RANKING),
+    Mutant(RANKING, "        if weight:", "        if False:", T_RANKING),
+    Mutant(RANKING, "table.filter(is_positive)", "table", T_RANKING),
+    Mutant(RANKING, "take(places.combine_chunks()), 0)", "take(places.combine_chunks()), 9)", T_RANKING),
+    Mutant(
+        "conf/rules/recipe.py",
+        "ranking is not None and ranking.item is not None",
+        "ranking is not None",
+        "tests/conf/rules/test_recipe.py",
+    ),
     # --- images
     Mutant(DECODE, "image = ImageOps.exif_transpose(opened)", "image = opened", T_DECODE),
     Mutant(DECODE, "if opened.mode.startswith(DEEP):", "if False:", T_DECODE),

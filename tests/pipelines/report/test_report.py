@@ -20,7 +20,7 @@ from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.runs import Runs
-from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores
+from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, RankedLists
 from tests.pipelines.results import train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
@@ -137,6 +137,18 @@ def test_scores_by_group_are_tables_of_the_metrics_that_some_group_has() -> None
     assert "<td>&lt;b&gt;</td>" in table and ">1 200<" in table and ">0.625<" in table and ">–<" in table
 
 
+def test_of_what_the_ranking_scores_are_means_is_said() -> None:
+    given = inputs()
+    config = given.result.config | {"model": {"task": "binary"}, "report": {"ranking": {"group": "user", "k": [20, 5]}}}
+    lists = RankedLists(column="user", counted=4100, without_positive=7, short=3, rows=90_000)
+    said = ReportInputs(replace(given.result, config=config, ranking=lists), given.manifest).ranking
+    assert said.startswith("Recall and NDCG are means over the 4,100 values of user with a positive test row, which ")
+    assert "90,000 rows; the 7 without one do not count." in said and "3 of them have no more than 5 rows" in said
+    plain = replace(lists, without_positive=0, short=0)
+    said = ReportInputs(replace(given.result, config=config, ranking=plain), given.manifest).ranking
+    assert "without one" not in said and "recall of 1" not in said and given.ranking == ""
+
+
 def classes() -> HeldOut:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 600)
@@ -210,6 +222,14 @@ def test_one_class_only_has_no_curves_but_a_report() -> None:
         ({"ours": {"loss": 0.5}, "b": {"loss": 0.5}}, "Ours does not beat b in loss."),
         ({"ours": {"loss": 0.5}}, ""),
         ({"ours": {"loss": 0.5}, "b": {"other": 1.0}}, ""),
+        (
+            {"ours": {"loss": 0.4, "ndcg_at_5": 0.3}, "b": {"loss": 0.5}, "popularity": {"ndcg_at_5": 0.2}},
+            "Ours beats b in loss, and popularity in NDCG at 5.",
+        ),
+        (
+            {"ours": {"loss": 0.4, "ndcg_at_5": 0.1}, "b": {"loss": 0.5}, "popularity": {"ndcg_at_5": 0.2}},
+            "Ours does not beat popularity in NDCG at 5.",
+        ),
     ],
 )  # fmt: skip
 def test_the_verdict(scores: dict[str, dict[str, float]], said: str) -> None:
