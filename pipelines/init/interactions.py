@@ -164,7 +164,7 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
     is_number = sample.types[column] in (*WHOLE, "float", "double") or sample.types[column].startswith("decimal")
     if distinct <= 2 or not is_number:
         label = decide_label(sample, column, name, "binary")
-        return Label(name, label.sql, label.why)
+        return Label(name, label.columns[name], label.why)
     numbers = np.sort(values.cast(pa.float64()).to_numpy())
     steps = np.unique(numbers)[1:]
     shares = 1 - np.searchsorted(numbers, steps) / len(numbers)
