@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.pipelines.report.report import build_report
-from tests.pipelines.report.test_report import classes, held_out, inputs, values
+from tests.pipelines.report.test_report import classes, held_out, inputs, several, values
 from tests.pipelines.tracking.test_pages import browser_module
 
 pytestmark = [
@@ -22,9 +22,9 @@ SMALL = """[...document.querySelectorAll('figure svg')].map(
     svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width * 8)"""
 
 
-@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "multilabel", "regression"])
 def test_nothing_is_cut_off_and_the_text_of_figures_is_large_enough(task: str, tmp_path: Path) -> None:
-    held = {"binary": held_out, "multiclass": classes, "regression": values}[task]()
+    held = {"binary": held_out, "multiclass": classes, "multilabel": several, "regression": values}[task]()
     model = {"task": task, "label": "a_label_with_a_long_name"}
     (tmp_path / "report.html").write_text(build_report(inputs(held, model=model, plan=PLAN)))
     with browser_module.Browser(390, 844) as browser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +16,7 @@ from sparkring.conf.manifest import Accounting, DataFile, DatasetManifest, Linea
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.evaluation.held_out import held_out_scores
+from sparkring.pipelines.evaluation.multilabel import scores_by_label
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
@@ -161,10 +163,17 @@ def values() -> HeldOut:
     return HeldOut(labels, labels + generator.normal(0, 3, 5000))
 
 
+def several() -> HeldOut:
+    generator = np.random.default_rng(0)
+    scores = generator.random((600, 3))
+    return HeldOut((generator.random((600, 3)) < scores).astype(float), scores)
+
+
 @pytest.mark.parametrize(
     ("task", "held", "names", "texts"),
     [
         ("multiclass", classes(), ["loss", "confusion", "calibration", "classes"], ["macro F1", "F1", "predicted"]),
+        ("multilabel", several(), ["loss", "calibration", "labels"], ["macro ROC AUC", "micro F1", "recall"]),
         ("regression", values(), ["loss", "predicted_and_actual", "residuals"], ["RMSE", "R²", "715 of 5,000 rows"]),
     ],
 )
@@ -350,3 +359,14 @@ def test_a_configuration_of_another_version_is_named(tmp_path: Path) -> None:
     finished_run(tmp_path, now, config=now.as_dict() | {"gone": 1})
     with pytest.raises(ManifestError, match=r"summary.json: the run's configuration: gone = 1: extra inputs"):
         redraw(now)
+
+
+def test_each_of_several_labels_has_its_positives_and_scores_in_a_table() -> None:
+    held = several()
+    each = scores_by_label(["red", "<b>", "blue"], held.labels, held.scores)
+    page = build_report(inputs(held, model={"task": "multilabel"}, by_label=each))
+    table = page[page.index("Scores by label") : page.index("Figures")]
+    assert "<td>red</td>" in table and "&lt;b&gt;" in table and "log loss (nats)" in table
+    assert [int(n) for n in re.findall(r'data-metric="positives" class="n">(\d+)', table)] == [g.rows for g in each]
+    assert f'data-metric="ROC AUC" class="n">{each[2].scores["auc"]:.4g}<' in table
+    assert "Scores by label" not in build_report(inputs(held, model={"task": "multilabel"}))
