@@ -185,8 +185,8 @@ class TrainResult:
     train: WorkerResult  # rank 0's
     attempts: Count  # launches, over all commands
     failed_attempts: list[FailedAttempt]  # of this command
-    history: History  # losses and validation metrics: name -> (step, value), over all attempts of this command
-    resumed_from: Count | None = None  # step from which this command, and so `history`, went on; None: from the first
+    history: History  # losses and validation metrics: name -> (step, value), over all attempts and commands
+    resumed_from: Count | None = None  # step from which this command went on; None: from the first
     per_step_s: dict[str, float]  # cause -> rank 0's mean seconds per step, in the last attempt
     once_s: dict[str, float]  # cause -> seconds rank 0's reader needed once, to begin the last attempt
     predictions: list[RelativePath]  # files of all ranks, below the run folder

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import ManifestError, read_manifest
+from sparkring.conf.schedule.dates import dates_since_begin
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
@@ -47,20 +48,35 @@ NAMES = {
     "macro_f1": "macro F1",
     "top_5_accuracy": "top-5 accuracy",
 }
+DATED = (
+    "calibration",
+    "confusion",
+    "predicted_and_actual",
+)  # of interest night by night
 COMPARED = ("loss", "auc", "macro_f1", "r2")  # what the verdict is about, as far as all have it
 
 
-def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage) -> None:
+def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: str | None = None) -> None:
     """Write report.html into the run folder and, with its figures, into the job's run in MLflow.
 
     One that cannot be drawn fails no job: the model is registered by now.
+
+    Args:
+        tracker: of the job.
+        inputs: what is shown.
+        folder: of the run.
+        ds: the date that the job is for: the recipe's history gets the figures in DATED too.
     """
+    config = inputs.config
     try:
         drawn = draw(inputs)
         html = build_report(inputs, drawn).encode()
         tracker.artifact(JOB, html, "report.html")  # as bytes: everything in it is redacted, and its SQL is no prose
         for each in drawn:
             tracker.artifact(JOB, figures.to_png(each.figure), f"{each.name}.png", "figures")
+            if ds is not None and config.schedule is not None and each.name in DATED:
+                step, png = dates_since_begin(config.schedule, ds), figures.to_png(each.figure, title=ds)
+                tracker.history_figure(config.name, step, f"test/{each.name}", png)
         folder.put_atomic("report.html", html)
     except Exception as error:
         log.exception("the report could not be drawn; once that is mended, `sparkring report` draws it")

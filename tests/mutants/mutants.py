@@ -66,6 +66,7 @@ BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.p
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
+T_HISTORY_RUN = "tests/pipelines/tracking/test_history_run.py"
 T_TRAIN_STEP = "tests/pipelines/test_train_step.py"
 RECIPE_FILE, T_RECIPE_FILE = "conf/recipe_file.py", "tests/conf/test_recipe_file.py"
 INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
@@ -1051,7 +1052,16 @@ MUTANTS = (
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
     Mutant("pipelines/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
-    Mutant(DRAWING, "if resumed_from is not None:", "if resumed_from == 0:", T_DRAWING),
+    Mutant("pipelines/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),
+    Mutant("pipelines/tracking/history_run.py", "op.step, recorded_ms) in", "op.step, 0) in", T_HISTORY_RUN),
+    Mutant(
+        "pipelines/report/report.py",
+        "each.name in DATED",
+        "each.name not in DATED",
+        "tests/pipelines/report/test_report.py",
+    ),
+    Mutant("pipelines/loss_history.py", "if not points:", "if False:", T_TRAIN_STEP),
+    Mutant(DRAWING, "min(by_step) > resumed_from", "min(by_step) < resumed_from", T_DRAWING),
     # --- code of users
     Mutant(TRAIN_HOOKS, "    restore_rng(state)\n\n\ndef _make", "    pass\n\n\ndef _make", T_TRAIN_HOOKS),
     Mutant(TRAIN_HOOKS, "with torch.no_grad():", "if True:", T_TRAIN_HOOKS),

@@ -222,6 +222,10 @@ class Stored:
     def __init__(self) -> None:
         self.files: dict[str, bytes | str] = {}
         self.tagged: dict[str, str] = {}
+        self.dated: dict[tuple[str, int, str], bytes] = {}
+
+    def history_figure(self, recipe: str, step: int, name: str, png: bytes) -> None:
+        self.dated[recipe, step, name] = png
 
     def artifact(self, key: str, source: bytes | str, name: str, folder: str = "") -> None:
         self.files[f"{key}:{folder}/{name}"] = source
@@ -239,7 +243,16 @@ def test_the_report_is_in_the_run_folder_and_beside_the_run(tmp_path: Path) -> N
         f"job:figures/{name}.png" for name in ("calibration", "loss", "precision_recall", "roc", "share_by_carrier")
     ]
     assert all(isinstance(data, bytes) and data[:4] == b"\x89PNG" for data in stored.files.values())
-    assert stored.tagged == {}
+    assert stored.tagged == {} and stored.dated == {}
+
+
+def test_a_date_adds_the_figure_that_changes_over_nights_to_the_history_with_the_date_in_it(tmp_path: Path) -> None:
+    stored = Stored()
+    dated = inputs(config={"schedule": {"begin": "2026-11-20"}})
+    write_report(stored, dated, open_storage(str(tmp_path)), "2026-11-22")  # type: ignore[arg-type]
+    ((recipe, step, name), png) = stored.dated.popitem()
+    assert (recipe, step, name) == (dated.config.name, 2, "test/calibration") and stored.dated == {}
+    assert png[:4] == b"\x89PNG" and png != stored.files["job:figures/calibration.png"]
 
 
 def test_a_report_that_cannot_be_drawn_fails_nothing_and_is_named_in_a_tag(
