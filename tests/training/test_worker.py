@@ -494,6 +494,26 @@ def test_averages_a_plateau_and_an_own_optimizer_go_on_after_a_kill_as_if_it_had
     assert plain.result.test != pytest.approx(whole.result.test, rel=1e-6), "those that are scored are not"
 
 
+def test_a_codecs_residuals_go_on_after_a_kill_and_in_a_world_of_one(
+    group: WorkerGroup, oracle: Job, table: Path, tmp_path: Path
+) -> None:
+    """Bit-equal on the same world; on one rank, which has no codec, all that was left is trained on."""
+    coded = "parallel.compress={codec: int4}"
+    whole = Job(tmp_path / "whole", table, coded).run(group, 2)
+    assert whole.losses[30] != pytest.approx(oracle.losses[30], rel=1e-6), "nothing was compressed"
+    job, killed = Job(tmp_path / "run", table, coded), list[int]()
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        job.run(group, 2, on_step=lambda step: kill_one_rank(step, 12, killed))
+    job.run(group, 2, attempt=2)
+    assert job.from_step >= 5
+    for name, expected in whole.weights().items():
+        assert torch.equal(job.weights()[name], expected), name
+    alone, control = Job(tmp_path / "alone", table, coded), Control()
+    alone.run(group, 2, on_step=lambda step: control.stop() if step == 8 else None, control=control)
+    alone.run(group, 1, attempt=2)
+    assert alone.result.finished and alone.losses[30] == pytest.approx(oracle.losses[30], rel=0.05)
+
+
 def test_hooks_see_every_step_on_rank_0_and_change_nothing(
     group: WorkerGroup, pair: Job, table: Path, tmp_path: Path
 ) -> None:
