@@ -220,10 +220,10 @@ def play(name: str, problem: Problem, home: Path) -> tuple[list[str], str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=PROBLEMS, help="one problem")
+    parser.add_argument("--only", choices=PROBLEMS, nargs="+", help="some of the problems; default: all")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there too")
     arguments = parser.parse_args()
-    chosen = {n: p for n, p in PROBLEMS.items() if arguments.only in (None, n)}
+    chosen = {name: PROBLEMS[name] for name in arguments.only or PROBLEMS}
     text, wrong = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for name, problem in chosen.items():

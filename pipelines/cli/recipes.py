@@ -50,7 +50,11 @@ def _add_init(commands: Commands) -> None:
     ]
     interactions = add_command(kinds, "recommender", _init_recommender, text, examples)
     for sub in (table, documents, images, interactions):
-        sub.add_argument("folder", nargs="?", help="new or empty; default: one here, named as the data")
+        sub.add_argument(
+            "folder",
+            nargs="?",
+            help="new or empty; default: one here, named as the data (or <data>-recipe beside a folder of data)",
+        )
     table.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet file, or a folder of them")
     documents.add_argument("--data", required=True, metavar="FOLDER", help="text files, a document each")
     images.add_argument("--data", required=True, metavar="FOLDER", help="a folder of image files per class")

@@ -48,7 +48,9 @@ def run_name(text: str) -> str:
 
 def target_folder(given: str | None, data: str) -> Path:
     """The project's folder: the given one, else one here, named as the data. ConfigError where it has files."""
-    folder = Path(given) if given else Path(run_name(Path(data).name.partition(".")[0]))
+    name = run_name(Path(data).name.partition(".")[0])
+    beside = Path(f"{name}-recipe") if Path(name).resolve() == Path(data).resolve() else Path(name)
+    folder = Path(given) if given else beside
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(str(folder), ["is there and not empty; name a new folder: sparkring init KIND FOLDER ..."])
     return folder

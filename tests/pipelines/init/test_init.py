@@ -278,6 +278,19 @@ def test_text_is_a_folder_of_documents(
     assert etl is not None and etl.text is not None and etl.text.tokenizer == "bytes"
 
 
+def test_a_project_of_a_folder_here_gets_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "pets", ("cat", "dog"), 30)
+    assert main(["init", "images", "--data", "pets"]) == Exit.OK
+    assert "  cd pets-recipe\n" in capsys.readouterr().out and (tmp_path / "pets-recipe/recipe.yaml").exists()
+    assert main(["init", "images", "--data", "pets"]) == Exit.USAGE, "the second time it is there"
+    write_csv(tmp_path)
+    assert main(["init", "table", "--data", "rows.csv", "--label", "price"]) == Exit.OK
+    assert "  cd rows\n" in capsys.readouterr().out
+
+
 def write_images(
     folder: Path, classes: tuple[str, ...], images: int, mode: str = "RGB", sizes: tuple[int, ...] = (24,)
 ) -> None:
