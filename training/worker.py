@@ -53,11 +53,13 @@ from sparkring.training.loop import (
     sum_over_ranks,
     total_steps,
 )
+from sparkring.training.model_folder import write_tables
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
 from sparkring.training.result import WorkerResult
@@ -135,6 +137,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         config.optim.clip_norm,
         timedelta(seconds=config.launch.collective_timeout_s),
         config.optim.ema,
+        TableSettings(config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr),
     )
     failed, parts = True, None
     try:
@@ -258,7 +261,13 @@ def make_callbacks(
     def save(state: TrainerState, metric: float | None) -> None:
         if audit is not None:
             audit.flush()  # no step a checkpoint vouches for may be missing from the audit
-        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | record, metric)
+        checkpoints.save(
+            state.step,
+            strategy.state_dict(),
+            {"state": state.to_json()} | record,
+            metric,
+            tables=strategy.tables.state(),
+        )
 
     def on_step(epoch: int, step: int, batch: Batch) -> None:
         if audit is not None:
@@ -315,6 +324,7 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     check = TypeAdapter(LoopRecord)
     restored = checkpoints.load(latest, weights, check=check.validate_python)
     strategy.load_state_dict(weights)
+    load_tables(parts, checkpoints, latest)
     stored = check.validate_python(restored.trainer)
     before = {"dataset": stored["dataset"]} | stored["order"]
     if differences := explain_difference(before, {"dataset": record["dataset"]} | record["order"]):
@@ -330,6 +340,12 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     return state
 
 
+def load_tables(parts: Parts, checkpoints: Checkpointer, info: CheckpointInfo) -> None:
+    """Read this rank's buckets of the model's sparse tables. Collective; CheckpointError where they do not fit."""
+    stored = checkpoints.tables(info)
+    checkpoints.peers.together(f"loading tables of {info.uri}", lambda: parts.strategy.tables.load(stored))
+
+
 def load_exported_step(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
     """Load the weights of the step that `train.export` names; return that step. Collective."""
     strategy, step = parts.strategy, state.step
@@ -339,19 +355,28 @@ def load_exported_step(parts: Parts, checkpoints: Checkpointer, state: TrainerSt
             weights = strategy.state_dict()
             checkpoints.load(best, weights, random_state=False)
             strategy.load_state_dict(weights)
+            load_tables(parts, checkpoints, best)
             step = best.step
     return step
 
 
 def export(parts: Parts, step: int) -> None:
-    """Write the whole model as one file; `step`: of the heartbeats. Collective."""
+    """Write the model's tensors as one file, and this rank's part of its tables. Collective.
+
+    `step`: of the heartbeats.
+    """
     strategy = parts.strategy
+
+    def on_rows(number: int) -> None:
+        parts.ctx.heartbeat(step, f"export rows, block {number}")
+
     described, values = strategy.stream_model()
     values = with_progress(values, lambda number: parts.ctx.heartbeat(step, f"export tensor {number}"))
     if parts.ctx.rank == 0:
         write_weights(parts.run.at(MODEL_FOLDER), described, (v for v in values if v is not None), strategy.aliases)
     else:
         collections.deque(values, maxlen=0)
+    write_tables(parts.run.at(MODEL_FOLDER), strategy.tables.tables, on_rows)
 
 
 def with_progress(values: Iterator[Any], on_progress: Callable[[int], None]) -> Iterator[Any]:

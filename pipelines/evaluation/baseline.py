@@ -62,7 +62,7 @@ def fit_baselines(
     """
     weight = train.manifest.weight
     weights = [weight["column"]] if weight is not None else []
-    scalar = [c for c in read if c.layout == "scalar" and c.name != label.name]
+    scalar = [c for c in read if c.layout == "scalar" and c.name not in (label.name, *train.manifest.hashed)]
     (constant_name, constant), (linear_name, linear) = {
         "binary": ((MAJORITY, majority_scores), (LOGISTIC, logistic_scores)),
         "multiclass": ((CLASS_RATES, class_rate_scores), (MULTINOMIAL, multinomial_scores)),

@@ -63,7 +63,8 @@ def rating_batch(step: int, dtype: torch.dtype = torch.float64) -> Batch:
 def recommending(rank: int, world: int, case: dict[str, Any], dtype: torch.dtype = torch.float64) -> MeshStrategy:
     """`case`: `tables` and `parallel` blocks."""
     settings = TableSettings(TablesConfig(**case.get("tables", {})), 11, str(dtype).removeprefix("torch."), 5.0)
-    parallel, info = ParallelConfig(**case.get("parallel", {})), RankInfo(rank, world, rank, world)
+    parallel = ParallelConfig(**{"engine": "torch", **case.get("parallel", {})})
+    info = RankInfo(rank, world, rank, world)
     strategy = build_strategy(parallel, info, CPU, clip_norm=0.5, tables=settings)
     torch.manual_seed(7)
     config = OptimConfig(name="sgd", weight_decay=0.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkring.training.tables.hashing import BUCKETS, bucket_of
+from sparkring.training.tables.hashing import BUCKETS, hash_of
 from tests.ranks.cases_tables import recommending, trained
 
 pytestmark = pytest.mark.ranks
@@ -48,8 +48,7 @@ def whole(parts: list[dict[str, Any]], table: str) -> dict[str, np.ndarray]:
     buckets = np.concatenate([dump["buckets"] for dump in dumps])
     assert sorted(buckets.tolist()) == list(range(BUCKETS))
     joined = {name: np.concatenate([dump[name] for dump in dumps]) for name in ("ids", "rows", "seen")}
-    order = np.lexsort((joined["ids"], bucket_of(joined["ids"])))
-    seen = joined["seen"][np.lexsort((joined["seen"][:, 0], bucket_of(joined["seen"][:, 0])))]
+    order, seen = np.argsort(hash_of(joined["ids"])), joined["seen"][np.argsort(hash_of(joined["seen"][:, 0].copy()))]
     counts = np.concatenate([dump["counts"] for dump in dumps])[np.argsort(buckets)]
     assert all(dump["clock"] == dumps[0]["clock"] for dump in dumps)
     return {"ids": joined["ids"][order], "rows": joined["rows"][order], "seen": seen, "counts": counts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from sparkring.training.data.batch import Columns, Ragged
 from sparkring.training.models.sparse_embedding import PulledRows, SparseEmbedding
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.tables.exchange import Alone, Exchange, TorchExchange
+from sparkring.training.tables.files import RowFile, stored_dumps, to_tensors
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
@@ -61,6 +62,10 @@ class SparseTables:
         return bool(self.tables)
 
     @property
+    def rank(self) -> int:
+        return self._exchange.rank
+
+    @property
     def waited_s(self) -> float:
         return self._exchange.waited_s
 
@@ -87,6 +92,30 @@ class SparseTables:
         """Step on the reduced gradients times `factor`; `lr`: of the dense parameters."""
         for table in self.tables.values():
             table.apply(lr * self._lr_share, factor)
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copy this rank's buckets of each table, for a checkpoint."""
+        return {name: to_tensors(each.table.dump(each.own_buckets)) for name, each in self.tables.items()}
+
+    def load(self, stored: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
+        """Read this rank's buckets in place of what the tables hold; `stored`: files of all ranks, by table.
+
+        ValueError where tables are missing or others are stored, before any is changed.
+        """
+        if differing := sorted(stored.keys() ^ self.tables.keys()):
+            kind = "another model's" if differing[0] in stored else "missing"
+            raise ValueError(f"tables of the checkpoint: {differing[0]!r} is {kind}; the model has {[*self.tables]}")
+        for name, each in self.tables.items():
+            each.load(stored_dumps(name, stored[name], each.held_buckets))
+
+    def measured(self) -> dict[str, dict[str, int]]:
+        """Of this rank's part of each table: rows held, admitted and evicted so far, and the bytes they take."""
+        found = {}
+        for name, each in self.tables.items():
+            admitted, evicted = each.table.counts[each.own_buckets].sum(axis=0).tolist()
+            rows = admitted - evicted
+            found[name] = {"rows": rows, "admitted": admitted, "evicted": evicted, "bytes": each.table.bytes}
+        return found
 
     def drop(self) -> None:
         for table in self.tables.values():

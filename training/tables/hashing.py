@@ -36,7 +36,12 @@ def hash_of(ids: Ids) -> NDArray[np.uint64]:
 
 def bucket_of(ids: Ids) -> NDArray[np.int16]:
     """The bucket of each id, (n,), 0 to 1,023."""
-    return (hash_of(ids) >> _BUCKET_SHIFT).astype(np.int16)
+    return bucket_of_hash(hash_of(ids))
+
+
+def bucket_of_hash(hashes: NDArray[np.uint64]) -> NDArray[np.int16]:
+    """The bucket of each id by its hash, (n,): hashes in order are buckets in order."""
+    return (hashes >> _BUCKET_SHIFT).astype(np.int16)
 
 
 def bucket_owners(world: int) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ Bytes sent per rank and step, u distinct ids of its rows, D values of b bytes a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from sparkring.training.tables.exchange import Counts, Exchange
 from sparkring.training.tables.hashing import BUCKETS, Ids, bucket_of, bucket_owners
-from sparkring.training.tables.table import Table, TableSpec, summed
+from sparkring.training.tables.table import Table, TableDump, TableSpec, summed
 
 Array = NDArray[Any]
 
@@ -95,6 +96,13 @@ class ShardedTable:
         assert self._pushed is not None, "reduce comes first"
         (ids, sums), self._pushed = self._pushed, None
         self.table.push(ids, sums * sums.dtype.type(factor), lr)
+
+    def load(self, dumps: Iterable[TableDump]) -> None:
+        """Hold the dumps' content and nothing else."""
+        fresh = Table(self.table.spec)
+        for dump in dumps:
+            fresh.load(dump)
+        self.table = fresh
 
     def drop(self) -> None:
         """Forget the kept sums: the step is skipped."""

@@ -7,7 +7,7 @@ at one bucket only, so that a table cut by buckets over ranks is, row by row, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkring.training.tables.hashing import BUCKETS, Ids, bucket_of, initial_rows, table_key
+from sparkring.training.tables.hashing import (
+    BUCKETS,
+    Ids,
+    bucket_of,
+    bucket_of_hash,
+    hash_of,
+    initial_rows,
+    table_key,
+)
 from sparkring.training.tables.id_map import IdMap
 from sparkring.training.tables.slab import Slab
 from sparkring.training.tables.update_rules import UpdateRule
@@ -55,7 +63,7 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class TableDump:
-    """The content of some buckets, in order of (bucket, id): equal tables give equal dumps, on any world.
+    """The content of some buckets, in order of the ids' hashes: equal tables give equal dumps, on any world.
 
     buckets: (k,). starts: (k + 1,) rows of bucket i are starts[i] to starts[i + 1]. ids: (n,). rows: (n, dim + state).
     use: (n, 2) the push that last touched a row, and how many did. seen: (m, 2) ids that are not yet admitted, and how
@@ -204,6 +212,12 @@ class Table:
             clock=np.array([self.clock]),
         )
 
+    def weights(self, buckets: NDArray[np.int64], at_once: int = 1 << 16) -> tuple[Ids, Iterator[Array]]:
+        """The ids of `buckets`, in order of their hashes, and their weights (n, dim), some rows at a time."""
+        ids, slots, _ = _by_bucket(*self._map.items(), buckets)
+        starts = range(0, len(ids), at_once)
+        return ids, (self._rows.gather(slots[start : start + at_once])[:, : self.spec.dim] for start in starts)
+
     def load(self, dump: TableDump) -> None:
         """Add the content of buckets that this table holds nothing of."""
         if dump.rows.shape[1] != self._rows.width:
@@ -225,12 +239,13 @@ class Table:
 def _by_bucket(
     ids: Ids, slots: NDArray[np.int32], buckets: NDArray[np.int64]
 ) -> tuple[Ids, NDArray[np.int32], NDArray[np.int64]]:
-    """Ids of `buckets` in order of (bucket, id), their slots, and (k + 1,) where each bucket begins."""
-    bucket = bucket_of(ids)
+    """Ids of `buckets` in order of their hashes, their slots, and (k + 1,) where each bucket begins."""
+    hashes = hash_of(ids)
+    bucket = bucket_of_hash(hashes)
     if len(buckets) < BUCKETS:
         inside = np.isin(bucket, buckets)
-        ids, slots, bucket = ids[inside], slots[inside], bucket[inside]
-    order = np.lexsort((ids, bucket))
+        ids, slots, bucket, hashes = ids[inside], slots[inside], bucket[inside], hashes[inside]
+    order = np.argsort(hashes)
     counts = np.bincount(bucket, minlength=BUCKETS)[buckets]
     return ids[order], slots[order], np.concatenate([[0], np.cumsum(counts)])
 
