@@ -64,7 +64,7 @@ from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
 from sparkring.training.result import WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
-from sparkring.training.starting import begin_with, start_from
+from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
 from sparkring.training.tasks import build_task, check_takes_weights
 
 log = logging.getLogger(__name__)
@@ -145,6 +145,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         model = agreed_model(made, config, manifest, ctx)
+        if config.warm_start is not None or config.model.start is not None:
+            check_starts_without_tables(model.module)
         if config.warm_start is not None and not committed(run.at("checkpoints"))[0]:
             model = start_from(model, config, config.warm_start, manifest, ctx.rank)
         started = None
@@ -216,6 +218,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         valid=state.last_valid,
         measured=strategy.measure(),
         train_left_out=left_out(reader),
+        tables=table_totals(parts),
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
         exported_step = load_exported_step(parts, checkpoints, state)
@@ -338,6 +341,12 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     state = stored["state"]
     parts.ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
     return state
+
+
+def table_totals(parts: Parts) -> dict[str, dict[str, int]]:
+    """By sparse table: rows stored, admitted and evicted, and the bytes they take on all ranks. Collective."""
+    every = [json.loads(answer) for answer in parts.gather(json.dumps(parts.strategy.tables.measured()).encode())]
+    return {name: {key: sum(rank[name][key] for rank in every) for key in every[0][name]} for name in every[0]}
 
 
 def load_tables(parts: Parts, checkpoints: Checkpointer, info: CheckpointInfo) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from sparkring.conf.blocks.train import Decay
-from sparkring.conf.schema import Strict
+from sparkring.conf.schema import NonNegativeFloat, Strict
 
 BUCKETS = 1024
 
@@ -34,12 +34,14 @@ class TablesConfig(Strict):
     )
     admit_after: PositiveInt = Field(1, description="steps that must have an id before its row is stored")
 
-    @model_validator(mode="before")
+    weight_decay: NonNegativeFloat = Field(0.0, description="none but 0: rows that no batch touches would not decay")
+
+    @field_validator("weight_decay")
     @classmethod
-    def _no_decay(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "weight_decay" in given:
+    def _no_decay(cls, decay: float) -> float:
+        if decay:
             raise ValueError(
-                "weight_decay: rows that no batch touches would not decay, the others by how often they are seen; "
-                "remove it"
+                "rows that no batch touches would not decay, and the others by how often they are seen; remove it "
+                "(optim.weight_decay is of the dense parameters)"
             )
-        return given
+        return decay

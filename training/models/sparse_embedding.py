@@ -80,6 +80,8 @@ class SparseEmbedding(nn.Module):
         return out_BD if self.bag == "sum" else out_BD / sizes_B.clamp(min=1)[:, None].to(out_BD.dtype)
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.is_meta:  # looked at by the planner, never run
+            return torch.empty(len(ids), self.dim, device="meta")
         if self.source is None:
             raise RuntimeError(
                 f"SparseEmbedding {self.columns}: has no rows yet: training pulls them, and a finished model reads "
