@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,6 +19,8 @@ from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.tables.sharded import ShardedTable
+from sparkring.training.tables.table import summed
 from tests.ranks.problem import CPU, full_state, rank_part, table_batch
 
 STEPS, ROWS = 30, 24
@@ -97,12 +100,32 @@ def trained(strategy: MeshStrategy, dtype: torch.dtype = torch.float64, uneven: 
     }
 
 
+class OneAfterAnother(ShardedTable):
+    """What must not be: each rank's gradients are a step of their own."""
+
+    def reduce(self, grads: np.ndarray) -> float:
+        assert self._route is not None
+        self.asked, self.receive = self._route.asked, self._route.receive
+        return super().reduce(grads)
+
+    def _sent(self, rows: np.ndarray, send: np.ndarray, receive: np.ndarray) -> np.ndarray:
+        self.arrived = super()._sent(rows, send, receive)
+        return self.arrived
+
+    def apply(self, lr: float, factor: float) -> None:
+        edges = np.cumsum(self.receive)[:-1]
+        for ids, grads in zip(np.split(self.asked, edges), np.split(self.arrived, edges), strict=True):
+            self.table.push(*summed(ids, grads * factor), lr)
+
+
 def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
     """By case: what training gives on this rank."""
     results = {}
     for name, case in payload["cases"].items():
         dtype = getattr(torch, case.get("dtype", "float64"))
         strategy = recommending(rank, world, case, dtype)
+        for table in strategy.tables.tables.values() if case.get("one_after_another") else ():
+            table.__class__ = OneAfterAnother
         results[name] = trained(strategy, dtype, case.get("uneven", False))
         strategy.data_parallel.close(failed=True)
     strategy.close()

@@ -248,8 +248,11 @@ class MeshStrategy(Strategy):
 
     def loss_factor(self, global_rows: int) -> float:
         """Turn a sum of weighted row losses into this rank's part of the global mean, as the batch axes combine it."""
-        combined = self.data_parallel.size if self.data_parallel.averages else 1
-        return self.scaler.scale * combined / (self.mesh.cp * global_rows)
+        return self.scaler.scale * self._averaged_ranks() / (self.mesh.cp * global_rows)
+
+    def _averaged_ranks(self) -> int:
+        """Ranks whose mean the batch axes make of gradients; 1 where they make the sum."""
+        return self.data_parallel.size if self.data_parallel.averages else 1
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
@@ -320,7 +323,7 @@ class MeshStrategy(Strategy):
             return float(square_sum(mine, self.device, holders=1).sqrt())
         total = square_sum(mine, self.device, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
         if self.tables:
-            total += self.tables.reduce(self.data_parallel.size if self.data_parallel.averages else 1)
+            total += self.tables.reduce(self._averaged_ranks())
         if self.mesh.world == 1:
             return float(total.sqrt())
         dist.all_reduce(total)  # on the device: over NCCL on GPUs, with no copy to the host before it

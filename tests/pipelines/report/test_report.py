@@ -21,7 +21,7 @@ from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.runs import Runs
 from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores
-from tests.pipelines.results import train_result
+from tests.pipelines.results import rank_result, train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
 
@@ -135,6 +135,13 @@ def test_scores_by_group_are_tables_of_the_metrics_that_some_group_has() -> None
     table = html.partition("Scores by carrier")[2].partition("</table>")[0]
     assert [name for name in ("ROC AUC", "log loss", "Brier") if name in table] == ["ROC AUC", "log loss"]
     assert "<td>&lt;b&gt;</td>" in table and ">1 200<" in table and ">0.625<" in table and ">–<" in table
+
+
+def test_sparse_tables_are_among_the_facts_with_what_they_hold() -> None:
+    tables = {"users": {"rows": 5100, "admitted": 6000, "evicted": 900, "bytes": 3_000_000}}
+    text = Page(build_report(inputs(train=rank_result(tables=tables)))).text
+    assert "sparse table users5 100 rows, 3.0 MB" in text and "admitted 6 000, evicted 900" in text
+    assert "sparse table" not in build_report(inputs())
 
 
 def classes() -> HeldOut:
