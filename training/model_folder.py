@@ -114,17 +114,22 @@ def write_tables(folder: Storage, tables: Mapping[str, ShardedTable], on_progres
 def attach_tables(model: nn.Module, folder: Storage) -> None:
     """Let the model's SparseEmbeddings read their rows from the folder. StoredError for a table that does not fit."""
     embeddings = sparse_embeddings(model)
-    if not embeddings:
-        return
-    stored = read(TablesFile, folder, TABLES).tables
+    tables = open_tables(folder, {name: module.dim for name, module in embeddings.items()})
     for name, module in embeddings.items():
-        if name not in stored or len(stored[name].scale) != module.dim:
+        module.source = tables[name]
+
+
+def open_tables(folder: Storage, wanted: Mapping[str, int]) -> dict[str, LookupTable]:
+    """Open a model's tables. `wanted`: name -> values of a row. StoredError for one that is missing or does not fit."""
+    stored = read(TablesFile, folder, TABLES).tables if wanted else {}
+    for name, dim in wanted.items():
+        if name not in stored or len(stored[name].scale) != dim:
             there = {table: len(each.scale) for table, each in stored.items()}
             raise StoredError(
-                f"{folder.uri}/{TABLES}: no table {name!r} with rows of {module.dim} values, which the model has; "
-                f"there are {there}"
+                f"{folder.uri}/{TABLES}: no table {name!r} with rows of {dim} values, which the model has; there are "
+                f"{there}"
             )
-        module.source = _lookup(folder, name, stored[name])
+    return {name: _lookup(folder, name, stored[name]) for name in wanted}
 
 
 def _lookup(folder: Storage, name: str, stored: StoredTable) -> LookupTable:
@@ -133,13 +138,14 @@ def _lookup(folder: Storage, name: str, stored: StoredTable) -> LookupTable:
         file = part_file(name, rank)
         try:
             found = open_weights(folder, file)
-            hashes, rows = found["hashes"], found["rows"]
+            hashes, ids, rows = found["hashes"], found["ids"], found["rows"]
         except (OSError, KeyError) as error:
             raise StoredError(f"{folder.uri}/{file}: no part of a table ({error})") from error
         fits = rows.shape[1:] == (len(stored.scale),) and rows.dtype == getattr(torch, stored.dtype)
-        if not fits or hashes.shape != rows.shape[:1] or hashes.dtype != torch.uint64:
+        fits = fits and hashes.shape == ids.shape == rows.shape[:1]
+        if not fits or (hashes.dtype, ids.dtype) != (torch.uint64, torch.int64):
             raise StoredError(f"{folder.uri}/{file}: no part of the table that {TABLES} describes")
-        parts.append(LookupPart(hashes.mapped(), rows.mapped()))
+        parts.append(LookupPart(hashes.mapped(), ids.mapped(), rows.mapped()))
     return LookupTable(name, stored.seed, np.asarray(stored.scale, stored.dtype), parts)
 
 

@@ -38,8 +38,8 @@ def check_starts_without_tables(model: nn.Module) -> None:
     """Raise ValueError for a model with sparse tables, whose rows are not taken over."""
     if tables := sparse_embeddings(model):
         raise ValueError(
-            f"warm_start, model.start: the model has sparse tables ({', '.join(tables)}), whose rows are not taken "
-            "over from another model; remove the block"
+            f"model.start: the model has sparse tables ({', '.join(tables)}), and a file of tensors has no rows of "
+            "them; remove it, or begin with this recipe's own model by warm_start"
         )
 
 

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, TypeAdapter
 
+from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.blocks.train import EarlyStopping, OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
@@ -53,7 +54,7 @@ from sparkring.training.loop import (
     sum_over_ranks,
     total_steps,
 )
-from sparkring.training.model_folder import write_tables
+from sparkring.training.model_folder import open_tables, write_tables
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
 from sparkring.training.models.task import Task
@@ -145,7 +146,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         model = agreed_model(made, config, manifest, ctx)
-        if config.warm_start is not None or config.model.start is not None:
+        if config.model.start is not None:
             check_starts_without_tables(model.module)
         if config.warm_start is not None and not committed(run.at("checkpoints"))[0]:
             model = start_from(model, config, config.warm_start, manifest, ctx.rank)
@@ -322,6 +323,8 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     keep, strategy = parts.config.checkpoint, parts.strategy
     latest = checkpoints.latest(keep.verify)
     if latest is None:
+        if parts.config.warm_start is not None and strategy.tables:
+            begin_tables(parts, checkpoints, parts.config.warm_start)
         return TrainerState()
     weights = strategy.state_dict()
     check = TypeAdapter(LoopRecord)
@@ -347,6 +350,16 @@ def table_totals(parts: Parts) -> dict[str, dict[str, int]]:
     """By sparse table: rows stored, admitted and evicted, and the bytes they take on all ranks. Collective."""
     every = [json.loads(answer) for answer in parts.gather(json.dumps(parts.strategy.tables.measured()).encode())]
     return {name: {key: sum(rank[name][key] for rank in every) for key in every[0][name]} for name in every[0]}
+
+
+def begin_tables(parts: Parts, checkpoints: Checkpointer, start: WarmStartConfig) -> None:
+    """Begin with the rows of the model to start from, each rank with its buckets. Collective."""
+    assert start.model is not None, "starting_model has read it"
+    folder, tables = open_storage(start.model), parts.strategy.tables
+    wanted = {name: held.table.spec.dim for name, held in tables.tables.items()}
+    checkpoints.peers.together(
+        f"reading tables of {start.model}", lambda: tables.begin_with(open_tables(folder, wanted))
+    )
 
 
 def load_tables(parts: Parts, checkpoints: Checkpointer, info: CheckpointInfo) -> None:

@@ -239,9 +239,9 @@ CONFLICTS: tuple[Conflict, ...] = (
         "set data.reader to native",
     ),
     Conflict(
-        lambda c: _is_hashed(c) and (c.warm_start is not None or c.model.start is not None),
-        "warm_start, model.start: rows of sparse tables, which features of kind hashed have, are not taken over from "
-        "another model; remove the block",
+        lambda c: _is_hashed(c) and c.model.start is not None,
+        "model.start: features of kind hashed have sparse tables, and a file of tensors has no rows of them; remove it, "
+        "or begin with this recipe's own model by warm_start",
     ),
     Conflict(
         lambda c: c.tables.max_rows is not None and c.tables.max_rows < c.train.global_batch,

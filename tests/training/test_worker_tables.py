@@ -108,6 +108,17 @@ def test_a_killed_rank_changes_no_bit_of_a_table(group: WorkerGroup, hashed: Pat
     assert job.result.tables == pair.result.tables
 
 
+def test_a_warm_start_begins_with_the_rows_of_the_model_before(
+    group: WorkerGroup, hashed: Path, alone: Job, tmp_path: Path
+) -> None:
+    """With a rate of about 0 the model that is started from is what is scored; without its rows it would not be."""
+    before = rows_of(alone, tmp_path / "before")
+    words = (f"warm_start.model={alone.folder}/model", "optim.lr=1e-12", "tables.lr=1e-12", "optim.warmup_steps=0")
+    job = Job(tmp_path / "run", hashed, *SETTINGS, *words, "train.epochs=1").run(group, 2)
+    assert np.abs(rows_of(job, tmp_path / "after") - before).max() < 1e-6
+    assert job.result.test["loss"] == pytest.approx(alone.result.test["loss"], rel=1e-6)
+
+
 def test_a_run_of_two_ranks_is_finished_by_one(group: WorkerGroup, hashed: Path, alone: Job, tmp_path: Path) -> None:
     job = Job(tmp_path / "run", hashed, *SETTINGS, "parallel.zero=1").run(group, 2)
     for step in job.folder.glob("checkpoints/step-*"):

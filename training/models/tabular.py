@@ -213,6 +213,8 @@ class Tabular(nn.Module):
             )
             made[deep] = table_by_value(table, fresh[deep], codes, new_values)
             made["input.weight"][:, after[column]] = reads
+        for column in self.hashed_names:  # whose rows stay as they are, by id
+            made["input.weight"][:, after[column]] = weights["input.weight"][:, before[column]]
         how = [change.numbers.get(column, Rescaling()) for column in self.numeric_names]
         scale_N = torch.tensor([each.scale for each in how], dtype=torch.float64)
         shift_N = torch.tensor([each.shift for each in how], dtype=torch.float64)

@@ -17,6 +17,7 @@ from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.tables.exchange import Alone, Exchange, TorchExchange
 from sparkring.training.tables.files import RowFile, stored_dumps, to_tensors
 from sparkring.training.tables.hashing import Ids
+from sparkring.training.tables.lookup import LookupTable
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
 from sparkring.training.tables.update_rules import UpdateRule
@@ -116,6 +117,12 @@ class SparseTables:
             rows = admitted - evicted
             found[name] = {"rows": rows, "admitted": admitted, "evicted": evicted, "bytes": each.table.bytes}
         return found
+
+    def begin_with(self, others: Mapping[str, LookupTable]) -> None:
+        """Store this rank's buckets of another model's tables, with optimizer state 0."""
+        for name, each in self.tables.items():
+            for ids, rows in others[name].content(each.held_buckets):
+                each.table.begin_with(ids, rows)
 
     def drop(self) -> None:
         for table in self.tables.values():

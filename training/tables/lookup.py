@@ -6,7 +6,7 @@ A process maps the files into its memory, so it holds the rows that it has looke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkring.training.tables.hashing import bucket_of_hash, bucket_owners, hash_of, initial_rows, table_key
+from sparkring.training.tables.hashing import Ids, bucket_of_hash, bucket_owners, hash_of, initial_rows, table_key
 
 Array = NDArray[Any]
 
@@ -24,6 +24,7 @@ class LookupPart:
     """What one rank wrote."""
 
     hashes: NDArray[np.uint64]
+    ids: Ids
     rows: Array
 
 
@@ -41,6 +42,14 @@ class LookupTable:
         """
         self._key, self._scale, self._parts = table_key(seed, name), scale, parts
         self._owners = bucket_owners(len(parts))
+
+    def content(self, buckets: Array, at_once: int = 1 << 16) -> Iterator[tuple[Ids, Array]]:
+        """Ids and rows of `buckets`, some at a time."""
+        for part in self._parts:
+            picked = np.flatnonzero(np.isin(bucket_of_hash(np.asarray(part.hashes)), buckets))
+            for start in range(0, len(picked), at_once):
+                some = picked[start : start + at_once]
+                yield np.asarray(part.ids[some]), np.asarray(part.rows[some])
 
     def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows (n, dim) of ids (n,) int64."""

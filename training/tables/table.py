@@ -132,7 +132,7 @@ class Table:
                 kept = ~new
                 kept[new] = self._admitted(ids[new])
                 ids, grads, slots, new = ids[kept], grads[kept], slots[kept], new[kept]
-            slots[new] = self._insert(ids[new])
+            slots[new] = self._insert(ids[new], self._initial(ids[new]))
         self._rows.scatter(slots, self.spec.rule.updated(self._rows.gather(slots), grads, lr))
         if most is not None:
             use = self._use.gather(slots)
@@ -140,14 +140,20 @@ class Table:
             self._use.scatter(slots, use)
             self._evict(most // BUCKETS)
 
+    def begin_with(self, ids: Ids, weights: Array) -> None:
+        """Store rows (n, dim) of ids that are not stored, with optimizer state 0: those of another model."""
+        self._insert(ids, weights)
+        if self.spec.max_rows is not None:
+            self._evict(self.spec.max_rows // BUCKETS)
+
     def _initial(self, ids: Ids) -> Array:
         return initial_rows(self._key, ids, self.scale)
 
-    def _insert(self, ids: Ids) -> NDArray[np.int32]:
-        """Store initial rows; returns their slots."""
+    def _insert(self, ids: Ids, weights: Array) -> NDArray[np.int32]:
+        """Store new rows with state 0; returns their slots."""
         slots = self._free.take(len(ids))
         rows = np.zeros((len(ids), self._rows.width), self.spec.dtype)
-        rows[:, : self.spec.dim] = self._initial(ids)
+        rows[:, : self.spec.dim] = weights
         self._store(ids, slots, rows, np.zeros((len(ids), 2), np.int64))
         self.counts[:, 0] += np.bincount(bucket_of(ids), minlength=BUCKETS)
         return slots

@@ -181,7 +181,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         (SMALL, ["dataset=null", IMAGE, PETASTORM], "data.reader = 'petastorm': it decodes no features of kind image"),
         (SMALL, ["dataset=null", IMAGE.replace("3]", "5]")], "etl.features: an image has 1, 3 or 4 channels"),
         (SMALL, ["dataset=null", HASHED, PETASTORM], "data.reader = 'petastorm': it hands scalars on as they are"),
-        (SMALL, ["dataset=null", HASHED, "warm_start.model=/m"], "warm_start, model.start: rows of sparse tables"),
+        (SMALL, ["dataset=null", HASHED, "model.start=e.safetensors"], "model.start: features of kind hashed have"),
         (
             SMALL,
             ["tables.max_rows=1024", "train.global_batch=1025"],

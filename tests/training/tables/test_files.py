@@ -1,6 +1,7 @@
 """Tables through files: by buckets into any world, and looked up in a finished model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.weights import open_weights
-from sparkring.training.model_folder import TABLES, attach_tables, model_files, part_file, write_tables
+from sparkring.training.model_folder import TABLES, attach_tables, model_files, open_tables, part_file, write_tables
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.files import stored_dumps, to_tensors
@@ -108,6 +109,26 @@ def test_a_model_folder_gives_the_rows_of_the_table_and_never_more(table: Table,
     for _ in range(2):  # ids that are not stored have their initial rows, and are as unknown as before
         assert (model["users"](ids).numpy() == table.pull(ids.numpy())).all()
     assert before == {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_another_run_begins_with_the_rows_of_a_model(table: Table, tmp_path: Path) -> None:
+    folder = open_storage(str(tmp_path))
+    for rank in range(2):
+        part = ShardedTable(SPEC, RankOf(rank, 2))
+        part.load([table.dump(part.own_buckets)])
+        write_tables(folder, {"users": part}, lambda block: None)
+    found, ids = open_tables(folder, {"users": 3})["users"], table.dump(ALL).ids
+    three = [ShardedTable(SPEC, RankOf(rank, 3)) for rank in range(3)]
+    for part in three:
+        for some, rows in found.content(part.held_buckets, at_once=100):
+            part.table.begin_with(some, rows)
+    dumps = [part.table.dump(part.own_buckets) for part in three]
+    assert sum(len(dump.ids) for dump in dumps) == len(table) == sum(int(dump.counts.sum()) for dump in dumps)
+    for dump in dumps:
+        assert (dump.rows[:, :3] == table.pull(dump.ids)).all() and (dump.rows[:, 3:] == 0).all()
+    full = Table(replace(SPEC, max_rows=BUCKETS))
+    full.begin_with(ids, table.pull(ids))
+    assert len(full) <= BUCKETS and int(full.counts[:, 1].sum()) == len(ids) - len(full)
 
 
 def test_an_empty_table_is_a_table(tmp_path: Path) -> None:
