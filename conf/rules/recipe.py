@@ -240,7 +240,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         lambda c: _is_hashed(c) and c.model.start is not None,
-        "model.start: features of kind hashed have sparse tables, and a file of tensors has no rows of them; remove it, "
+        "model.start: features of kind hashed have sparse tables, and a file of tensors has no rows; remove it, "
         "or begin with this recipe's own model by warm_start",
     ),
     Conflict(

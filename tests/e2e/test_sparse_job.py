@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +15,8 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.job import run_job
+from sparkring.pipelines.serving import load_trusted
+from sparkring.pipelines.tracking.fetch import copy_model, find_model
 from sparkring.training.result import MODEL, read_result
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -54,8 +55,8 @@ def test_a_model_of_hashed_ids_is_trained_registered_and_serves(spark: Any, tmp_
     }
     assert "sparse table" in (folder / "report.html").read_text()
     assert [*folder.rglob("checkpoints/step-*/*/tables/*/rank-00001.safetensors")]
-    mlflow.set_tracking_uri(given.tracking.store_uri)
-    model = mlflow.pyfunc.load_model("models:/sparse@champion")
+    registered = find_model(given.tracking, "models:/sparse@champion")
+    model = load_trusted(str(copy_model(given.tracking, registered, tmp_path / "registered")))
     scored = pa.concat_tables([pq.read_table(folder / file) for file in result.predictions]).to_pandas()
     rows = pq.read_table(tmp_path / "rows.parquet").to_pandas()
     served = model.predict(rows[["user", "item", "x"]])["prediction"].to_numpy()
