@@ -26,7 +26,7 @@ from sparkring.conf.blocks.train import WEIGHTS_FILE
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.conf.stored import Label, Stored, StoredError, parse, read, up_to
+from sparkring.conf.stored import Finite, RelativePath, Stored, StoredError, parse, read, up_to
 from sparkring.training.checkpoint.format import Chunk, layout, raw_bytes
 from sparkring.training.checkpoint.weights import FILE, open_weights
 from sparkring.training.models.sparse_embedding import sparse_embeddings
@@ -52,7 +52,7 @@ class StoredTable(Stored):
 
     seed: int
     dtype: Literal["float32", "float64"]
-    scale: list[Annotated[float, Field(ge=0)]]
+    scale: list[Annotated[Finite, Field(ge=0)]]
     parts: Annotated[int, Field(ge=1)]
 
 
@@ -60,7 +60,7 @@ class TablesFile(Stored):
     """tables.json."""
 
     format: Annotated[int, up_to(1)] = 1
-    tables: dict[Label, StoredTable]
+    tables: dict[RelativePath, StoredTable]
 
 
 def part_file(table: str, rank: int) -> str:
