@@ -53,7 +53,7 @@ class StoredTable(Stored):
     seed: int
     dtype: Literal["float32", "float64"]
     scale: list[Annotated[Finite, Field(ge=0)]]
-    parts: Annotated[int, Field(ge=1)]
+    parts: Annotated[int, Field(ge=1, le=1 << 16)]
 
 
 class TablesFile(Stored):
