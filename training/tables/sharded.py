@@ -26,6 +26,20 @@ from sparkring.training.tables.table import Table, TableDump, TableSpec, summed
 Array = NDArray[Any]
 
 
+def sent_bytes(replicated: bool, ids: int, row_bytes: int, world: int) -> float:
+    """Bytes that a rank sends in a step, by the formulas above.
+
+    Args:
+        replicated: every rank holds every row.
+        ids: distinct ids of the rank's rows.
+        row_bytes: of a row's weights on the wire.
+        world: ranks.
+    """
+    if replicated:
+        return (world - 1) * (ids * (8 + row_bytes) + 8)
+    return (world - 1) / world * ids * (8 + 2 * row_bytes) + 8 * (world - 1)
+
+
 @dataclass(frozen=True)
 class _Route:
     """How the ids of one batch travel: `order` sorts them by owner, who was `asked` for them by all ranks."""
