@@ -79,6 +79,7 @@ class SparseEmbedding(nn.Module):
         out_BD = rows_ND.new_zeros(len(sizes_B), self.dim).index_add(0, of_row, rows_ND)
         return out_BD if self.bag == "sum" else out_BD / sizes_B.clamp(min=1)[:, None].to(out_BD.dtype)
 
+    @torch.compiler.disable  # the source is another one in every step
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         if ids.is_meta:  # looked at by the planner, never run
             return torch.empty(len(ids), self.dim, device="meta")

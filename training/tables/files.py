@@ -27,12 +27,9 @@ class RowFile(Protocol):
     def read_rows(self, start: int, stop: int) -> torch.Tensor: ...
 
 
-PARTS = ("buckets", "starts", "ids", "rows", "use", "seen", "counts", "clock")
-
-
 def to_tensors(dump: TableDump) -> dict[str, torch.Tensor]:
     """The dump's arrays by name."""
-    return {name: torch.from_numpy(np.ascontiguousarray(getattr(dump, name))) for name in PARTS}
+    return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in vars(dump).items()}
 
 
 def stored_dumps(table: str, files: Sequence[Mapping[str, RowFile]], wanted: NDArray[np.int64]) -> Iterator[TableDump]:
