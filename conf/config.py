@@ -13,6 +13,7 @@ from sparkring.conf.blocks.launch import LaunchConfig, ParallelConfig
 from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.blocks.promotion import DriftConfig, PromoteConfig, WarmStartConfig
 from sparkring.conf.blocks.spark import SparkConfig, StorageConfig
+from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.blocks.tracking import ReportConfig, TrackingConfig
 from sparkring.conf.blocks.train import CheckpointConfig, ModelConfig, OptimConfig, TrainConfig
 from sparkring.conf.schedule.block import ScheduleConfig
@@ -33,6 +34,7 @@ class RunConfig(Strict):
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartConfig | None = Field(None, description="None: train from scratch")
     optim: OptimConfig = OptimConfig()
+    tables: TablesConfig = TablesConfig()
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
     launch: LaunchConfig = LaunchConfig()

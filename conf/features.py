@@ -25,6 +25,7 @@ EXACT_DTYPES = {
 WHOLE = ("bool", "int8", "int16", "int32", "int64")
 STORED_FOR = {
     "categorical": ("string", *WHOLE),
+    "hashed": ("string", *WHOLE),
     "numeric": (*WHOLE, "float32", "float64"),
     "cyclic": (*WHOLE, "float32", "float64"),
     "classes": ("string",),
@@ -46,7 +47,7 @@ class Output:
 
 
 def outputs(state: State) -> list[Output]:
-    """List what a numeric, categorical or cyclic feature, or a label of classes or tags becomes."""
+    """List what a numeric, categorical, hashed or cyclic feature, or a label of classes or tags becomes."""
     name, kind = state["name"], state["kind"]
     if kind == "classes":
         return [Output(name, "int64", len(state["values"]))]
@@ -54,6 +55,8 @@ def outputs(state: State) -> list[Output]:
         return [Output(name, "float32", shape=(len(state["values"]),))]
     if kind == "categorical":
         return [Output(name, "int32", cardinality(state))]
+    if kind == "hashed":
+        return [Output(name, "int64")]
     if kind == "cyclic":
         return [Output(f"{name}_sin", "float32"), Output(f"{name}_cos", "float32")]
     return [Output(name, "float32"), *([Output(f"{name}__null", "float32")] if state["indicator"] else [])]

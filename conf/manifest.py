@@ -160,6 +160,13 @@ class CategoricalState(_Feature):
 
 
 @OPEN
+class HashedState(_Feature):
+    """Ids by xxhash64, of any number of values; nothing is fitted."""
+
+    kind: Literal["hashed"]
+
+
+@OPEN
 class CyclicState(_Feature):
     kind: Literal["cyclic"]
     period: Annotated[Finite, Field(gt=0)]
@@ -185,7 +192,10 @@ class FeatureState(TypedDict):
     version: Count
     inputs: dict[str, str]
     features: list[
-        Annotated[NumericState | CategoricalState | CyclicState | PassthroughState, Field(discriminator="kind")]
+        Annotated[
+            NumericState | CategoricalState | HashedState | CyclicState | PassthroughState,
+            Field(discriminator="kind"),
+        ]
     ]
     labels: NotRequired[list[ClassesState]]
     flags: NotRequired[FlagsState]
@@ -364,6 +374,11 @@ class DatasetManifest(Stored):
     def weight(self) -> State | None:
         """Column and training mean of the rows' weights; None where all rows count alike."""
         return self.features.get("weight")
+
+    @property
+    def hashed(self) -> list[str]:
+        """The tensors that are 64-bit ids of values: no numbers to compute with, and no codes below a cardinality."""
+        return [state["name"] for state in self.features.get("features", []) if state["kind"] == "hashed"]
 
     @property
     def images(self) -> list[str]:

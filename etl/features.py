@@ -13,6 +13,7 @@ from sparkring.conf.blocks.etl import (
     CategoricalFeature,
     CyclicFeature,
     Feature,
+    HashedFeature,
     ImageFeature,
     NumericFeature,
     PassthroughFeature,
@@ -90,7 +91,7 @@ def categorical_state(name: str, feature: CategoricalFeature, values: Sequence[s
     return {"name": name, "kind": "categorical", "column": column, "values": list(values), "train_nulls": nulls}
 
 
-def plain_state(name: str, feature: CyclicFeature | PassthroughFeature | ImageFeature) -> State:
+def plain_state(name: str, feature: HashedFeature | CyclicFeature | PassthroughFeature | ImageFeature) -> State:
     """The state of a feature that is not fitted. An image is passed through, with how it is fitted to its shape."""
     state = {"name": name, **feature.model_dump(mode="json"), "column": input_column(name, feature)}
     if isinstance(feature, ImageFeature):

@@ -17,7 +17,14 @@ from pyspark.sql.types import (
     StringType,
 )
 
-from sparkring.conf.blocks.etl import CategoricalFeature, CyclicFeature, Feature, ImageFeature, NumericFeature
+from sparkring.conf.blocks.etl import (
+    CategoricalFeature,
+    CyclicFeature,
+    Feature,
+    HashedFeature,
+    ImageFeature,
+    NumericFeature,
+)
 from sparkring.conf.features import STATE_VERSION, State
 from sparkring.etl.errors import EtlError
 from sparkring.etl.features import (
@@ -53,6 +60,8 @@ def _wrong_type(feature: Feature, found: DataType) -> str:
         found, (StringType, IntegralType, BooleanType, DateType)
     ):
         return "categorical wants a string, integer, boolean or date; cast it in the recipe's SQL"
+    if isinstance(feature, HashedFeature) and not isinstance(found, (StringType, IntegralType)):
+        return "hashed wants a string or an integer; cast it in the recipe's SQL"
     if isinstance(feature, (NumericFeature, CyclicFeature)) and not isinstance(found, (NumericType, BooleanType)):
         return f"{feature.kind} wants a number; derive one in the recipe's SQL"
     if isinstance(feature, ImageFeature) and not isinstance(found, BinaryType):

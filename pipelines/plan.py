@@ -20,6 +20,7 @@ from sparkring.pipelines import etl_step
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.columns import is_fixed
 from sparkring.training.models.dropout import draws_masks
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.own_optimizer import states_per_parameter
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.compose import choose_engine
@@ -27,6 +28,8 @@ from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.planner import CostPlan, Untraceable, Workload, format_rows, make_plan, table_rows
 from sparkring.training.planner.workload import OPTIMIZER_STATES
 from sparkring.training.recipe_model import build_model, pick_columns
+from sparkring.training.tables.sharded import sent_bytes
+from sparkring.training.tables.update_rules import UpdateRule
 from sparkring.training.tasks import TABLE_TASKS, build_task, model_class
 
 log = logging.getLogger(__name__)
@@ -154,7 +157,25 @@ def show_plan(config: RunConfig) -> str:
     plan = cost_plan(config, known_manifest(config))
     notes = strategy_notes(config.parallel.model_dump(), asdict(plan.mesh), device_of(config))
     untraced = [f"{UNPLANNED}: {plan.untraced}"] if plan.untraced else []
-    return "\n\n".join([format_rows(table_rows(plan)), *untraced, *notes])
+    tables = table_notes(config, meta_model(config, known_manifest(config)), plan.mesh.dp)
+    return "\n\n".join([format_rows(table_rows(plan)), *untraced, *tables, *notes])
+
+
+def table_notes(config: RunConfig, model: nn.Module, ranks: int) -> list[str]:
+    """One line per sparse table: what a row takes, and what a step sends where it is sharded and replicated."""
+    element = 8 if config.train.dtype == "float64" else 4
+    rule, lines = UpdateRule(config.tables.optimizer), []
+    for name, module in sparse_embeddings(model).items():
+        ids = -(-config.train.global_batch // ranks) * len(module.columns)
+        wire = module.dim * (2 if config.tables.wire == "bf16" else element)
+        shard, replicate = (sent_bytes(replicated, ids, wire, ranks) for replicated in (False, True))
+        row = (module.dim + rule.state_width(module.dim)) * element
+        lines.append(
+            f"sparse table {name}: {row} bytes a row and 20 to 60 in its map, on one rank (place: shard) or on all "
+            f"{ranks} (replicate). A rank and step with an id of its own in each row sends {shard:,.0f} bytes "
+            f"sharded, {replicate:,.0f} replicated; bags more; tables.place = {config.tables.place}"
+        )
+    return lines
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.columns import RaggedArray, numpy_dtype, one_array
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.data.features.transform import RawColumn, RawFeatures
-from sparkring.training.model_folder import CONFIG, FILES, read_model_folder
+from sparkring.training.model_folder import CONFIG, attach_tables, model_files, read_model_folder
 from sparkring.training.models.gpt import Sampling, generate
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.recipe_model import build_model, pick_columns, start_model
@@ -50,7 +50,8 @@ CODE = "code"  # MLflow's folder for modules, beside that of the model's files; 
 
 def copy_model_folder(model: Storage, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
+    for name in model_files(model):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with model.fs.open_input_stream(model.path(name)) as source, open(folder / name, "wb") as target:
             shutil.copyfileobj(source, target, CHUNK_BYTES)
 
@@ -370,7 +371,11 @@ def make_predictor(folder: Storage) -> Predictor | Writer:
     kind = Writer if model.config.model.task == "language_model" else Predictor
     weights = read_weights(folder)
     try:
-        return kind(model.config, model.manifest, weights)
+        predictor = kind(model.config, model.manifest, weights)
+        attach_tables(predictor.model, folder)
+        return predictor
+    except StoredError:
+        raise
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: torch's, of memory and of shapes
         why = " ".join(str(error).split())
         raise StoredError(

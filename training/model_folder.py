@@ -3,24 +3,40 @@
     <folder>/config.json    the resolved configuration: which module, with which arguments, for which task
              manifest.json  the dataset's manifest: columns, vocabularies, fitted feature state
              weights.safetensors  parameter name -> tensor (training/checkpoint/weights.py)
+             tables.json    where the model has sparse tables: what they are, by name
+             tables/<name>/part-00000.safetensors  the rows of rank 0's buckets, in order of their ids' hashes
 
 A run has it below `model/`; a registered model holds a copy.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
 
 from sparkring.conf.blocks.train import WEIGHTS_FILE
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.conf.stored import StoredError, parse
-from sparkring.training.checkpoint.weights import FILE
+from sparkring.conf.stored import Finite, RelativePath, Stored, StoredError, parse, read, up_to
+from sparkring.training.checkpoint.format import Chunk, layout, raw_bytes
+from sparkring.training.checkpoint.weights import FILE, open_weights
+from sparkring.training.models.sparse_embedding import sparse_embeddings
+from sparkring.training.tables.hashing import hash_of
+from sparkring.training.tables.lookup import LookupPart, LookupTable
+from sparkring.training.tables.sharded import ShardedTable
 
-CONFIG, MANIFEST = "config.json", "manifest.json"
+CONFIG, MANIFEST, TABLES = "config.json", "manifest.json", "tables.json"
 FILES = (CONFIG, MANIFEST, FILE)
+"""Of every model; `model_files` lists those of one."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,108 @@ class TrainedModel:
 
     config: RunConfig
     manifest: DatasetManifest
+
+
+class StoredTable(Stored):
+    """A sparse table of a model. scale: of initial values, one per value of a row; parts: files, one per rank."""
+
+    seed: int
+    dtype: Literal["float32", "float64"]
+    scale: list[Annotated[Finite, Field(ge=0)]]
+    parts: Annotated[int, Field(ge=1, le=1 << 16)]
+
+
+class TablesFile(Stored):
+    """tables.json."""
+
+    format: Annotated[int, up_to(1)] = 1
+    tables: dict[RelativePath, StoredTable]
+
+
+def part_file(table: str, rank: int) -> str:
+    return f"tables/{table}/part-{rank:05d}.safetensors"
+
+
+def model_files(folder: Storage) -> list[str]:
+    """The files of a model, which are copied together."""
+    if not folder.exists(TABLES):
+        return list(FILES)
+    tables = read(TablesFile, folder, TABLES).tables
+    return [*FILES, TABLES, *(part_file(name, rank) for name in tables for rank in range(tables[name].parts))]
+
+
+def write_tables(folder: Storage, tables: Mapping[str, ShardedTable], on_progress: Callable[[int], None]) -> None:
+    """Write this rank's part of each table, some rows at a time, and by rank 0 what they are.
+
+    Args:
+        folder: the model's.
+        tables: by name; no file is written without any.
+        on_progress: called with the number of each block of rows.
+    """
+    blocks = itertools.count(1)
+    for name, held in tables.items():
+        spec, rank = held.table.spec, held.exchange.rank
+        ids, rows = held.table.weights(held.own_buckets)
+        own = {"hashes": torch.from_numpy(hash_of(ids)), "ids": torch.from_numpy(ids)}
+        chunks = [Chunk(key, each.dtype, each.shape, (0,), each.shape) for key, each in own.items()]
+        shape = (len(ids), spec.dim)
+        chunks.append(Chunk("rows", getattr(torch, spec.dtype), shape, (0, 0), shape))
+        with folder.create(part_file(name, rank)) as file:
+            file.write(layout(chunks, FILE)[0])
+            for tensor in own.values():
+                file.write(raw_bytes(tensor))
+            for block in rows:
+                on_progress(next(blocks))
+                file.write(np.ascontiguousarray(block))
+    if tables and next(iter(tables.values())).exchange.rank == 0:
+        stored = {
+            name: StoredTable(
+                seed=held.table.spec.seed,
+                dtype=held.table.spec.dtype,
+                scale=held.table.scale.tolist(),
+                parts=held.exchange.world,
+            )
+            for name, held in tables.items()
+        }
+        folder.put_atomic(TABLES, TablesFile(tables=stored).model_dump_json(indent=1).encode())
+
+
+def attach_tables(model: nn.Module, folder: Storage) -> None:
+    """Let the model's SparseEmbeddings read their rows from the folder. StoredError for a table that does not fit."""
+    embeddings = sparse_embeddings(model)
+    tables = open_tables(folder, {name: module.dim for name, module in embeddings.items()})
+    for name, module in embeddings.items():
+        module.source = tables[name]
+
+
+def open_tables(folder: Storage, wanted: Mapping[str, int]) -> dict[str, LookupTable]:
+    """Open a model's tables. `wanted`: name -> values of a row. StoredError for one that is missing or does not fit."""
+    stored = read(TablesFile, folder, TABLES).tables if wanted else {}
+    for name, dim in wanted.items():
+        if name not in stored or len(stored[name].scale) != dim:
+            there = {table: len(each.scale) for table, each in stored.items()}
+            raise StoredError(
+                f"{folder.uri}/{TABLES}: no table {name!r} with rows of {dim} values, which the model has; there are "
+                f"{there}"
+            )
+    return {name: _lookup(folder, name, stored[name]) for name in wanted}
+
+
+def _lookup(folder: Storage, name: str, stored: StoredTable) -> LookupTable:
+    parts = []
+    for rank in range(stored.parts):
+        file = part_file(name, rank)
+        try:
+            found = open_weights(folder, file)
+            hashes, ids, rows = found["hashes"], found["ids"], found["rows"]
+        except (OSError, KeyError) as error:
+            raise StoredError(f"{folder.uri}/{file}: no part of a table ({error})") from error
+        fits = rows.shape[1:] == (len(stored.scale),) and rows.dtype == getattr(torch, stored.dtype)
+        fits = fits and hashes.shape == ids.shape == rows.shape[:1]
+        if not fits or (hashes.dtype, ids.dtype) != (torch.uint64, torch.int64):
+            raise StoredError(f"{folder.uri}/{file}: no part of the table that {TABLES} describes")
+        parts.append(LookupPart(hashes.mapped(), ids.mapped(), rows.mapped()))
+    return LookupTable(name, stored.seed, np.asarray(stored.scale, stored.dtype), parts)
 
 
 def describe_model(folder: Storage, config: RunConfig, manifest: DatasetManifest) -> None:

@@ -54,6 +54,7 @@ class WorkerResult:
     weights: RelativePath | None = None  # folder of the exported model, below the run's; None until it is finished
     exported_step: Count | None = None  # whose weights these are
     test: Scores = field(default_factory=dict)  # metrics over train.test_split
+    tables: dict[str, dict[str, Count]] = field(default_factory=dict)  # sparse table -> rows, admitted, evicted, bytes
     started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
 

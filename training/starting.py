@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from pydantic import TypeAdapter
+from torch import nn
 
 from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.blocks.train import StartConfig
@@ -16,6 +17,7 @@ from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.weights import open_weights, read_weights
 from sparkring.training.model_folder import TrainedModel, read_model_folder, weights_at
 from sparkring.training.models.initial import InitialModel
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.start import match_tensors, start_model_with
 from sparkring.training.models.start_match import StartMatch
 from sparkring.training.models.warm_start import (
@@ -30,6 +32,15 @@ from sparkring.training.recipe_model import build_model
 from sparkring.training.tasks import model_class
 
 log = logging.getLogger(__name__)
+
+
+def check_starts_without_tables(model: nn.Module) -> None:
+    """Raise ValueError for a model with sparse tables, whose rows are not taken over."""
+    if tables := sparse_embeddings(model):
+        raise ValueError(
+            f"model.start: the model has sparse tables ({', '.join(tables)}), and a file of tensors has no rows of "
+            "them; remove it, or begin with this recipe's own model by warm_start"
+        )
 
 
 def starting_model(config: RunConfig, start: WarmStartConfig) -> TrainedModel:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, TypeAdapter
 
+from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.blocks.train import EarlyStopping, OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
@@ -53,16 +54,18 @@ from sparkring.training.loop import (
     sum_over_ranks,
     total_steps,
 )
+from sparkring.training.model_folder import open_tables, write_tables
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
 from sparkring.training.result import WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
-from sparkring.training.starting import begin_with, start_from
+from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
 from sparkring.training.tasks import build_task, check_takes_weights
 
 log = logging.getLogger(__name__)
@@ -135,6 +138,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         config.optim.clip_norm,
         timedelta(seconds=config.launch.collective_timeout_s),
         config.optim.ema,
+        TableSettings(config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr),
     )
     failed, parts = True, None
     try:
@@ -142,6 +146,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         model = agreed_model(made, config, manifest, ctx)
+        if config.model.start is not None:
+            check_starts_without_tables(model.module)
         if config.warm_start is not None and not committed(run.at("checkpoints"))[0]:
             model = start_from(model, config, config.warm_start, manifest, ctx.rank)
         started = None
@@ -213,6 +219,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         valid=state.last_valid,
         measured=strategy.measure(),
         train_left_out=left_out(reader),
+        tables=table_totals(parts),
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
         exported_step = load_exported_step(parts, checkpoints, state)
@@ -258,7 +265,13 @@ def make_callbacks(
     def save(state: TrainerState, metric: float | None) -> None:
         if audit is not None:
             audit.flush()  # no step a checkpoint vouches for may be missing from the audit
-        checkpoints.save(state.step, strategy.state_dict(), {"state": state.to_json()} | record, metric)
+        checkpoints.save(
+            state.step,
+            strategy.state_dict(),
+            {"state": state.to_json()} | record,
+            metric,
+            tables=strategy.tables.state(),
+        )
 
     def on_step(epoch: int, step: int, batch: Batch) -> None:
         if audit is not None:
@@ -310,11 +323,14 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     keep, strategy = parts.config.checkpoint, parts.strategy
     latest = checkpoints.latest(keep.verify)
     if latest is None:
+        if parts.config.warm_start is not None and strategy.tables:
+            begin_tables(parts, checkpoints, parts.config.warm_start)
         return TrainerState()
     weights = strategy.state_dict(checkpoints.shapes(latest))
     check = TypeAdapter(LoopRecord)
     restored = checkpoints.load(latest, weights, check=check.validate_python)
     strategy.load_state_dict(weights)
+    load_tables(parts, checkpoints, latest)
     stored = check.validate_python(restored.trainer)
     before = {"dataset": stored["dataset"]} | stored["order"]
     if differences := explain_difference(before, {"dataset": record["dataset"]} | record["order"]):
@@ -330,6 +346,28 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     return state
 
 
+def table_totals(parts: Parts) -> dict[str, dict[str, int]]:
+    """By sparse table: rows stored, admitted and evicted, and the bytes they take on all ranks. Collective."""
+    every = [json.loads(answer) for answer in parts.gather(json.dumps(parts.strategy.tables.measured()).encode())]
+    return {name: {key: sum(rank[name][key] for rank in every) for key in every[0][name]} for name in every[0]}
+
+
+def begin_tables(parts: Parts, checkpoints: Checkpointer, start: WarmStartConfig) -> None:
+    """Begin with the rows of the model to start from, each rank with its buckets. Collective."""
+    assert start.model is not None, "starting_model has read it"
+    folder, tables = open_storage(start.model), parts.strategy.tables
+    wanted = {name: held.table.spec.dim for name, held in tables.tables.items()}
+    checkpoints.peers.together(
+        f"reading tables of {start.model}", lambda: tables.begin_with(open_tables(folder, wanted))
+    )
+
+
+def load_tables(parts: Parts, checkpoints: Checkpointer, info: CheckpointInfo) -> None:
+    """Read this rank's buckets of the model's sparse tables. Collective; CheckpointError where they do not fit."""
+    stored = checkpoints.tables(info)
+    checkpoints.peers.together(f"loading tables of {info.uri}", lambda: parts.strategy.tables.load(stored))
+
+
 def load_exported_step(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
     """Load the weights of the step that `train.export` names; return that step. Collective."""
     strategy, step = parts.strategy, state.step
@@ -339,19 +377,28 @@ def load_exported_step(parts: Parts, checkpoints: Checkpointer, state: TrainerSt
             weights = strategy.state_dict(checkpoints.shapes(best))
             checkpoints.load(best, weights, random_state=False)
             strategy.load_state_dict(weights)
+            load_tables(parts, checkpoints, best)
             step = best.step
     return step
 
 
 def export(parts: Parts, step: int) -> None:
-    """Write the whole model as one file; `step`: of the heartbeats. Collective."""
+    """Write the model's tensors as one file, and this rank's part of its tables. Collective.
+
+    `step`: of the heartbeats.
+    """
     strategy = parts.strategy
+
+    def on_rows(number: int) -> None:
+        parts.ctx.heartbeat(step, f"export rows, block {number}")
+
     described, values = strategy.stream_model()
     values = with_progress(values, lambda number: parts.ctx.heartbeat(step, f"export tensor {number}"))
     if parts.ctx.rank == 0:
         write_weights(parts.run.at(MODEL_FOLDER), described, (v for v in values if v is not None), strategy.aliases)
     else:
         collections.deque(values, maxlen=0)
+    write_tables(parts.run.at(MODEL_FOLDER), strategy.tables.tables, on_rows)
 
 
 def with_progress(values: Iterator[Any], on_progress: Callable[[int], None]) -> Iterator[Any]:

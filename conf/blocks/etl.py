@@ -117,6 +117,16 @@ class CategoricalFeature(Strict):
     max_size: PositiveInt = Field(65536, description="most frequent values kept")
 
 
+class HashedFeature(Strict):
+    """-> int64 ids: Spark's xxhash64 of a string, or of an integer as a bigint; a null has the id 42, as in Spark.
+
+    No vocabulary: any number of values, those of tomorrow too. For SparseEmbedding.
+    """
+
+    kind: Literal["hashed"]
+    column: str | None = Field(None, description="None: the feature's own name")
+
+
 class NumericFeature(Strict):
     """-> float32 (x - mean) / std of the training split; null and NaN become `fill` (None: the mean) first.
 
@@ -179,7 +189,7 @@ class ImageFeature(Strict):
 
 
 Feature = Annotated[
-    CategoricalFeature | NumericFeature | CyclicFeature | PassthroughFeature | ImageFeature,
+    CategoricalFeature | HashedFeature | NumericFeature | CyclicFeature | PassthroughFeature | ImageFeature,
     Field(discriminator="kind"),
 ]
 

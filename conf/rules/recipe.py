@@ -13,6 +13,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.features import State
 from sparkring.conf.manifest import Column, DatasetManifest
 from sparkring.conf.rules.promotion import dataset_promotion_problems, nearest, promotion_problems
+from sparkring.conf.rules.strategies import table_problem
 from sparkring.conf.secrets import HIDDEN, redact, redacted
 from sparkring.conf.sources import DeltaSource, FilesSource, IcebergSource
 from sparkring.conf.storage import NO_SECRETS, check_uri
@@ -137,6 +138,18 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "put it into optim.args under the name that the class gives it",
     ),
     NoEffect(
+        ("tables.betas",),
+        lambda c: c.tables.optimizer != "adam",
+        "where tables.optimizer is not adam",
+        "remove it",
+    ),
+    NoEffect(
+        ("tables.eps",),
+        lambda c: c.tables.optimizer == "sgd",
+        "where tables.optimizer is sgd",
+        "remove it",
+    ),
+    NoEffect(
         ("optim.schedule_args",),
         lambda c: not c.optim.has_own_schedule,
         "on a schedule of ours",
@@ -180,6 +193,19 @@ def _odd_images(config: RunConfig) -> list[str]:
     features = config.etl.features if config.etl is not None else {}
     odd = [name for name, f in features.items() if f.kind == "image" and f.shape[2] not in (1, 3, 4)]
     return [name for name in odd if config.data.decoders.get(name, "image") == "image"]
+
+
+def _is_hashed(config: RunConfig) -> bool:
+    """Whether the recipe makes 64-bit ids, for sparse tables."""
+    return config.etl is not None and any(f.kind == "hashed" for f in config.etl.features.values())
+
+
+def _table_problem(config: RunConfig) -> str | None:
+    """Why the sparse tables of hashed features cannot be trained in this layout; -1 may be any number of ranks."""
+    if not _is_hashed(config):
+        return None
+    tp, pp, cp = (max(1, ranks) for ranks in (config.parallel.tp, config.parallel.pp, config.parallel.cp))
+    return table_problem(tp, pp, cp, config.optim.ema)
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -228,6 +254,21 @@ CONFLICTS: tuple[Conflict, ...] = (
         "data.decoders",
     ),
     Conflict(
+        lambda c: c.data.reader == "petastorm" and _is_hashed(c),
+        "data.reader = 'petastorm': it hands scalars on as they are stored, and makes no ids of kind hashed; "
+        "set data.reader to native",
+    ),
+    Conflict(
+        lambda c: _is_hashed(c) and c.model.start is not None,
+        "model.start: features of kind hashed have sparse tables, and a file of tensors has no rows; remove it, "
+        "or begin with this recipe's own model by warm_start",
+    ),
+    Conflict(
+        lambda c: c.tables.max_rows is not None and c.tables.max_rows < c.train.global_batch,
+        "tables.max_rows = {c.tables.max_rows}: less than train.global_batch = {c.train.global_batch}, and every row "
+        "of a batch may have an id of its own; raise it",
+    ),
+    Conflict(
         lambda c: c.data.audit and c.data.mix is not None,
         "data.audit: a mix repeats rows by design, so there is nothing to prove; remove one of the two",
     ),
@@ -238,6 +279,7 @@ def combination_problems(config: RunConfig) -> list[str]:
     """List everything that is wrong with a configuration as a whole, without its dataset."""
     return [
         *(conflict.problem.format(c=config) for conflict in CONFLICTS if conflict.applies(config)),
+        *([problem] if (problem := _table_problem(config)) else []),
         *secret_problems(config),
         *must_beat_problems(config),
         *mode_problems(config),

@@ -222,3 +222,23 @@ def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accum
     if global_batch < parts:
         return f"train.global_batch = {global_batch} is less than {factors} = {parts}: some parts would always be empty"
     return None
+
+
+def table_problem(tp: int, pp: int, cp: int, ema: float | None) -> str | None:
+    """Why a model with sparse tables cannot be trained so, or None.
+
+    Args:
+        tp, pp, cp: ranks on these axes.
+        ema: optim.ema.
+    """
+    if (tp, pp, cp) != (1, 1, 1):
+        return (
+            f"sparse tables with tp({tp}), pp({pp}), cp({cp}): rows are pulled for a data rank's batch, which these "
+            "axes cut; use data ranks only, with parallel.zero for what the dense part does not fit in"
+        )
+    if ema is not None:
+        return (
+            f"sparse tables with optim.ema = {ema:g}: rows are not averaged, so averages of the other weights would "
+            "not fit them; remove optim.ema"
+        )
+    return None

@@ -66,7 +66,8 @@ def fit_baselines(
     """
     weight = train.manifest.weight
     weights = [weight["column"]] if weight is not None else []
-    scalar = [c for c in read if c.layout == "scalar" and c not in labels]
+    hashed = train.manifest.hashed
+    scalar = [c for c in read if c.layout == "scalar" and c not in labels and c.name not in hashed]
 
     def frames(targets: Sequence[Column], features: Sequence[Column]) -> tuple[DataFrame, DataFrame]:
         names = [*(c.name for c in (*features, *labels)), *weights]

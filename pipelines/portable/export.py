@@ -34,6 +34,7 @@ from sparkring.pipelines.serving import CODE, Writer, load_trusted
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS
 from sparkring.training.data.columns import numpy_dtype
 from sparkring.training.model_folder import CONFIG, read_model_folder
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 
 Format = Literal["pt2", "onnx"]
 Tensors = dict[str, torch.Tensor]
@@ -141,6 +142,9 @@ def read_source(target: str, tracking: TrackingConfig, scratch: Path) -> Source:
     if code.is_dir():
         sys.path.append(str(code))  # as MLflow does; last, so that sparkring is the one that runs
     found, stored = load_trusted(str(folder)), open_storage(str(folder))
+    if tables := sparse_embeddings(found.model):
+        problem = f"its sparse tables ({', '.join(tables)}) are files beside the model, which one file cannot hold; "
+        raise ConfigError(target, [f"{problem}serve it from its folder, or by `sparkring predict`"])
     trained = read_model_folder(stored)
     about: dict[str, Any] = {"model": target, "weights_sha256": stored.sha256(WEIGHTS)}
     about["task"] = trained.config.model.task

@@ -15,7 +15,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import Predictor, check_trusted, copy_model_folder, make_predictor
 from sparkring.pipelines.tracking.rules import client_limits
 from sparkring.training.checkpoint.weights import FILE as WEIGHTS
-from sparkring.training.model_folder import CONFIG, FILES, TrainedModel, read_model_folder
+from sparkring.training.model_folder import CONFIG, TrainedModel, model_files, read_model_folder
 
 SHORT = 12  # hex digits of a hash that names something
 
@@ -76,12 +76,12 @@ def load(folder: Path) -> Predictor:
 
 def pack(model: Path, folder: Path) -> Path:
     """Pack a model into an archive in `folder`. Its name tells the content: Spark takes a name for one content only."""
-    hasher = hashlib.sha256()
-    for name in FILES:
+    hasher, files = hashlib.sha256(), model_files(open_storage(str(model)))
+    for name in files:
         hasher.update(hashlib.sha256((model / name).read_bytes()).digest())
     archive = folder / f"sparkring-model-{hasher.hexdigest()[:SHORT]}.zip"
     if not archive.exists():
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:
-            for name in FILES:
+            for name in files:
                 packed.write(model / name, name)
     return archive

@@ -25,7 +25,7 @@ from sparkring.pipelines.tracking.rules import Version
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.build import make_reader
 from sparkring.training.data.request import ReadRequest
-from sparkring.training.model_folder import CONFIG, TrainedModel, read_model_folder
+from sparkring.training.model_folder import CONFIG, TrainedModel, attach_tables, read_model_folder
 from sparkring.training.recipe_model import pick_columns
 from sparkring.training.tasks import build_task
 from sparkring.training.worker import Predictions
@@ -91,6 +91,7 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     inputs = trained.config.model.inputs
     columns = pick_columns(manifest, inputs, config.model.label)
     model = serving.trained_model(trained.config, trained.manifest, read_weights(champion.folder))
+    attach_tables(model, champion.folder)
     task_args = trained.config.model.task_args
     task: Any = build_task(config.model.task, columns.features, columns.label, inputs, args=task_args)
     request = ReadRequest(dataset.folder, manifest, split, columns.read, config.train.eval_batch)

@@ -21,7 +21,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import CHUNK_BYTES, Storage
 from sparkring.conf.stored import CLOSED, read, up_to
 from sparkring.pipelines.promotion.champion import Champion, NotComparable
-from sparkring.training.model_folder import FILES
+from sparkring.training.model_folder import model_files
 from sparkring.training.result import TrainResult
 from sparkring.training.starting import change_since, starting_model
 
@@ -144,7 +144,7 @@ def corrected_intervals(trained: DatasetManifest, now: DatasetManifest) -> list[
 
 def copy_folder(model: Storage, folder: Storage) -> None:
     """Copy a model folder from storage to storage."""
-    for name in FILES:
+    for name in model_files(model):
         with model.fs.open_input_stream(model.path(name)) as source, folder.create(name) as target:
             while chunk := source.read(CHUNK_BYTES):
                 target.write(chunk)

@@ -17,7 +17,7 @@ from sparkring.pipelines.reproduce.compare import environment_differences
 from sparkring.pipelines.reproduce.environment import content_digest, environment
 from sparkring.pipelines.reproduce.record import PATCH, RECORD, Environment, Record, read_record
 from sparkring.pipelines.tracking.tracker import JOB
-from sparkring.training.model_folder import FILES, weights_at
+from sparkring.training.model_folder import model_files, weights_at
 
 MOST_PATCH_BYTES = 1 << 20
 GIT_TIMEOUT_S = 20.0
@@ -72,7 +72,7 @@ def start_files(config: RunConfig) -> dict[str, str]:
     if config.warm_start is None or config.warm_start.model is None:
         return {}
     folder = open_storage(config.warm_start.model)
-    return {f"{folder.uri}/{name}": folder.sha256(name) for name in FILES}
+    return {f"{folder.uri}/{name}": folder.sha256(name) for name in model_files(folder)}
 
 
 def keep_patch(folder: Storage) -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from pydantic import TypeAdapter
+from torch import nn
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError, load_config
@@ -47,8 +48,13 @@ from sparkring.training.data.audit.log import read_records
 from sparkring.training.data.features.tensors import TensorSource
 from sparkring.training.launch.channel.frames import ProtocolError, decode, encode
 from sparkring.training.loop import LoopRecord, TrainerState
+from sparkring.training.model_folder import TABLES, attach_tables, model_files, write_tables
+from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel.state import TensorInfo
 from sparkring.training.result import SUMMARY, FailedAttempt, read_result
+from sparkring.training.tables.exchange import Alone
+from sparkring.training.tables.sharded import ShardedTable
+from sparkring.training.tables.table import TableSpec
 from tests.pipelines.results import train_result
 from tests.training.launch.examples import MESSAGES, example
 
@@ -104,7 +110,8 @@ def _manifest(folder: Path) -> Kind:
     }
     states = [numeric, plain, {"name": "c", "kind": "categorical", "column": "c", "values": ["a", "b"]},
               {"name": "day", "kind": "categorical", "column": "d", "values": ["2013-01-31", "-0044-03-15"]},
-              {"name": "hour", "kind": "cyclic", "column": "h", "period": 24.0}]  # fmt: skip
+              {"name": "hour", "kind": "cyclic", "column": "h", "period": 24.0},
+              {"name": "who", "kind": "hashed", "column": "c"}]  # fmt: skip
     check = {"name": "r", "kind": "range", "level": "row", "rows": 4, "failing": 1, "share": 0.25, "max_share": 1.0,
              "passed": True, "rule": "0 <= x", "detail": ""}  # fmt: skip
     table = {
@@ -291,9 +298,18 @@ def _model(folder: Path) -> dict[str, Kind]:
     def check_config(data: bytes) -> None:
         serving.check_trusted(parse(RunConfig, data, "config.json"), "config.json")
 
+    write_tables(exported, {"users": ShardedTable(TableSpec("users", 2, 0.5), Alone())}, lambda block: None)
+    tables = (folder / TABLES).read_bytes()
+
+    def check_tables(data: bytes) -> None:
+        (folder / TABLES).write_bytes(data)
+        model_files(exported)
+        attach_tables(nn.ModuleDict({"users": SparseEmbedding("user", 2)}), exported)
+
     configs = [load_config(name).as_dict() for name in ("flights", "text")]
     return {
         "config.json": Kind([json.dumps(config).encode() for config in configs], check_config, (StoredError,)),
+        TABLES: Kind([tables], check_tables, (StoredError,)),
         WEIGHTS_FILE: Kind([(folder / WEIGHTS_FILE).read_bytes()], check_weights, (StoredError,)),
     }
 

@@ -63,6 +63,10 @@ RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluat
 DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
+TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
+T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
+T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
+XXHASH = "training/data/features/xxhash64"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
@@ -361,13 +365,13 @@ MUTANTS = (
     # Features, checks and splits.
     Mutant(
         FEATURES,
-        "code_of.get(as_text(v, self._type), UNSEEN_CODE)",
-        "code_of.get(as_text(v, self._type), NULL_CODE)",
+        "_code_of.get(text, UNSEEN_CODE)",
+        "_code_of.get(text, NULL_CODE)",
         T_NUMPY,
     ),
     Mutant(FEATURES, "(self._fill - self._mean) / self._std, where=null", "0.0, where=null", T_NUMPY),
     Mutant(FEATURES, "np.log1p(np.where(values < 0.0, 0.0, values))", "np.log1p(values)", T_NUMPY),
-    Mutant(FEATURES, "np.copyto(codes, NULL_CODE, where=null)", "np.copyto(codes, UNSEEN_CODE, where=null)", T_NUMPY),
+    Mutant(FEATURES, "np.copyto(made, self.null, where=null)", "np.copyto(made, UNSEEN_CODE, where=null)", T_NUMPY),
     Mutant(FEATURES, "self._mean, dtype=np.float64)", "self._mean, dtype=np.float32)", T_NUMPY),
     Mutant(FEATURES, 'dtype=np.int64), mode="clip"', 'dtype=np.int64), mode="wrap"', T_NUMPY),
     Mutant(CONVERT, "if np.isnat(moments).any():", "if False:", T_CONVERT),
@@ -1194,4 +1198,27 @@ MUTANTS = (
     Mutant("conf/config.py", 'named |= {f"data.decoders', '{f"data.decoders', "tests/conf/test_config.py -k code"),
     Mutant("pipelines/promotion/champion.py", 'if key != "weight"}', "}", "tests/pipelines/promotion/test_champion.py"),
     Mutant(WARM, 'if t.role != "weight"', "", T_WARM),
+    # --- sparse tables
+    Mutant(f"{TABLES}/sharded.py", "summed(route.asked, arrived)", "route.asked, arrived", T_SPARSE_RANKS),
+    Mutant(f"{TABLES}/sharded.py", "pulled[route.order] = rows", "pulled[:] = rows", T_SPARSE_RANKS),
+    Mutant(f"{TABLES}/sharded.py", "sums[self._owners[bucket_of(ids)] == self.exchange.rank]", "sums", T_SPARSE_RANKS),
+    Mutant(f"{TABLES}/table.py", "[:, 0] >= self.spec.admit_after", "[:, 0] > self.spec.admit_after", T_TABLE),
+    Mutant(f"{TABLES}/table.py", "(ids, use[:, 1], use[:, 0], bucket)", "(ids, bucket)", T_TABLE),
+    Mutant(f"{TABLES}/table.py", "self._map.remove(ids[gone])", "pass", T_TABLE),
+    Mutant(f"{TABLES}/table.py", "out[~known] = self._initial(ids[~known])", "out[~known] = 0", T_TABLE),
+    Mutant(f"{TABLES}/id_map.py", "on = ~hit & (slot != EMPTY)", "on = ~hit & (slot >= 0)", T_TABLE),
+    Mutant(f"{TABLES}/id_map.py", "won = free & (self._slots[at] == slots[todo])", "won = free", T_TABLE),
+    Mutant(f"{TABLES}/update_rules.py", "step += 1", "pass", T_TABLE),
+    Mutant(f"{TABLES}/update_rules.py", 'np.einsum("nd,nd->n", grads, grads) / dim', "1.0", T_TABLE),
+    Mutant(f"{TABLES}/files.py", "times != 1", "times < 1", T_TABLE_FILES),
+    Mutant(
+        f"{TABLES}/lookup.py", "out[own[known]] = part.rows[place[known]]", "out[own] = part.rows[0]", T_TABLE_FILES
+    ),
+    Mutant(STEP, "self.tables.drop()", "self.tables.apply(lr, 1.0)", T_SPARSE_RANKS),
+    Mutant(STEP, "self.tables.pull(batch.columns, training=False)", "pass", T_SPARSE_RANKS),
+    Mutant(STEP, "self.tables.apply(lr, factor)", "self.tables.apply(lr, 1.0)", T_SPARSE),
+    Mutant(f"{PARALLEL}/sparse.py", "lr * self._lr_share", "lr", T_SPARSE),
+    Mutant("training/models/sparse_embedding.py", "sizes_B.clamp(min=1)", "sizes_B", T_SPARSE_EMBEDDING),
+    Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),
+    Mutant("conf/rules/strategies.py", "(tp, pp, cp) != (1, 1, 1)", "False", "tests/conf/rules/test_recipe.py"),
 )

@@ -21,7 +21,9 @@ from sparkring.pipelines.plan import (
     meta_model,
     plan_and_measured,
     show_plan,
+    table_notes,
 )
+from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.planner import format_rows, table_rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -87,6 +89,16 @@ def test_settings_without_effect_are_said_below_the_table() -> None:
     assert "no effect" not in show_plan(load_config("gpt-124m", [*words, "parallel.zero=0"]).config)
     shown = show_plan(load_config("gpt-124m", [*words, "parallel.zero=2"]).config)
     assert "parallel.zero=2, parallel.offload=False with dp(1) * cp(1): have no effect" in shown
+
+
+def test_sparse_tables_are_below_the_table_with_what_each_placement_sends() -> None:
+    model = nn.ModuleDict({"users": SparseEmbedding(["user", "friend"], 16)})
+    words = ["train.global_batch=1000", "tables.wire=bf16", "tables.optimizer=adam"]
+    (line,) = table_notes(load_config("flights", words).config, model, 4)
+    assert "sparse table users: 196 bytes a row" in line  # 16 weights, 32 averages and a count, of 4 bytes
+    shard, replicate = 0.75 * 500 * (8 + 2 * 32) + 24, 3 * (500 * (8 + 32) + 8)
+    assert f"sends {shard:,.0f} bytes sharded, {replicate:,.0f} replicated" in line
+    assert "sends 0 bytes sharded, 0 replicated" in table_notes(load_config("flights", words).config, model, 1)[0]
 
 
 def test_a_model_of_unknown_size_has_no_plan() -> None:

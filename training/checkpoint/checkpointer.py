@@ -3,6 +3,7 @@
     step-<N>/COMMIT.json                           written last, by rank 0: the generation, the hash of every file
     step-<N>/<generation>/rank-00000.safetensors   the boxes of tensors that rank 0 wrote
     step-<N>/<generation>/rank-00000.json          rank 0's random state
+    step-<N>/<generation>/tables/<table>/rank-00000.safetensors   the buckets of a sparse table that rank 0 owns
     step-<N>/<generation>/index.json               where each tensor's boxes are, and the values that are not tensors
     step-<N>/<generation>/trainer.json             step, cursor, schedule, ... of the training loop, and versions
 
@@ -18,8 +19,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -43,10 +45,13 @@ from sparkring.training.checkpoint.peers import Peers, solo
 from sparkring.training.checkpoint.policy import Retention, ranked_steps
 from sparkring.training.checkpoint.rng import capture_rng, restore_rng
 from sparkring.training.checkpoint.snapshot import HostBuffers, Snapshot, library_versions
+from sparkring.training.checkpoint.table_files import open_tables
+from sparkring.training.checkpoint.weights import StoredTensor
 from sparkring.training.checkpoint.writer import CheckpointWriter
 from sparkring.training.waiting import waits_for_ranks
 
 log = logging.getLogger(__name__)
+NO_TABLES: Mapping[str, Mapping[str, torch.Tensor]] = MappingProxyType({})
 POLL_S = 1.0  # how often the progress of the writing thread is looked at, while training waits for it
 
 
@@ -114,6 +119,7 @@ class Checkpointer:
         trainer: dict[str, Any],
         metric: float | None = None,
         rank_state: dict[str, Any] | None = None,
+        tables: Mapping[str, Mapping[str, torch.Tensor]] = NO_TABLES,
     ) -> None:
         """Copy `state` to host memory and write it behind training; raises the error of the save before this one.
 
@@ -124,6 +130,7 @@ class Checkpointer:
             trainer: the loop's own plain values, the same on all ranks.
             metric: what `best` and retention compare; None: never the best.
             rank_state: plain values of this rank alone, stored beside its random state.
+            tables: this rank's part of each table, as named tensors that nobody changes any more.
         """
         began = time.monotonic()
         self.wait()
@@ -153,6 +160,7 @@ class Checkpointer:
                 paths=dict(metadata.planner_data),
                 trainer={"trainer": encode_value(trainer, "trainer"), "versions": library_versions()},
                 rank=encode_value({"rng": capture_rng(), "state": rank_state}, "rank_state"),
+                tables=tables,
             )
         except Exception as error:  # the other ranks learn of it when the parts are counted
             snapshot = error
@@ -266,6 +274,13 @@ class Checkpointer:
 
         self.peers.together(f"opening {info.uri}", read_shapes)
         return stored_shapes(opened[0])
+
+    def tables(self, info: CheckpointInfo) -> dict[str, list[dict[str, StoredTensor]]]:
+        """Open the files of tables: all ranks' parts by table, whose tensors are read when they are asked for."""
+        folder = self.storage.at(f"step-{info.step}")
+        found: list[dict[str, list[dict[str, StoredTensor]]]] = []
+        self.peers.together(f"opening tables of {info.uri}", lambda: found.append(open_tables(folder, info)))
+        return found[0]
 
     def load(
         self,

@@ -6,7 +6,8 @@ import contextlib
 import importlib.metadata
 import json
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ class Snapshot:
     """All that one rank writes of the checkpoint of one step.
 
     `chunks`: boxes of tensors in host memory. `values`: the state's values that are not tensors, by name. `paths`: the
-    path in the state of each name. `trainer`, `rank`: content of trainer.json and rank-<n>.json, as JSON.
+    path in the state of each name. `trainer`, `rank`: content of trainer.json and rank-<n>.json, as JSON. `tables`: the
+    rank's part of each table, as named tensors.
     """
 
     step: int
@@ -32,6 +34,7 @@ class Snapshot:
     paths: dict[str, tuple[Any, ...]]
     trainer: dict[str, Any]
     rank: dict[str, Any]
+    tables: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 class HostBuffers:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from sparkring.conf.storage import Storage
@@ -60,11 +61,27 @@ class StoredTensor:
 
     def read(self) -> torch.Tensor:
         """The values, in memory of their own."""
-        if self.begin == self.end:
-            return torch.empty(self.shape, dtype=self.dtype)
+        return self._read(self.begin, self.end, self.shape)
+
+    def read_rows(self, start: int, stop: int) -> torch.Tensor:
+        """The values [start, stop) of dim 0, in memory of their own."""
+        shape = (stop - start, *self.shape[1:])
+        row_bytes = (self.end - self.begin) // max(self.shape[0], 1)
+        return self._read(self.begin + start * row_bytes, self.begin + stop * row_bytes, shape)
+
+    def mapped(self) -> np.ndarray:
+        """The values as read-only memory that is mapped from the file; of a storage that is not local, read."""
+        if not self.folder.is_local or self.begin == self.end:
+            return self.read().numpy()
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return np.memmap(self.folder.path(self.file), dtype, "r", self.begin, self.shape)
+
+    def _read(self, begin: int, end: int, shape: tuple[int, ...]) -> torch.Tensor:
+        if begin == end:
+            return torch.empty(shape, dtype=self.dtype)
         with self.folder.fs.open_input_file(self.folder.path(self.file)) as file:
-            data = bytearray(file.read_at(self.end - self.begin, self.begin))
-        return torch.frombuffer(data, dtype=torch.uint8).view(self.dtype).reshape(self.shape)
+            data = bytearray(file.read_at(end - begin, begin))
+        return torch.frombuffer(data, dtype=torch.uint8).view(self.dtype).reshape(shape)
 
 
 def open_weights(folder: Storage, name: str = FILE) -> dict[str, StoredTensor]:

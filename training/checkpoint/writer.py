@@ -23,6 +23,7 @@ from sparkring.training.checkpoint.format import DTYPE_NAMES, CheckpointError, l
 from sparkring.training.checkpoint.peers import Peers
 from sparkring.training.checkpoint.policy import Retention, expendable
 from sparkring.training.checkpoint.snapshot import Snapshot
+from sparkring.training.checkpoint.table_files import table_file, whole_tensors
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,10 @@ class CheckpointWriter:
             f"{name}.safetensors": write_file(folder, f"{name}.safetensors", data, self._count),
             f"{name}.json": write_file(folder, f"{name}.json", [to_json(snapshot.rank)], self._count),
         }
+        for table, tensors in snapshot.tables.items():
+            file = table_file(snapshot.generation, table, self._peers.rank)
+            placed, parts = whole_tensors(tensors, file)
+            files[file] = write_file(folder, file, [placed, *parts], self._count)
         rows = [vars(chunk) | {"dtype": DTYPE_NAMES[chunk.dtype], "name": chunk.name} for chunk in chunks]
         return {"files": files, "chunks": rows, "values": snapshot.values}
 

@@ -21,6 +21,7 @@ from torch import nn
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.models.dropout import Dropout
+from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.models.warm_start import (
     FeatureChange,
     NewValues,
@@ -96,8 +97,10 @@ class Tabular(nn.Module):
         additive_only: Sequence[str] = (),
         output_center: float = 0.0,
         output_scale: float = 1.0,
+        hashed: Sequence[str] = (),
+        hashed_width: int = 16,
     ) -> None:
-        """The recipe's `model.args`, except for the first two.
+        """The recipe's `model.args`, except for the first two and `hashed`.
 
         Args:
             coded: column -> number of codes, from the manifest.
@@ -111,9 +114,11 @@ class Tabular(nn.Module):
                 could memorize rows.
             output_center: added to every output; for a regression, about the label's mean.
             output_scale: of what both parts give; for a regression, about the label's standard deviation.
+            hashed: columns of 64-bit ids, from the manifest.
+            hashed_width: of a hashed column's embedding.
         """
         super().__init__()
-        if not coded and not numeric:
+        if not coded and not numeric and not hashed:
             raise ValueError(
                 "a tabular model needs at least one feature column; the dataset has none with role feature"
             )
@@ -129,11 +134,17 @@ class Tabular(nn.Module):
         self.wide_coded = nn.ModuleDict({name: nn.Embedding(n, outputs) for name, n in tables.items()})
         self.wide_numeric = ColumnCurves(len(numeric), bumps, outputs) if numeric else None
         self.embeddings = nn.ModuleDict({name: nn.Embedding(n, embedding_width(n)) for name, n in tables.items()})
-        if not coded and not self.deep_positions:
+        # a row of a hashed column: what the MLP reads, uniform at first, then the wide part, zero as `wide_coded` is
+        scale = [hashed_width**-0.5] * hashed_width + [0.0] * outputs
+        self.hashed_names, self.hashed_width = list(hashed), hashed_width
+        self.hashed = nn.ModuleDict(
+            {module_name(name): SparseEmbedding(name, hashed_width + outputs, scale) for name in hashed}
+        )
+        if not coded and not hashed and not self.deep_positions:
             raise ValueError(
                 f"model.args.additive_only leaves the MLP no column: {list(additive_only)} are all there are"
             )
-        embedded = sum(embedding_width(n) for n in coded.values())
+        embedded = sum(embedding_width(n) for n in coded.values()) + hashed_width * len(hashed)
         self.input = nn.Linear(embedded + len(self.deep_positions), width)
         self.blocks = nn.ModuleList([ResidualBlock(width, dropout) for _ in range(blocks)])
         self.norm = nn.LayerNorm(width)
@@ -145,7 +156,7 @@ class Tabular(nn.Module):
 
     @classmethod
     def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> Tabular:
-        """Columns with a cardinality are coded, every other scalar feature is a number.
+        """Columns with a cardinality are coded, hashed ones have sparse tables, other scalar features are numbers.
 
         So is the mask of a column that may be null: without it, nulls would look like zeros.
         """
@@ -159,9 +170,10 @@ class Tabular(nn.Module):
             **({"outputs": labels or classes} if labels or classes > 2 else {}) | args,
             coded={c.name: c.cardinality for c in features if c.cardinality is not None},
             numeric=[
-                *(c.name for c in features if c.cardinality is None),
+                *(c.name for c in features if c.cardinality is None and c.name not in manifest.hashed),
                 *(c.mask for c in features if c.mask is not None),
             ],
+            hashed=[c.name for c in features if c.name in manifest.hashed],
         )
 
     def warm_started(
@@ -201,6 +213,8 @@ class Tabular(nn.Module):
             )
             made[deep] = table_by_value(table, fresh[deep], codes, new_values)
             made["input.weight"][:, after[column]] = reads
+        for column in self.hashed_names:  # whose rows stay as they are, by id
+            made["input.weight"][:, after[column]] = weights["input.weight"][:, before[column]]
         how = [change.numbers.get(column, Rescaling()) for column in self.numeric_names]
         scale_N = torch.tensor([each.scale for each in how], dtype=torch.float64)
         shift_N = torch.tensor([each.shift for each in how], dtype=torch.float64)
@@ -218,6 +232,7 @@ class Tabular(nn.Module):
     def input_columns(self) -> dict[str, slice]:
         """Which columns of `input.weight` read a column of the dataset."""
         widths = {name: embedding_width(table.num_embeddings) for name, table in self._tables()}
+        widths |= dict.fromkeys(self.hashed_names, self.hashed_width)
         widths |= {self.numeric_names[i]: 1 for i in self.deep_positions}
         edges = list(itertools.accumulate(widths.values(), initial=0))
         return {name: slice(a, b) for name, a, b in zip(widths, edges, edges[1:], strict=False)}
@@ -229,6 +244,10 @@ class Tabular(nn.Module):
         codes = {module_name(name): columns[name].long() for name in self.coded_names}
         parts = [self.embeddings[name](code_B) for name, code_B in codes.items()]
         wide = [self.wide_coded[name](code_B) for name, code_B in codes.items()]
+        for name in self.hashed_names:
+            row_BD = self.hashed[module_name(name)](columns[name])
+            parts.append(row_BD[:, : self.hashed_width])
+            wide.append(row_BD[:, self.hashed_width :])
         if self.wide_numeric is not None:
             numbers_BN = torch.stack([columns[name] for name in self.numeric_names], dim=1)
             numbers_BN = numbers_BN.to(self.wide_numeric.slope.dtype)

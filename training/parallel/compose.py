@@ -29,6 +29,7 @@ from sparkring.training.parallel.process_groups import (
     make_device_mesh,
     start_process_group,
 )
+from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def build_strategy(
     clip_norm: float | None = None,
     timeout: timedelta = TIMEOUT,
     ema: float | None = None,
+    tables: TableSettings | None = None,
 ) -> MeshStrategy:
     """Build the strategy and form its collectives. Collective; ValueError on misfits.
 
@@ -77,6 +79,7 @@ def build_strategy(
         clip_norm: largest global norm of the gradients; None: not clipped.
         timeout: of a collective.
         ema: decay of the average of the weights; None: there is none.
+        tables: of the model's SparseEmbeddings; None: the defaults.
     """
     mesh = resolve_mesh(config, info.world_size)
     engine = choose_engine(config, mesh)
@@ -92,7 +95,7 @@ def build_strategy(
         start_process_group(info, device, timeout)
         device_mesh = make_device_mesh(mesh, config.shard, device)
     context = RankContext(config, mesh, info, device, device_mesh)
-    return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema)
+    return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema, tables)
 
 
 def make_data_parallel(context: RankContext, engine: str) -> DataParallel:

@@ -18,6 +18,7 @@ from torch import nn
 
 from sparkring.training.data.batch import Batch, Columns
 from sparkring.training.models.initial import InitialModel, eager_model
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.task import Task
 from sparkring.training.parallel.average import WeightAverage
 from sparkring.training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
@@ -38,6 +39,7 @@ from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.precision import autocast, loss_scale
 from sparkring.training.parallel.process_groups import RankContext, abort_process_groups
 from sparkring.training.parallel.residuals import FACTORS, RESIDUALS, Residuals
+from sparkring.training.parallel.sparse import SparseTables, TableSettings, check_tables
 from sparkring.training.parallel.state import (
     TensorInfo,
     load_optimizer_state,
@@ -78,6 +80,7 @@ class MeshStrategy(Strategy):
         placement: ModelPlacement,
         clip_norm: float | None,
         ema: float | None = None,
+        tables: TableSettings | None = None,
     ) -> None:
         """Take the parts that compose.py has made.
 
@@ -87,6 +90,7 @@ class MeshStrategy(Strategy):
             placement: of the model on the other axes.
             clip_norm: largest global norm of the gradients; None: not clipped.
             ema: decay of the average of the weights; None: there is none.
+            tables: of the model's SparseEmbeddings; None: the defaults.
         """
         self.context, self.config, self.mesh = context, context.config, context.mesh
         self.rank, self.device, self.clip_norm, self.ema = context.rank, context.device, clip_norm, ema
@@ -107,6 +111,8 @@ class MeshStrategy(Strategy):
         self.activations = ActivationMeter()
         self.loss_sum = torch.zeros((), dtype=torch.float64)  # of the last batch
         self.awaits_step = False
+        self.table_settings = tables or TableSettings()
+        self.tables = SparseTables({}, self.table_settings, mesh.world, self.device)
         self._prepared: PreparedModel | None = None
 
     @property
@@ -120,7 +126,8 @@ class MeshStrategy(Strategy):
 
     @property
     def waited_s(self) -> float:
-        return self.data_parallel.waited_s + (self.pipeline.channel.waited_s if self.pipeline is not None else 0.0)
+        waited_s = self.data_parallel.waited_s + self.tables.waited_s
+        return waited_s + (self.pipeline.channel.waited_s if self.pipeline is not None else 0.0)
 
     # --- prepare -------------------------------------------------------------------------------------------------
 
@@ -143,6 +150,9 @@ class MeshStrategy(Strategy):
         """
         initial = model if isinstance(model, InitialModel) else eager_model(model, "it has memory", self.rank == 0)
         check_trainable(initial.module)
+        if embeddings := sparse_embeddings(initial.module):
+            check_tables(embeddings, self.mesh, self.ema)
+            self.tables = SparseTables(embeddings, self.table_settings, self.mesh.world, self.device)
         plain_keys = list(initial.module.state_dict(keep_vars=True))
         self.aliases = dict(initial.aliases)
         module = self.placement.place(initial.module, task, sample)
@@ -180,6 +190,7 @@ class MeshStrategy(Strategy):
         self.awaits_step = True
         self.data_parallel.set_loss_scale(self.scaler.scale)
         self.prepared.runnable.train()
+        self.tables.pull(batch.columns, training=True)
         with self._measuring():
             self.loss_sum = self._pipelined(self.pipeline, batch) if self.pipeline else self._accumulated(batch)
         return self.loss_sum
@@ -241,8 +252,11 @@ class MeshStrategy(Strategy):
 
     def loss_factor(self, global_rows: int) -> float:
         """Turn a sum of weighted row losses into this rank's part of the global mean, as the batch axes combine it."""
-        combined = self.data_parallel.size if self.data_parallel.averages else 1
-        return self.scaler.scale * combined / (self.mesh.cp * global_rows)
+        return self.scaler.scale * self._averaged_ranks() / (self.mesh.cp * global_rows)
+
+    def _averaged_ranks(self) -> int:
+        """Ranks whose mean the batch axes make of gradients; 1 where they make the sum."""
+        return self.data_parallel.size if self.data_parallel.averages else 1
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
@@ -290,8 +304,11 @@ class MeshStrategy(Strategy):
         gradients = [p.grad for _, p in prepared.named if p.grad is not None]
         norm = self._norm() / self.scaler.scale
         if not math.isfinite(norm):
+            self.tables.drop()
             return StepInfo(norm, skipped=True, first_bad_rank=self._first_bad_rank())
-        scale_gradients(gradients, clip_factor(norm, self.clip_norm) / self.scaler.scale)
+        factor = clip_factor(norm, self.clip_norm) / self.scaler.scale
+        scale_gradients(gradients, factor)
+        self.tables.apply(lr, factor)
         for group in prepared.optimizer.param_groups:
             group["lr"] = lr * group.get(LR_SCALE, 1.0)
         prepared.optimizer.step()
@@ -308,9 +325,13 @@ class MeshStrategy(Strategy):
         """Global norm of the combined (still loss-scaled) gradients, the same float on every rank."""
         named = self.prepared.named
         mine = [p.grad for n, p in named if p.grad is not None and self.placement.counts_in_norm(plain_name(n))]
-        if self.norm_is_local:
+        if self.norm_is_local and not self.tables:
             return float(square_sum(mine, self.device, holders=1).sqrt())
         total = square_sum(mine, self.device, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
+        if self.tables:
+            total += self.tables.reduce(self._averaged_ranks())
+        if self.mesh.world == 1:
+            return float(total.sqrt())
         dist.all_reduce(total)  # on the device: over NCCL on GPUs, with no copy to the host before it
         return float(total.sqrt())
 
@@ -326,6 +347,7 @@ class MeshStrategy(Strategy):
     def evaluate(self, batch: Batch) -> Any:
         module = self.prepared.module
         module.eval()
+        self.tables.pull(batch.columns, training=False)
         try:
             with torch.no_grad(), autocast(self.config.precision, self.device):
                 given = self.prepared.task.inputs(self._columns(self._some_rows(batch)))

@@ -18,6 +18,7 @@ from torch import nn
 from sparkring.training.data.batch import Batch
 from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
+from sparkring.training.parallel.sparse import SparseTables
 from sparkring.training.parallel.state import TensorInfo
 
 LR_SCALE = "lr_scale"  # key of an optimizer's parameter group: times the learning rate of the step; absent: 1
@@ -41,6 +42,7 @@ class Strategy(ABC):
     aliases: dict[str, str]  # further names of shared parameters and buffers -> the first; empty before `prepare`
     is_data_leader: bool  # of the ranks that read the same rows, this one reports them
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
+    tables: SparseTables  # of the model's SparseEmbeddings; false where it has none
     needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
 
     @property

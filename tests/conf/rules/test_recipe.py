@@ -89,6 +89,7 @@ def test_impossible_combinations(tmp_path: Path, text: str, expected: str) -> No
 MIX = "data.mix={parts: [{dataset: a}, {dataset: b}]}"
 ETL = "{sources: {t: {path: t.csv, columns: {a: int, d: date}}}, rows: t, features: {a: {kind: numeric}}"
 IMAGE = f"etl={ETL.removesuffix('}')}, i: {{kind: image, shape: [8, 8, 3]}}}}}}"
+HASHED = f"etl={ETL.removesuffix('}')}, user: {{kind: hashed, column: a}}}}}}"
 BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024-01-01'}}}}}}"
 BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
 PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
@@ -140,6 +141,8 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
         (["optim.schedule=linear"], "optim.plateau.patience=1"),
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),
+        ([], "tables.betas=[0.5, 0.5]"),
+        (["tables.optimizer=sgd"], "tables.eps=1"),
     ],
 )
 def test_a_key_without_effect_is_refused_and_its_default_is_not(tmp_path: Path, run: list[str], idle: str) -> None:
@@ -189,11 +192,37 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         (SMALL, [MIX, "data.audit=true"], "data.audit: a mix repeats rows by design"),
         (SMALL, ["dataset=null", IMAGE, PETASTORM], "data.reader = 'petastorm': it decodes no features of kind image"),
         (SMALL, ["dataset=null", IMAGE.replace("3]", "5]")], "etl.features: an image has 1, 3 or 4 channels"),
+        (SMALL, ["dataset=null", HASHED, PETASTORM], "data.reader = 'petastorm': it hands scalars on as they are"),
+        (SMALL, ["dataset=null", HASHED, "model.start=e.safetensors"], "model.start: features of kind hashed have"),
+        (
+            SMALL,
+            ["tables.max_rows=1024", "train.global_batch=1025"],
+            "tables.max_rows = 1024: less than train.global_batch = 1025",
+        ),
     ],
 )
 def test_each_conflict_is_refused_with_its_keys(tmp_path: Path, text: str, overrides: list[str], words: str) -> None:
     (found,) = problems(tmp_path, text, *overrides)
     assert found.startswith(words) and "{" not in found
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("parallel.tp=2", "sparse tables with tp(2), pp(1), cp(1): rows are pulled for a data rank's batch"),
+        ("parallel.pp=2", "sparse tables with tp(1), pp(2), cp(1)"),
+        ("optim.ema=0.9", "sparse tables with optim.ema = 0.9: rows are not averaged"),
+    ],
+)
+def test_sparse_tables_are_trained_by_data_ranks_without_averages(tmp_path: Path, override: str, words: str) -> None:
+    problem = problems(tmp_path, SMALL, "dataset=null", HASHED, override)[0]
+    assert problem.startswith(words)
+    load_config(recipe(tmp_path, SMALL), ["dataset=null", HASHED, "parallel.zero=1"])
+
+
+def test_a_tables_weight_decay_is_refused_with_its_reason(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, SMALL, "tables.weight_decay=0.1")
+    assert found.startswith("tables.weight_decay = 0.1: rows that no batch touches would not decay")
 
 
 def test_every_conflict_is_tried_above() -> None:

@@ -23,7 +23,7 @@ from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.runs import Runs
 from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, RankedLists
-from tests.pipelines.results import train_result
+from tests.pipelines.results import rank_result, train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
 
@@ -149,6 +149,13 @@ def test_of_what_the_ranking_scores_are_means_is_said() -> None:
     plain = replace(lists, without_positive=0, short=0)
     said = ReportInputs(replace(given.result, config=config, ranking=plain), given.manifest).ranking
     assert "without one" not in said and "recall of 1" not in said and given.ranking == ""
+
+
+def test_sparse_tables_are_among_the_facts_with_what_they_hold() -> None:
+    tables = {"users": {"rows": 5100, "admitted": 6000, "evicted": 900, "bytes": 3_000_000}}
+    text = Page(build_report(inputs(train=rank_result(tables=tables)))).text
+    assert "sparse table users5 100 rows, 3.0 MB" in text and "admitted 6 000, evicted 900" in text
+    assert "sparse table" not in build_report(inputs())
 
 
 def classes() -> HeldOut:

@@ -2,7 +2,7 @@
 
 One implementation for both, so a row gives the same bits wherever it is read. Raw rows come as Arrow arrays where a
 column has one type, else as Python values, one by one: `of_raw` is what `of_arrow` must agree with. Arithmetic is IEEE
-double, rounded to float32 last, as Spark's would be: categorical and numeric features are bit-equal to Spark's
+double, rounded to float32 last, as Spark's would be: categorical, hashed and numeric features are bit-equal to Spark's
 expressions for them, `log1p` and `cyclic` may differ by one float32 unit in the last place (the JVM's and C's functions
 round differently).
 """
@@ -25,6 +25,7 @@ from sparkring.conf.features import EXACT_DTYPES, FIRST_CODE, NULL_CODE, UNSEEN_
 from sparkring.conf.manifest import Column
 from sparkring.training.data.columns import PLAIN, DataError, byte_rows, nulls_of, one_array, plain_values
 from sparkring.training.data.features.raw import as_text, doubles, is_null, passthrough, passthrough_arrow
+from sparkring.training.data.features.xxhash64 import NULL_ID, hash_bytes, hash_whole
 
 Array = NDArray[Any]
 RawColumn: TypeAlias = "pa.Array | Sequence[Any]"
@@ -34,7 +35,7 @@ TABLE_SPAN = 1 << 16  # whole numbers in so small a range are looked up in a tab
 
 
 class Transform(ABC):
-    """One fitted feature of kind numeric, categorical or cyclic. Immutable: threads share it."""
+    """One fitted feature of kind numeric, categorical, hashed or cyclic. Immutable: threads share it."""
 
     def __init__(self, state: State, spark_type: str) -> None:
         """`spark_type`: of the column that the feature is made of."""
@@ -143,51 +144,56 @@ def _by_value(x: Array, function: Callable[[NDArray[np.float64]], Array]) -> Arr
     return function(x.astype(np.float64, copy=False))
 
 
-class Categorical(Transform):
-    """A value's code: by falling count in training, after those of a null and of a value not seen there."""
+class ByValue(Transform):
+    """A feature that knows a value by its text, or by the whole number behind it; nulls have a number of their own."""
 
-    def __init__(self, state: State, spark_type: str) -> None:
-        super().__init__(state, spark_type)
-        self._code_of: dict[str, int] = {value: FIRST_CODE + i for i, value in enumerate(state["values"])}
-        self._code_of_bytes = {value.encode(errors="surrogatepass"): code for value, code in self._code_of.items()}
-        whole = [] if spark_type not in EXACT_DTYPES else [whole_number(v, spark_type) for v in state["values"]]
-        self._whole = WholeCodes(whole)
+    null: int  # what a null becomes
+    dtype: type[np.signedinteger[Any]]
+
+    @abstractmethod
+    def of_texts(self, texts: pa.StringArray) -> Array:
+        """What the strings (n,) become, (n,) of `dtype`; of a null anything."""
+
+    @abstractmethod
+    def of_whole(self, values: Array) -> Array:
+        """What whole numbers or booleans (n,) become, (n,) of `dtype`."""
+
+    @abstractmethod
+    def of_value(self, text: str) -> int:
+        """What a raw value becomes, given as Spark's cast to string writes it."""
 
     def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
-        parts = [self._codes(chunk) for chunk in data.chunks]
-        return {self.name: parts[0] if len(parts) == 1 else np.concatenate([*parts, np.zeros(0, np.int32)])}
+        parts = [self._made(chunk) for chunk in data.chunks]
+        return {self.name: parts[0] if len(parts) == 1 else np.concatenate([*parts, np.zeros(0, self.dtype)])}
 
-    def _codes(self, array: pa.Array) -> Array:
+    def _made(self, array: pa.Array) -> Array:
         if pa.types.is_string(array.type):
             array = array.dictionary_encode()
         if pa.types.is_dictionary(array.type):
             if not len(array.dictionary):
-                return np.full(len(array), NULL_CODE, np.int32)
-            return _at_places(self._codes_of(array.dictionary), array.indices)
+                return np.full(len(array), self.null, self.dtype)
+            return self._at_places(self.of_texts(array.dictionary), array.indices)
         values, null = _numbers(array.view(pa.int32()) if pa.types.is_date32(array.type) else array)
-        return _null_coded(self._whole.of(values), null)
-
-    def _codes_of(self, dictionary: pa.StringArray) -> NDArray[np.int32]:
-        """Codes (values,) of a dictionary's values, which are compared as bytes: no Python text is made of them."""
-        offsets, data = byte_rows(dictionary)
-        held, code_of = data.tobytes(), self._code_of_bytes
-        codes = [code_of.get(held[a:b], UNSEEN_CODE) for a, b in pairwise(offsets.tolist())]
-        return np.array(codes, np.int32)
+        return self._with_nulls(self.of_whole(values), null)
 
     def of_raw(self, values: Sequence[Any]) -> dict[str, Array]:
-        codes = (NULL_CODE if is_null(v) else self._code_of.get(as_text(v, self._type), UNSEEN_CODE) for v in values)
-        return {self.name: np.fromiter(codes, np.int32, len(values))}
+        made = (self.null if is_null(v) else self.of_value(as_text(v, self._type)) for v in values)
+        return {self.name: np.fromiter(made, self.dtype, len(values))}
 
     def of_arrow(self, array: pa.Array) -> dict[str, Array]:
         if array.null_count == len(array):
-            return {self.name: np.full(len(array), NULL_CODE, np.int32)}
+            return {self.name: np.full(len(array), self.null, self.dtype)}
         if pa.types.is_large_string(array.type):
             array = array.cast(pa.string())
         is_text = pa.types.is_string(array.type) and self._type != "boolean"  # `True` is `true` there
-        if is_text or self._is_stored_as(array.type):
-            return {self.name: self._codes(array)}
+        if self._takes_text(is_text) or self._is_stored_as(array.type):
+            return {self.name: self._made(array)}
         coded = array.dictionary_encode()  # the text of a value is made once for all rows that have it
-        return {self.name: _at_places(self.of_raw(coded.dictionary.to_pylist())[self.name], coded.indices)}
+        return {self.name: self._at_places(self.of_raw(coded.dictionary.to_pylist())[self.name], coded.indices)}
+
+    def _takes_text(self, is_text: bool) -> bool:
+        """Whether `of_texts` knows the values of a column of strings."""
+        return is_text
 
     def _is_stored_as(self, kind: pa.DataType) -> bool:
         """Whether whole numbers of this type mean what those of the stored column do: a 1 is no `true`."""
@@ -196,6 +202,63 @@ class Categorical(Transform):
         if pa.types.is_date32(kind):
             return self._type == "date"
         return pa.types.is_integer(kind) and kind != pa.uint64() and self._type in WHOLE_TYPES
+
+    def _at_places(self, of_dictionary: Array, indices: pa.Array) -> Array:
+        """Of rows (n,), from what a dictionary's values (values,) become."""
+        places, null = _numbers(indices)
+        return self._with_nulls(np.take(of_dictionary, places, mode="clip"), null)  # a null's place may be any
+
+    def _with_nulls(self, made: Array, null: Array | None) -> Array:
+        if null is not None:
+            np.copyto(made, self.null, where=null)
+        return made
+
+
+class Categorical(ByValue):
+    """A value's code: by falling count in training, after those of a null and of a value not seen there."""
+
+    null, dtype = NULL_CODE, np.int32
+
+    def __init__(self, state: State, spark_type: str) -> None:
+        super().__init__(state, spark_type)
+        self._code_of: dict[str, int] = {value: FIRST_CODE + i for i, value in enumerate(state["values"])}
+        self._code_of_bytes = {value.encode(errors="surrogatepass"): code for value, code in self._code_of.items()}
+        whole = [] if spark_type not in EXACT_DTYPES else [whole_number(v, spark_type) for v in state["values"]]
+        self._whole = WholeCodes(whole)
+
+    def of_texts(self, texts: pa.StringArray) -> Array:
+        # compared as bytes: no Python text is made of them
+        offsets, data = byte_rows(texts)
+        held, code_of = data.tobytes(), self._code_of_bytes
+        codes = [code_of.get(held[a:b], UNSEEN_CODE) for a, b in pairwise(offsets.tolist())]
+        return np.array(codes, np.int32)
+
+    def of_whole(self, values: Array) -> Array:
+        return self._whole.of(values)
+
+    def of_value(self, text: str) -> int:
+        return self._code_of.get(text, UNSEEN_CODE)
+
+
+class Hashed(ByValue):
+    """A value's 64-bit id: Spark's xxhash64 of the string, or of the whole number as a bigint."""
+
+    null, dtype = NULL_ID, np.int64
+
+    def of_texts(self, texts: pa.StringArray) -> Array:
+        return hash_bytes(*byte_rows(texts))
+
+    def of_whole(self, values: Array) -> Array:
+        return hash_whole(values)
+
+    def of_value(self, text: str) -> int:
+        if self._type in EXACT_DTYPES:
+            return int(hash_whole(np.array([whole_number(text, self._type)]))[0])
+        held = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)
+        return int(hash_bytes(np.array([0, len(held)]), held)[0])
+
+    def _takes_text(self, is_text: bool) -> bool:
+        return is_text and self._type not in EXACT_DTYPES  # else "7" stands for the number
 
 
 class Classes(Categorical):
@@ -214,24 +277,12 @@ class Tags(Categorical):
     def of_stored(self, data: pa.ChunkedArray) -> dict[str, Array]:
         array = one_array(data)
         rows = np.repeat(np.arange(len(array)), plain_values(pc.list_value_length(array)))
-        codes = self._codes(array.flatten()).astype(np.int64) - FIRST_CODE
+        codes = self._made(array.flatten()).astype(np.int64) - FIRST_CODE
         if (codes < 0).any():
             raise DataError(f"label {self.name!r}: {int((codes < 0).sum())} tags are none that a model knows")
         made = np.zeros((len(array), len(self._code_of)), np.float32)
         made[rows, codes] = 1.0
         return {self.name: made}
-
-
-def _at_places(of_dictionary: Array, indices: pa.Array) -> Array:
-    """Codes (n,) of rows from those of a dictionary's values (values,)."""
-    places, null = _numbers(indices)
-    return _null_coded(np.take(of_dictionary, places, mode="clip"), null)  # a null's place may be any
-
-
-def _null_coded(codes: Array, null: Array | None) -> Array:
-    if null is not None:
-        np.copyto(codes, NULL_CODE, where=null)
-    return codes
 
 
 class WholeCodes:
@@ -261,6 +312,7 @@ class WholeCodes:
 TRANSFORMS: dict[str, type[Transform]] = {
     "numeric": Numeric,
     "categorical": Categorical,
+    "hashed": Hashed,
     "cyclic": Cyclic,
     "classes": Classes,
     "tags": Tags,

@@ -1,0 +1,217 @@
+"""Sparse tables: rates of one core, memory of many rows, and a step over a slow link beside the dense ring.
+
+usage: python benchmarks/sparse_tables.py rates [--rows 10000000] [--out FILE]
+       unshare --net python benchmarks/sparse_tables.py link [--rate 200mbit] [--steps 8] [--out FILE]     (root, Linux)
+
+`link`: two ranks, each in a network namespace behind a token bucket. Ids are the bigrams of tokens in the standard
+library's sources, in their order, 8,192 to a rank and step; the model is a row of 16 and a linear layer that tells
+whether a name follows. `dense` has the same rows as a parameter. `replicate` is an all-gather of ids and row gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+import tokenize
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import measured_with, publish
+from strategies import Namespaces, environment
+from torch import nn
+
+from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.tables import TablesConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.data.batch import Batch
+from sparkring.training.data.features.xxhash64 import hash_whole
+from sparkring.training.models.sparse_embedding import SparseEmbedding
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.sparse import TableSettings
+from sparkring.training.tables.id_map import IdMap
+from sparkring.training.tables.table import Table, TableSpec, summed
+from sparkring.training.tables.update_rules import Kind, UpdateRule
+from sparkring.training.tasks import BinaryTask
+
+DIM, PUSH, PER_RANK, WARM_UP = 16, 65_536, 8_192, 3
+KINDS: tuple[Kind, ...] = ("sgd", "rowwise_adagrad", "adam")
+CASES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "replicate": {"place": "replicate"},
+    "shard, fp32": {},
+    "shard, bf16": {"wire": "bf16"},
+}
+
+
+def push_rate(kind: Kind, pushes: int = 12) -> float:
+    """Gradients a CPU second: duplicates summed, rows read, updated and written; the median push."""
+    rng, table = np.random.default_rng(0), Table(TableSpec("t", DIM, 0.25, rule=UpdateRule(kind)))
+    grads, seconds = rng.standard_normal((PUSH, DIM)).astype(np.float32), []
+    batches = [hash_whole(rng.zipf(1.2, PUSH)) for _ in range(pushes)]
+    for turn in range(2):
+        for ids in batches:
+            began = time.process_time()
+            table.push(*summed(ids, grads), 0.1)
+            seconds += [time.process_time() - began] if turn else []
+    return PUSH / statistics.median(seconds)
+
+
+def map_rates(ids: int = 5_000_000) -> tuple[float, float]:
+    """Inserts and look-ups of uniform ids a CPU second."""
+    keys, places = hash_whole(np.arange(ids)), IdMap()
+    began = time.process_time()
+    for start in range(0, ids, PUSH):
+        part = keys[start : start + PUSH]
+        places.insert(part, np.arange(start, start + len(part), dtype=np.int32))
+    inserted = time.process_time() - began
+    asked = np.random.default_rng(0).permutation(keys)[:1_000_000]
+    began = time.process_time()
+    places.find(asked)
+    return ids / inserted, len(asked) / (time.process_time() - began)
+
+
+def memory(rows: int) -> tuple[float, float, float]:
+    """Bytes a row that the process took more, at the end and at its peak, and CPU seconds."""
+    page, grads = resource.getpagesize(), np.ones((PUSH, DIM), np.float32)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    table = Table(TableSpec("t", DIM, 0.25))
+    before, began = resident(), time.process_time()
+    for start in range(0, rows, PUSH):
+        ids = hash_whole(np.arange(start, min(start + PUSH, rows)))
+        table.push(ids, grads[: len(ids)], 0.1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return (resident() - before) / rows, (peak - before) / rows, time.process_time() - began
+
+
+def rates(rows: int) -> str:
+    torch.set_num_threads(1)
+    at_end, peak, seconds = memory(rows)
+    inserts, finds = map_rates()
+    lines = [f"| push of {PUSH:,} zipf(1.2) gradients, {kind} | {push_rate(kind) / 1e6:.1f} M/s |" for kind in KINDS]
+    lines += [f"| map: inserts of 5 M uniform ids | {inserts / 1e6:.1f} M/s |"]
+    lines += [f"| map: look-ups among them | {finds / 1e6:.1f} M/s |"]
+    lines += [f"| memory of {rows:,} rows of {DIM} and row-wise Adagrad | {at_end:.0f} bytes a row |"]
+    lines += [f"| the same, peak | {peak:.0f} bytes a row |", f"| CPU until then | {seconds:.0f} s |"]
+    return "| one core, CPU seconds | |\n|---|---|\n" + "\n".join(lines) + "\n"
+
+
+def bigrams(most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of the first `most` pairs of neighboring tokens, and whether a name follows each."""
+    code_of: dict[str, int] = {}
+    numbers: list[int] = []
+    kinds: list[bool] = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if "site-packages" in path.parts:
+            continue
+        try:
+            found = list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
+        except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
+            continue
+        numbers += [code_of.setdefault(token.string, len(code_of)) for token in found]
+        kinds += [token.type == tokenize.NAME for token in found]
+        if len(numbers) > most + 2:
+            break
+    codes = hash_whole(np.array(numbers))
+    pairs = hash_whole(codes[:-2] ^ np.roll(codes, -1)[:-2] << 1)
+    return pairs[:most], np.array(kinds[2:], bool)[:most]
+
+
+class Follows(nn.Module):
+    """Whether a name follows a bigram, by a row of its own: of a table, or of a parameter with `rows` of them."""
+
+    def __init__(self, rows: int | None) -> None:
+        super().__init__()
+        self.rows = SparseEmbedding("pair", DIM) if rows is None else nn.Embedding(rows, DIM)
+        self.head = nn.Linear(DIM, 1)
+
+    def forward(self, pair: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.rows(pair)).squeeze(1)
+        return out
+
+
+def rank_of_link(case: str, rank: int, world: int, steps: int) -> None:
+    """One rank: prints seconds per step, rows and bytes sent as JSON."""
+    torch.set_num_threads(1)
+    wanted = (steps + WARM_UP) * world * PER_RANK
+    pairs, follows = bigrams(1_200_000)
+    codes = np.unique(pairs, return_inverse=True)[1]
+    ids = np.resize(codes if case == "dense" else pairs, wanted)
+    labels = np.resize(follows, wanted)
+    settings = TableSettings(TablesConfig(**CASES[case]), lr_share=5.0)
+    parallel = ParallelConfig(engine="torch")
+    strategy = build_strategy(parallel, RankInfo(rank, world, 0, 1), torch.device("cpu"), tables=settings)
+    model = Follows(int(codes.max()) + 1 if case == "dense" else None)
+    task = BinaryTask(["pair"], "label", ["pair"])
+    strategy.prepare(model, task, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1))
+    sent = Path("/sys/class/net/eth0/statistics/tx_bytes")
+    seconds, before = [], 0
+    for step in range(steps + WARM_UP):
+        start = (step * world + rank) * PER_RANK
+        part = slice(start, start + PER_RANK)
+        columns = {"pair": torch.from_numpy(ids[part]), "label": torch.from_numpy(labels[part]).float()}
+        batch = Batch(columns, PER_RANK, PER_RANK * world, (step + 1) * world * PER_RANK)
+        if step == WARM_UP:
+            before = int(sent.read_text())
+        began = time.perf_counter()
+        strategy.forward_backward(batch)
+        strategy.step(0.01)
+        seconds.append(time.perf_counter() - began)
+    mib = (int(sent.read_text()) - before) / steps / 2**20
+    print(json.dumps({"ms": 1000 * statistics.median(seconds[WARM_UP:]), "mib": mib, "ids": int(codes.max()) + 1}))
+    strategy.close()
+
+
+def link(rate: str, steps: int, world: int = 2) -> str:
+    lines, dense = [], 0.0
+    spaces = Namespaces(world, rate)
+    try:
+        for case in CASES:
+            words = [sys.executable, __file__, "rank", "--case", case, "--steps", str(steps)]
+            ranks = [
+                subprocess.Popen(
+                    spaces.command(rank, words), env=environment(rank, world, False), stdout=subprocess.PIPE, text=True
+                )
+                for rank in range(world)
+            ]
+            found = [json.loads(rank.communicate(timeout=600)[0].splitlines()[-1]) for rank in ranks]
+            ms, mib = (max(each[key] for each in found) for key in ("ms", "mib"))
+            dense = dense or ms
+            lines.append(f"| {case} | {ms:.0f} | {mib:.3f} | {dense / ms:.1f} |")
+    finally:
+        spaces.close()
+    head = f"{found[0]['ids']:,} ids, {PER_RANK:,} rows a rank and step, {world} ranks, {rate}, median of {steps} steps"
+    table = "| case | ms a step | MiB sent a rank and step | times as fast as dense |\n|---|---|---|---|\n"
+    return f"{head}:\n\n{table}" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["rates", "link", "rank"])
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--rate", default="200mbit")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.what == "rank":
+        rank_of_link(given.case, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), given.steps)
+        return
+    found = rates(given.rows) if given.what == "rates" else link(given.rate, given.steps)
+    publish(f"# Sparse tables: {given.what}\n\n{measured_with('torch', 'numpy')}\n\n{found}", given.out)
+
+
+if __name__ == "__main__":
+    main()

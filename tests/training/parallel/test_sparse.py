@@ -1,0 +1,109 @@
+"""A model's tables in a step of one process, beside the same model with nn.Embedding."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.tables import TablesConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.data.batch import Ragged
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.sparse import SparseTables, TableSettings
+from sparkring.training.tables.exchange import Alone
+from sparkring.training.tables.sharded import ShardedTable
+from sparkring.training.tables.table import TableSpec
+from tests.ranks.cases_tables import Rating, Recommender, rating_batch, recommending
+from tests.ranks.problem import CPU
+
+
+class Dense(Recommender):
+    """The same with a parameter for each of the ids that there are, in place of the tables."""
+
+    def __init__(self, sparse: SparseTables, ids: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.ids = ids
+        for name in ("users", "tags"):
+            rows = torch.from_numpy(sparse.tables[name].table.pull(ids[name].numpy()))
+            setattr(self, f"dense_{name}", nn.Parameter(rows))
+
+    def forward(self, columns: dict[str, object]) -> torch.Tensor:
+        for name in ("users", "tags"):
+            module = self.get_submodule(name)
+            module.source = _Rows(self.ids[name], getattr(self, f"dense_{name}"))  # type: ignore[assignment]
+        return super().forward(columns)
+
+
+class _Rows:
+    def __init__(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        self.ids, self.rows = ids, rows
+
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows[torch.searchsorted(self.ids, ids)]
+
+
+def test_tables_train_as_dense_parameters_do_norms_and_clipping_included() -> None:
+    strategy = recommending(0, 1, {"tables": {"optimizer": "sgd"}})
+    batches = [rating_batch(step) for step in range(12)]
+    parts = {"users": ["user", "friend"], "tags": ["tags"]}
+    values = [{n: c.values if isinstance(c, Ragged) else c for n, c in b.columns.items()} for b in batches]
+    ids = {t: torch.cat([v[c] for v in values for c in columns]).unique() for t, columns in parts.items()}
+    model = Dense(strategy.tables, ids).double()
+    model.head.load_state_dict(strategy.prepared.module.get_submodule("head").state_dict())
+    optimizer = torch.optim.SGD([
+        {"params": model.head.parameters(), "lr": 1e-2},
+        {"params": [model.dense_users, model.dense_tags], "lr": 5e-2},  # TableSettings.lr_share is 5
+    ], momentum=0.9)  # fmt: skip
+    optimizer.param_groups[1]["momentum"] = 0.0
+    task = Rating()
+    for batch in batches:
+        strategy.forward_backward(batch)
+        norm = strategy.step(1e-2).grad_norm
+        optimizer.zero_grad()
+        loss = (task.loss(model(batch.columns), batch.columns) * batch.row_weights()).sum() / batch.global_rows
+        loss.backward()
+        whole = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 0.5)
+        assert norm == pytest.approx(float(whole), rel=1e-12) and norm > 0.5
+        optimizer.step()
+    for name in parts:
+        got = strategy.tables.tables[name].table.pull(ids[name].numpy())
+        assert np.abs(got - getattr(model, f"dense_{name}").detach().numpy()).max() < 1e-12
+
+
+def test_layouts_and_averages_that_tables_do_not_go_with_are_refused() -> None:
+    info = RankInfo(0, 1, 0, 1)
+    strategy = build_strategy(ParallelConfig(), info, CPU, ema=0.9)
+    with pytest.raises(ValueError, match=r"sparse tables with optim\.ema = 0\.9.*\(tables: users, tags\)"):
+        strategy.prepare(Recommender(), Rating(), lambda named: torch.optim.SGD([p for _, p in named]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"user": torch.tensor([1])}, "column 'friend' is not among those the model is given: \\['user'\\]"),
+        ({"user": torch.tensor([1]), "friend": torch.tensor([0.5])}, "column 'friend' is torch.float32; ids are whole"),
+        ({"user": ["a"], "friend": ["b"]}, "column 'user' is list; ids are whole numbers"),
+    ],
+)
+def test_columns_that_hold_no_ids_are_named(columns: dict[str, object], problem: str) -> None:
+    modules = {"users": Recommender().users}
+    with pytest.raises(ValueError, match=f"SparseEmbedding 'users': {problem}"):
+        SparseTables(modules, TableSettings(), 1, CPU).pull(columns, training=False)
+
+
+def test_rounded_rows_are_what_a_model_sees_and_pushes() -> None:
+    table = ShardedTable(TableSpec("t", 2, 1.0), Alone(), wire="bf16")
+    ids = np.array([1, 2])
+    rows = table.pull(ids, training=True)
+    assert (rows == torch.from_numpy(table.table.pull(ids)).bfloat16().float().numpy()).all()
+    assert (rows != table.table.pull(ids)).any()
+    assert table.reduce(np.full((2, 2), 1 + 2**-12, np.float32)) == 4.0
+
+
+def test_a_checkpoint_of_other_tables_is_refused_by_name() -> None:
+    made = SparseTables({"users": Recommender().users}, TableSettings(TablesConfig()), 1, CPU)
+    with pytest.raises(ValueError, match="'items' is another model's; the model has \\['users'\\]"):
+        made.load({"items": [], "users": []})
+    with pytest.raises(ValueError, match="'users' is missing"):
+        made.load({})

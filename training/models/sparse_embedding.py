@@ -1,0 +1,96 @@
+"""An embedding whose table may have any 64-bit ids, and more rows than a rank can hold.
+
+The module has no parameters: its rows are in a table (training/tables/) that all ranks hold together. Before each pass
+the training loop pulls the rows of the batch, and after backward it sends their gradients to their owners. A finished
+model reads them from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sparkring.training.data.batch import Ragged
+
+
+class RowSource(Protocol):
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows (n, dim) of ids (n,) int64."""
+        ...
+
+
+class PulledRows:
+    """The rows of one batch, on its device: `ids` (u,) sorted, `rows` (u, dim), whose gradient backward fills."""
+
+    def __init__(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        self.ids, self.rows = ids, rows
+
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        place = torch.searchsorted(self.ids, ids).clamp_(max=max(len(self.ids) - 1, 0))
+        if len(ids) and (not len(self.ids) or not torch.equal(self.ids[place], ids)):
+            raise ValueError(
+                "SparseEmbedding: was given ids that are not in its columns of this batch, so their rows were not "
+                "pulled; pass the columns it is made with, unchanged"
+            )
+        return functional.embedding(place, self.rows)
+
+
+class SparseEmbedding(nn.Module):
+    """ids (B, ...) of any integer type -> (B, ..., dim); a ragged column of ids -> (B, dim), one bag a row."""
+
+    def __init__(
+        self,
+        columns: str | Sequence[str],
+        dim: int,
+        scale: float | Sequence[float] | None = None,
+        bag: Literal["sum", "mean"] = "sum",
+    ) -> None:
+        """The table's name is the module's place in the model.
+
+        Args:
+            columns: of the batch, whose ids this module is given; several share the table.
+            dim: values of a row.
+            scale: initial values are uniform in [-scale, scale), one for all or one per value; None: dim ** -0.5.
+            bag: how the rows of a bag are combined; an empty bag gives zeros.
+        """
+        super().__init__()
+        self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        self.dim, self.bag = dim, bag
+        self.scale = dim**-0.5 if scale is None else scale
+        self.source: RowSource | None = None  # set by who runs the model
+
+    def forward(self, ids: torch.Tensor | Ragged, weights: Ragged | None = None) -> torch.Tensor:
+        """Look rows up; `weights`: of the ids of bags, for bags that are sums."""
+        if isinstance(ids, torch.Tensor):
+            return self._rows(ids.reshape(-1)).reshape(*ids.shape, self.dim)
+        rows_ND = self._rows(ids.values)
+        if len(ids.offsets) != 1 or ids.values.dim() != 1:
+            raise ValueError(f"SparseEmbedding {self.columns}: a bag is one list of ids a row, without lists in it")
+        sizes_B = ids.offsets[0].diff()
+        if weights is not None:
+            if self.bag != "sum" or len(weights.values) != len(ids.values):
+                raise ValueError(f"SparseEmbedding {self.columns}: weights are for sums, one weight for each id")
+            rows_ND = rows_ND * weights.values.to(rows_ND.dtype)[:, None]
+        of_row = torch.repeat_interleave(torch.arange(len(sizes_B), device=rows_ND.device), sizes_B)
+        out_BD = rows_ND.new_zeros(len(sizes_B), self.dim).index_add(0, of_row, rows_ND)
+        return out_BD if self.bag == "sum" else out_BD / sizes_B.clamp(min=1)[:, None].to(out_BD.dtype)
+
+    @torch.compiler.disable  # the source is another one in every step
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.is_meta:  # looked at by the planner, never run
+            return torch.empty(len(ids), self.dim, device="meta")
+        if self.source is None:
+            raise RuntimeError(
+                f"SparseEmbedding {self.columns}: has no rows yet: training pulls them, and a finished model reads "
+                "them from its folder"
+            )
+        return self.source.rows_of(ids.long())
+
+
+def sparse_embeddings(model: nn.Module) -> dict[str, SparseEmbedding]:
+    """Table name -> module: the place of each in the model."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, SparseEmbedding)}
