@@ -1054,7 +1054,7 @@ MUTANTS = (
     Mutant(FLAGS, "(value != 0.0) & (value != 1.0)", "value > 2.0", T_LABELS),
     Mutant("etl/classes.py", "F.array_distinct(value)", "value", T_LABELS),
     Mutant("etl/classes.py", "AND NOT exists(", "AND exists(", T_LABELS),
-    Mutant(FEATURES, "self._codes(array.flatten())", "self._codes(array.values)", T_RECIPE_MODEL),
+    Mutant(FEATURES, "self._made(array.flatten())", "self._codes(array.values)", T_RECIPE_MODEL),
     Mutant(TASKS, 'reduction="none").mean(dim=1)', 'reduction="none").sum(dim=1)', T_TASKS),
     Mutant(TASKS, "for name in self.several], dim=1)", "for name in self.several[::-1]], dim=1)", T_TASKS),
     Mutant(TASKS, 'in TABLE_TASKS and kind != "multilabel"', "in TABLE_TASKS and not kind", T_TASKS),
