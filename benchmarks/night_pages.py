@@ -184,7 +184,8 @@ def decide(ds: str, scores: dict[str, float], is_compared: bool) -> tuple[str, s
 class Year:
     """Sends the recorded night for one date after another to the embedded store."""
 
-    def __init__(self, template: Template, config: TrackingConfig, nights: list[Night]) -> None:
+    def __init__(self, template: Template, config: TrackingConfig, nights: list[Night], first: date) -> None:
+        self.first = first
         self.template, self.config, self.registry = template, config, Registry(config)
         self.nights = nights
 
@@ -233,8 +234,7 @@ class Year:
                 text = text.replace(identity, identity_of(ds, identity))
             yield parse(ops.StoredOp, text.replace(self.template.ds, ds).encode(), "the recorded night").root
 
-    @staticmethod
-    def _moved(line: dict[str, Any], ds: str, later: float, days: int) -> dict[str, Any]:
+    def _moved(self, line: dict[str, Any], ds: str, later: float, days: int) -> dict[str, Any]:
         """The operation at another time, with other values. later: seconds."""
         moved = line | {"at": line["at"] + later}
         if line["op"] == "metrics":
@@ -247,19 +247,21 @@ class Year:
             moved["scores"] = {name: drawn(ds, name, v) for name, v in line["scores"].items()}
         if line["op"] == "history":
             moved["number"], moved["begins"] = line["number"] + days, line["begins"] + days * 86_400.0
+        if line["op"] == "history_figure":
+            moved["step"] = (date.fromisoformat(ds) - self.first).days
             moved["values"] = {name: drawn(ds, name, v) for name, v in line["values"].items()}
         return moved
 
 
 def filled(template: Template, config: TrackingConfig, count: int, last: date) -> Year:
     """A store with so many nights; one that is there and holds as many is used again."""
-    done = Path(config.root) / "nights.json"
+    done, first = Path(config.root) / "nights.json", last - timedelta(days=count - 1)
     if done.exists():
-        year = Year(template, config, [Night(**each) for each in json.loads(done.read_text())])
+        year = Year(template, config, [Night(**each) for each in json.loads(done.read_text())], first)
         if len(year.nights) == count:
             return year
         shutil.rmtree(config.root)
-    year = Year(template, config, [])
+    year = Year(template, config, [], first)
     for back in range(count - 1, -1, -1):
         year.add(str(last - timedelta(days=back)))
         if back % 25 == 0:
@@ -269,6 +271,8 @@ def filled(template: Template, config: TrackingConfig, count: int, last: date) -
 
 
 # --- the pages
+
+CHARTS = "document.querySelectorAll('.js-plotly-plot').length > 1"
 
 
 @dataclass(frozen=True)
@@ -297,6 +301,8 @@ def pages_of(year: Year, client: MlflowClient) -> list[Page]:
     versions = [year.registry.with_alias(alias) for alias in ("champion", "previous", "challenger")]
     numbers = [version.version for version in versions if version is not None]
     shown = next(night for night in reversed(nights) if night.decision == "rejected")
+    child = f"tags.`mlflow.parentRunId` = '{shown.job}' and tags.`sparkring.key` = 'train'"
+    training = client.search_runs([experiment], child)[0].info.run_id
     return [
         Page("runs, as MLflow lists them", f"#/experiments/{experiment}/runs", newest),
         Page(
@@ -316,11 +322,14 @@ def pages_of(year: Year, client: MlflowClient) -> list[Page]:
         Page("history (saved view), a chart per score", found["history"], (f"{NAME} history",),
              ready=dates_shown(len(done)), picture="nights_history.png"),
         Page("history run, its own charts", f"#/experiments/{experiment}/runs/{history}/model-metrics",
-             (f"{NAME} history", "test/champion"), ready="document.querySelectorAll('.js-plotly-plot').length > 1"),
+             (f"{NAME} history", "test/champion"), ready=CHARTS),
         Page("model versions", found["model versions"], tuple(f"Version {number}" for number in numbers[:1]),
              picture="nights_models.png"),
         Page("one night", f"#/experiments/{experiment}/runs/{shown.job}",
              (f"{NAME} {shown.ds}", "sparkring.decision", "rejected", shown.reason[:30], "test/auc")),
+        Page("one night's training", f"#/experiments/{experiment}/runs/{training}/model-metrics",
+             (f"train {shown.ds}", "train/loss"), ready=CHARTS),
+        Page("one model version", f"#/models/{NAME}/versions/{numbers[0]}", (f"Version {numbers[0]}", "Limits")),
     ]  # fmt: skip
 
 

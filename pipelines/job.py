@@ -153,7 +153,7 @@ def train_and_report(job: JobContext, timings: dict[str, float], began: float) -
     result = replace(result, timings=timings, tracking_url=tracker.url(), cost=cost)
     job.hooks.before_publish("the run's result")
     job.folder.put_atomic(SUMMARY, result.to_json())
-    write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder)
+    write_report(tracker, ReportInputs(result, job.dataset.manifest, held_out), job.folder, job.ds)
     spent = {f"time/{name}": value for name, value in timings.items()}
     tracker.metrics(JOB, 0, spent | {f"cost/{name}": value for name, value in cost.items()} | result.test_metrics())
     if (interval := job.resolved.interval) is not None:

@@ -25,6 +25,7 @@ from sparkring.pipelines.display.training import ProgressDisplay
 from sparkring.pipelines.etl_step import Dataset, split_info
 from sparkring.pipelines.launch.barrier import launch_options
 from sparkring.pipelines.launch.recover import RestartableJob, run_with_recovery
+from sparkring.pipelines.loss_history import Points, as_history, history_up_to, save_history
 from sparkring.pipelines.plan import layout_problems_of, plan_and_measured
 from sparkring.pipelines.report.figures import curves, to_png
 from sparkring.pipelines.signals import obeying_signals
@@ -61,7 +62,7 @@ def train(job: JobContext) -> TrainResult:
         for key in (JOB, TRAIN):  # the job's own too, so that a list of jobs shows what each was trained on
             record_inputs(job, key)
         tracker.params(TRAIN, run_params(job.resolved, job.dataset.manifest.fingerprint, leave_out=("etl", "spark")))
-        events = Events(tracker, ProgressDisplay())
+        events = Events(tracker, ProgressDisplay(), job.folder)
         point_at_checkpoints(job.folder, tracker)
         began = time.monotonic()
         launched = run_ranks(job, events)
@@ -86,7 +87,7 @@ def train(job: JobContext) -> TrainResult:
             train=rank_0,
             attempts=launched.attempt,
             failed_attempts=events.failed_attempts,
-            history={name: sorted(points.items()) for name, points in events.history.items()},
+            history=as_history(events.history),
             resumed_from=events.resumed_from,
             per_step_s=per_step_s(launched),
             once_s=once_s(launched),
@@ -241,13 +242,12 @@ class Events:
     Only rank 0's metrics are the run's.
     """
 
-    def __init__(self, tracker: Tracker, progress: ProgressDisplay) -> None:
-        self.tracker, self.progress = tracker, progress
+    def __init__(self, tracker: Tracker, progress: ProgressDisplay, run: Storage) -> None:
+        self.tracker, self.progress, self.run = tracker, progress, run
         self.failed_attempts: list[FailedAttempt] = []
         self.texts: dict[tuple[str, str], str] = {}  # artifacts by folder and name
         self.resumed_from: int | None = None  # step that an earlier command had reached
-        # losses and validation metrics: name -> step -> value; a replayed step replaces its own
-        self.history: dict[str, dict[int, float]] = {}
+        self.history: Points = {}  # losses and validation metrics; a replayed step replaces its own
 
     def on_event(self, event: Event) -> None:
         self.progress.on_event(event)
@@ -276,8 +276,9 @@ class Events:
                 self.tracker.metrics(TRAIN, event.attempt, {"launch/recover_s": event.recover_s})
 
     def close(self) -> None:
-        """End the progress line, and store the ranks' stacks and late output."""
+        """End the progress line, and store the curves so far, the ranks' stacks and late output."""
         self.progress.close()
+        save_history(self.run, self.history)
         for (folder, name), text in sorted(self.texts.items()):
             self.tracker.artifact(TRAIN, text, name, folder)
 
@@ -294,7 +295,9 @@ class Events:
         elif kind == "checkpoint":
             pointer = {key: data[key] for key in ("step", "uri", "bytes", "world", "metric")}
             self.tracker.checkpoint(TRAIN, **pointer)
+            save_history(self.run, self.history)
         elif kind == "resumed":
             if not self.history:  # else an attempt of this command had begun before
                 self.resumed_from = data["step"]
+                self.history = history_up_to(self.run, data["step"])
             self.tracker.tags(TRAIN, {"sparkring.resumed_from_step": data["step"]})

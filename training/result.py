@@ -99,6 +99,19 @@ class GroupScores:
     scores: Scores
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankedLists:
+    """Of what the ranking scores are means: the test rows of each value of a column are a list."""
+
+    __pydantic_config__ = CLOSED
+
+    column: str
+    counted: Count  # lists with a positive row
+    without_positive: Count  # the others, which count for nothing
+    short: Count  # of the counted, those of no more rows than the smallest k: their recall is 1 in any order
+    rows: Count  # of the counted
+
+
 Decision = Literal["promoted", "rejected", "held", "dry_run", "older_date", "disabled"]
 
 
@@ -185,8 +198,8 @@ class TrainResult:
     train: WorkerResult  # rank 0's
     attempts: Count  # launches, over all commands
     failed_attempts: list[FailedAttempt]  # of this command
-    history: History  # losses and validation metrics: name -> (step, value), over all attempts of this command
-    resumed_from: Count | None = None  # step from which this command, and so `history`, went on; None: from the first
+    history: History  # losses and validation metrics: name -> (step, value), over all attempts and commands
+    resumed_from: Count | None = None  # step from which this command went on; None: from the first
     per_step_s: dict[str, float]  # cause -> rank 0's mean seconds per step, in the last attempt
     once_s: dict[str, float]  # cause -> seconds rank 0's reader needed once, to begin the last attempt
     predictions: list[RelativePath]  # files of all ranks, below the run folder
@@ -198,6 +211,7 @@ class TrainResult:
     labels: dict[str, LabelBalance] = field(default_factory=dict)  # by split, train first; empty: not measured
     groups: list[GroupScores] = field(default_factory=list)  # by report.groups, column by column
     by_label: list[GroupScores] = field(default_factory=list)  # each of several labels; `rows` are those that have it
+    ranking: RankedLists | None = None  # by report.ranking
     unseen: dict[str, Count] = field(default_factory=dict)  # categorical feature -> test rows of a value not trained on
     sample: str = ""  # language model: text it wrote
     start: str = ""  # where training began and why, where the recipe says `warm_start.from` or `model.start`

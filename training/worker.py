@@ -311,7 +311,7 @@ def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> T
     latest = checkpoints.latest(keep.verify)
     if latest is None:
         return TrainerState()
-    weights = strategy.state_dict()
+    weights = strategy.state_dict(checkpoints.shapes(latest))
     check = TypeAdapter(LoopRecord)
     restored = checkpoints.load(latest, weights, check=check.validate_python)
     strategy.load_state_dict(weights)
@@ -336,7 +336,7 @@ def load_exported_step(parts: Parts, checkpoints: Checkpointer, state: TrainerSt
     if parts.config.train.export == "best" and state.best_step not in (None, state.step):
         best = checkpoints.best(parts.config.train.best_mode)
         if best is not None:
-            weights = strategy.state_dict()
+            weights = strategy.state_dict(checkpoints.shapes(best))
             checkpoints.load(best, weights, random_state=False)
             strategy.load_state_dict(weights)
             step = best.step

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from sparkring.conf.schema import Seconds, Strict
 
 Axis = Annotated[int, Field(ge=-1)]
+
+
+class CompressConfig(Strict):
+    """How gradients are made smaller between data ranks. What a step does not send is added to the next gradient."""
+
+    codec: Literal["none", "fp16", "bf16", "int8", "int4", "onebit", "topk", "powersgd"] = Field(
+        "none", description="what carries a gradient; none: its own dtype, and every step sends all of it"
+    )
+    share: float = Field(0.01, description="of `topk`: share of a bucket's elements that a step sends, the largest")
+    rank: PositiveInt = Field(4, description="of `powersgd`: columns of the two factors that a matrix is sent as")
+
+    @field_validator("share")
+    @classmethod
+    def _is_a_share(cls, share: float) -> float:
+        if not 0 < share <= 1:
+            raise ValueError("top-k sends k = share x n of n elements: must be above 0 and at most 1 (k = n)")
+        return share
 
 
 class ParallelConfig(Strict):
@@ -41,6 +58,7 @@ class ParallelConfig(Strict):
     )
     sequence_parallel: bool = Field(False, description="also cut norms and residuals along the sequence (needs tp > 1)")
     bucket_bytes: PositiveInt = Field(25 * 2**20, description="gradients are sent in buckets of at most this size")
+    compress: CompressConfig = CompressConfig()
 
 
 class LaunchConfig(Strict):

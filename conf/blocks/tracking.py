@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -93,6 +93,28 @@ class TrackingConfig(Strict):
         return self
 
 
+class RankingConfig(Strict):
+    """Test rows as lists that the predictions order, one for each value of a column, such as a user. Of a binary task.
+
+    A list's rows of label 1 should come first: recall and NDCG at each `k`, means over the lists that have such a row.
+    """
+
+    group: str = Field(description="stored scalar column of the dataset, such as a user; its test rows are one list")
+    item: str | None = Field(
+        None,
+        description="stored scalar column of what is ranked, such as a product. With report.baselines the positive "
+        "training rows of its values are counted: the baseline `popularity`; None: there is no such baseline",
+    )
+    k: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
+        [10], description="how many of a list's first rows are looked at: scores are recall_at_10 and ndcg_at_10"
+    )
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the scores."""
+        return [f"{name}_at_{k}" for k in self.k for name in ("recall", "ndcg")]
+
+
 class ReportConfig(Strict):
     share_by: list[str] = Field(
         [], description="stored scalar columns of the dataset by which the report shows the positive share"
@@ -103,6 +125,7 @@ class ReportConfig(Strict):
         "[carrier]: of the 10 values with most rows, and of the others together",
     )
     min_group_rows: PositiveInt = Field(100, description="test rows that a value must have to be scored by itself")
+    ranking: RankingConfig | None = None
     baselines: bool = Field(
         True,
         description="also fit a constant guess (binary: the majority rate; multiclass: the classes' rates; multilabel: "
@@ -110,12 +133,18 @@ class ReportConfig(Strict):
         "(logistic, multinomial, one logistic per label, linear regression) on the same rows; one that fails is a "
         "warning",
     )
-    must_beat: list[
-        Literal["loss", "auc", "accuracy", "macro_f1", "macro_auc", "rmse", "abs_error", "r2", "perplexity"]
-    ] = Field(
+    must_beat: list[str] = Field(
         [],
-        description="test metrics in which the model must beat every baseline; else, and where a baseline "
-        "cannot be computed, it is registered without tracking.alias and the job's exit code is 6",
+        description="test metrics in which the model must beat every baseline that has them; else, and where a "
+        "baseline cannot be computed, it is registered without tracking.alias and the job's exit code is 6",
     )
     sample_prompt: str = Field("", description="language_model: text the sample in the report begins with")
     sample_tokens: PositiveInt = 200
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """Key -> the columns of the dataset that it names."""
+        lists = self.ranking
+        named = {} if lists is None else {"report.ranking.group": lists.group, "report.ranking.item": lists.item}
+        several = {"report.share_by": self.share_by, "report.groups": self.groups}
+        return several | {key: [name] for key, name in named.items() if name is not None}

@@ -72,8 +72,7 @@ def foreseen_problems(config: RunConfig) -> Iterator[str]:
         if split is not None and names.splits is not None and split not in names.splits:
             yield f"{key} = {split!r}: the dataset will have the splits {[*names.splits]}, by etl.split"
     for key, wanted, known, why in (
-        ("report.share_by", config.report.share_by, names.scalar, "scalar column; add it to etl.keep"),
-        ("report.groups", config.report.groups, names.scalar, "scalar column; add it to etl.keep"),
+        *((key, of, names.scalar, "scalar column; add it to etl.keep") for key, of in config.report.columns.items()),
         ("promote.slices", config.promote.slices if config.promote else [], names.scalar, "scalar column; add it to "
          "etl.keep"),
         ("data.filters", [c[0] for c in config.data.filters], names.stored, "stored column; add it to etl.keep"),

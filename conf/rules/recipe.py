@@ -101,6 +101,12 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or name a train.test_split",
     ),
     NoEffect(
+        ("report.ranking",),
+        lambda c: c.model.task != "binary" or c.train.test_split is None,
+        "but on the test rows of a binary task",
+        "remove it, or name a train.test_split",
+    ),
+    NoEffect(
         ("report.min_group_rows",),
         lambda c: not c.report.groups,
         "without report.groups",
@@ -141,6 +147,18 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         lambda c: c.optim.has_own_schedule,
         "on a schedule by module:function, which decides on every step",
         "remove it, or give it to the function by optim.schedule_args",
+    ),
+    NoEffect(
+        ("parallel.compress.share",),
+        lambda c: c.parallel.compress.codec != "topk",
+        "where parallel.compress.codec is not topk",
+        "remove it, or set parallel.compress.codec to topk",
+    ),
+    NoEffect(
+        ("parallel.compress.rank",),
+        lambda c: c.parallel.compress.codec != "powersgd",
+        "where parallel.compress.codec is not powersgd",
+        "remove it, or set parallel.compress.codec to powersgd",
     ),
     NoEffect(
         ("optim.plateau.factor", "optim.plateau.patience"),
@@ -310,8 +328,12 @@ def must_beat_problems(config: RunConfig) -> list[str]:
     if task not in BASELINE_METRICS:
         return [f"{key}: there are no baselines for model.task = {task!r}, only for {sorted(BASELINE_METRICS)}"]
     problems = []
-    if unknown := [metric for metric in wanted if metric not in BASELINE_METRICS[task]]:
-        problems.append(f"{key}: baselines of model.task = {task!r} have {BASELINE_METRICS[task]}, not {unknown}")
+    ranking = config.report.ranking
+    known = BASELINE_METRICS[task] + (ranking.metrics if ranking is not None and ranking.item is not None else [])
+    if unknown := [metric for metric in wanted if metric not in known]:
+        of_lists = [metric for metric in unknown if metric.startswith(("recall_at_", "ndcg_at_"))]
+        remedy = "; name a metric of report.ranking, with its item, for popularity to be beaten" if of_lists else ""
+        problems.append(f"{key}: baselines of model.task = {task!r} have {known}, not {unknown}{remedy}")
     if not config.report.baselines:
         problems.append(f"{key}: report.baselines is false, so there is nothing to beat; set it true")
     if config.train.test_split is None:
@@ -431,13 +453,13 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 
 def group_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
-    """Check `report.share_by` and `report.groups`: they may name stored columns of one value per row."""
+    """Check the columns that `report` names: they may be stored ones of one value per row."""
     layouts = {column.name: column.layout for column in manifest.columns}
     known = [name for name, layout in layouts.items() if layout == "scalar"]
     return [
         f"{key} = {name!r}: the dataset has {'it as a ' + layouts[name] if name in layouts else 'no such'} "
         f"column, the report groups by scalar ones; {nearest(name, known)}"
-        for key, names in (("report.share_by", config.report.share_by), ("report.groups", config.report.groups))
+        for key, names in config.report.columns.items()
         for name in names
         if name not in known
     ]

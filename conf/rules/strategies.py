@@ -33,6 +33,10 @@ def _sharded(facts: Facts) -> bool:
     return int(facts.parallel["zero"]) > 0
 
 
+def _coded(facts: Facts) -> bool:
+    return bool(facts.parallel["compress"]["codec"] != "none")
+
+
 # What Horovod's collectives cannot carry, in one place: with parallel.engine=horovod each limit is a refusal (RULES),
 # with engine=auto it is the reason why torch.distributed carries the gradients (training/parallel/compose.py).
 HOROVOD_LIMITS: tuple[Rule, ...] = (
@@ -135,6 +139,38 @@ RULES: tuple[Rule, ...] = (
         ),
         "parallel.activation_checkpointing=true with parallel.schedule={schedule!r}: a backward split in two would "
         "recompute twice; use 1f1b or interleaved",
+    ),
+    Rule(
+        "compress-zero3",
+        lambda f: _coded(f) and f.parallel["zero"] == 3,
+        "parallel.compress.codec={compress[codec]} with parallel.zero=3: two thirds of what it sends are gathered "
+        "weights, which no gradient codec makes smaller, and a residual is a whole gradient on every rank, more memory "
+        "than it saves; leave codec at none, or zero at 0",
+    ),
+    Rule(
+        "compress-zero",
+        lambda f: _coded(f) and f.parallel["zero"] in (1, 2),
+        "parallel.compress.codec={compress[codec]} with parallel.zero={zero}: a residual is a whole gradient on every "
+        "rank, the memory that ZeRO takes away; leave codec at none, or zero at 0",
+    ),
+    Rule(
+        "compress-tensor",
+        lambda f: _coded(f) and f.mesh["tp"] > 1,
+        "parallel.compress.codec={compress[codec]} with tp({tp}): a block of values would hold parts of sharded and of "
+        "replicated parameters, so tensor ranks would round the replicated ones differently; leave codec at none",
+    ),
+    Rule(
+        "compress-pipeline",
+        lambda f: _coded(f) and f.mesh["pp"] > 1,
+        "parallel.compress.codec={compress[codec]} with pp({pp}): a weight that two stages share would have two "
+        "residuals under one name of a checkpoint; leave codec at none",
+    ),
+    Rule(
+        "compress-needs-data",  # not refused: recovery may go on with one rank
+        lambda f: _coded(f) and f.mesh["dp"] * f.mesh["cp"] == 1,
+        "parallel.compress.codec={compress[codec]} with dp({dp}) * cp({cp}): has no effect, since there is one data "
+        "rank and nothing is sent",
+        refused=False,
     ),
     Rule(
         "half-messages-on-cpu",

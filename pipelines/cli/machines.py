@@ -70,7 +70,8 @@ def _netcheck(arguments: argparse.Namespace) -> int:
 
     config = load(arguments).config
     with spark_session(config.name, config.spark, config.launch) as spark:
-        print(netcheck(spark, config.launch.world, options=launch_options(config.launch)).text())
+        options, compress = launch_options(config.launch), config.parallel.compress
+        print(netcheck(spark, config.launch.world, options=options, compress=compress).text())
     return Exit.OK
 
 

@@ -43,11 +43,23 @@ def _add_init(commands: Commands) -> None:
     documents = add_command(kinds, "text", _init_text, text, ["sparkring init text notes --data ~/notes"])
     text = "a recipe for folders of images, one per class, and a small convolutional network to change"
     images = add_command(kinds, "images", _init_images, text, ["sparkring init images flowers --data photos"])
-    for sub in (table, documents, images):
+    text = "a recipe for users, items and times: rows held out by time, items drawn beside them, lists ranked"
+    examples = [
+        "sparkring init recommender --data ratings.csv --user user_id --item movie_id --time rated_at",
+        "sparkring init recommender shop --data shown.parquet --user u --item product --time at --label clicked",
+    ]
+    interactions = add_command(kinds, "recommender", _init_recommender, text, examples)
+    for sub in (table, documents, images, interactions):
         sub.add_argument("folder", nargs="?", help="new or empty; default: one here, named as the data")
     table.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet file, or a folder of them")
     documents.add_argument("--data", required=True, metavar="FOLDER", help="text files, a document each")
     images.add_argument("--data", required=True, metavar="FOLDER", help="a folder of image files per class")
+    interactions.add_argument("--data", required=True, metavar="FILE", help="CSV or Parquet file, or a folder of them")
+    interactions.add_argument("--user", required=True, metavar="COLUMN", help="who: an id")
+    interactions.add_argument("--item", required=True, metavar="COLUMN", help="what: an id")
+    interactions.add_argument("--time", required=True, metavar="COLUMN", help="when: a date, a timestamp or a number")
+    text = "whether the item was taken, or how well liked; default: every row is an item taken, and others are drawn"
+    interactions.add_argument("--label", metavar="COLUMN", help=text)
     table.add_argument("--label", required=True, metavar="COLUMN[,..]", help="what is to be predicted")
     table.add_argument("--task", choices=TASKS, help="default: by the label's type and values")
 
@@ -78,6 +90,18 @@ def _init_images(arguments: argparse.Namespace) -> int:
 
     folder = target_folder(arguments.folder, arguments.data)
     project = images_project(arguments.data, folder)
+    print("\n".join(write_project(folder, project, ["sparkring", *sys.argv[1:]])))
+    return Exit.OK
+
+
+def _init_recommender(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.init.folder import target_folder, write_project
+    from sparkring.pipelines.init.interactions import Roles
+    from sparkring.pipelines.init.recommender import recommender_project
+
+    folder = target_folder(arguments.folder, arguments.data)
+    roles = Roles(arguments.user, arguments.item, arguments.time, arguments.label)
+    project = recommender_project(arguments.data, roles, folder)
     print("\n".join(write_project(folder, project, ["sparkring", *sys.argv[1:]])))
     return Exit.OK
 

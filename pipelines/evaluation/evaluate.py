@@ -24,16 +24,17 @@ from sparkring.pipelines import serving
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluation.balance import label_balance
-from sparkring.pipelines.evaluation.baseline import fit_baselines
+from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
 from sparkring.pipelines.evaluation.groups import group_scores
 from sparkring.pipelines.evaluation.held_out import held_out_scores, is_better
 from sparkring.pipelines.evaluation.multilabel import scores_by_label
+from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, popularity
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
 from sparkring.training.models.gpt import perplexity
 from sparkring.training.recipe_model import pick_columns
-from sparkring.training.result import MODEL, GroupScores, LabelBalance, TrainResult
+from sparkring.training.result import MODEL, GroupScores, LabelBalance, RankedLists, TrainResult
 
 log = logging.getLogger(__name__)
 EVALUATE = "evaluate"  # key of its run in MLflow
@@ -63,6 +64,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
     scores, missing, labels = {MODEL: dict(result.train.test)}, dict[str, str](), dict[str, LabelBalance]()
     groups: list[GroupScores] = []
     by_label: list[GroupScores] = []
+    ranking: RankedLists | None = None
     if not result.predictions:
         return replace(result, scores=scores), None
     rows = scored_rows(config, dataset, result)
@@ -84,6 +86,8 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         splits = compared_splits(config, dataset, train, rows)
         tensors = [dataset.manifest.tensor(name) for name in columns.labels]
         labels = label_balance(job.spark, config.model.task, splits, tensors)
+        ranked = ranked_rows(config, train, rows, held_out, columns.labels[0])
+        scores[MODEL] |= ranked.scores
         if config.report.baselines:
             baselines = fit_baselines(
                 job.spark,
@@ -93,9 +97,42 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
                 [dataset.manifest.tensor(name) for name in columns.read],
                 tensors,
             )
-            scores, missing = scores | baselines.scores, baselines.missing
-    scored = replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels)
+            scores |= baselines.scores | ranked.popularity.scores
+            missing = baselines.missing | ranked.popularity.missing
+        ranking = ranked.lists
+    scored = replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels, ranking=ranking)
     return replace(scored, groups=groups, by_label=by_label), held_out
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What `report.ranking` gives. `scores`: of the model."""
+
+    lists: RankedLists | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    popularity: Baselines = field(default_factory=Baselines)
+
+
+def ranked_rows(config: RunConfig, train: SplitRows, rows: SplitRows, held_out: HeldOut, label: str) -> Ranked:
+    """Judge how the test rows of each list are ordered, by the model and by what is popular in training.
+
+    Args:
+        config: of the run; without `report.ranking` there is nothing to judge.
+        train: rows that popularity is counted in.
+        rows: of the test split.
+        held_out: the model's predictions of them.
+        label: its column.
+    """
+    wanted = config.report.ranking
+    if wanted is None:
+        return Ranked()
+    (values,) = text_columns(rows, [wanted.group]).values()
+    ranking = make_ranking(wanted, values, held_out.labels, held_out.weights)
+    item, fits = wanted.item, {}
+    if config.report.baselines and item is not None:
+        fits[POPULARITY] = lambda: ranking.scores(popularity(train, rows, item, label))
+    ours = attempted({MODEL: lambda: ranking.scores(held_out.scores)})
+    return Ranked(ranking.counts, ours.scores.get(MODEL, {}), attempted(fits))
 
 
 def scores_by_group(config: RunConfig, rows: SplitRows, held_out: HeldOut) -> list[GroupScores]:

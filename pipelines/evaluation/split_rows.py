@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -39,13 +39,17 @@ class SplitRows:
 
     def column(self, name: str, text: bool = False) -> pa.ChunkedArray:
         """The column's stored values; a `text` column's as indices of dictionaries."""
-        parts: list[pa.Array] = []
+        tables = self.tables([name], [name] if text else [])
+        return pa.chunked_array([chunk for table in tables for chunk in table[name].chunks])
+
+    def tables(self, names: Iterable[str], texts: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """The named columns' stored values, file by file; those of `texts` as indices of dictionaries."""
+        read = self._with(names)
         for file in self.files:
-            path, texts = self.folder.path(file.path), [name] if text else []
-            table = pq.read_table(path, columns=self._with([name]), filesystem=self.folder.fs, read_dictionary=texts)
+            path = self.folder.path(file.path)
+            table = pq.read_table(path, columns=read, filesystem=self.folder.fs, read_dictionary=[*texts])
             table = with_offset(table, file)
-            parts += (table if self.keep is None else table.filter(self.keep.expression))[name].chunks
-        return pa.chunked_array(parts)
+            yield table if self.keep is None else table.filter(self.keep.expression)
 
     def frame(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
         """The named scalar tensors in Spark, and the masks of those that have one, all as doubles.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,13 +74,16 @@ def decide_columns(sample: TableSample, label: str, task: str | None = None) -> 
     return found
 
 
-def identifiers(names: list[str]) -> dict[str, str]:
-    """A name for each column that SQL and a recipe take as it is; no two are equal when case is ignored."""
+def identifiers(names: list[str], reserved: Iterable[str] = ()) -> dict[str, str]:
+    """A name for each column that SQL and a recipe take as it is; no two are equal when case is ignored.
+
+    `reserved`: names in lower case that no column gets.
+    """
     made: dict[str, str] = {}
     for name in names:
         text = re.sub(r"\W+", "_", name).strip("_") or "column"
         text = text if re.match(r"[A-Za-z_]", text) and not text.lower().startswith("sparkring_") else f"c_{text}"
-        taken, number, base = {other.lower() for other in made.values()}, 2, text
+        taken, number, base = {*reserved, *(other.lower() for other in made.values())}, 2, text
         while text.lower() in taken:
             text, number = f"{base}_{number}", number + 1
         made[name] = text

@@ -13,6 +13,7 @@ import yaml
 from sparkring.conf.load import ConfigError
 
 RECIPE = "recipe.yaml"
+PREDICTIONS = "data/predictions"  # folder, below the project's
 
 
 class _Dumper(yaml.SafeDumper):
@@ -83,11 +84,16 @@ def bullets(lines: Sequence[str]) -> list[str]:
 
 
 def next_commands(project: Project) -> list[str]:
+    """The commands of a first hour, in order."""
     path = ["export PYTHONPATH=$PWD   # so that Python finds the model, on the workers too"] if project.has_code else []
+    predict = project.recipe.get("predict")
     return [
         *path,
+        f"sparkring config validate {RECIPE}   # what is wrong, without Spark: seconds",
         f"sparkring run {RECIPE} --limit-rows {project.limit_rows}   # every part on some rows: a minute",
         f"sparkring run {RECIPE}",
+        *([f"sparkring predict {RECIPE}   # writes {predict['to']}"] if predict else []),
+        f"sparkring serve-check models:/{project.recipe['name']}@champion   # installs the model anew, and compares",
         f"sparkring ui {RECIPE}   # runs, charts and models in the browser",
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from sparkring.conf.load import ConfigError
-from sparkring.pipelines.init.folder import Project, run_name
+from sparkring.pipelines.init.folder import PREDICTIONS, Project, run_name
 from sparkring.pipelines.init.table import batch_and_epochs
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -130,4 +130,5 @@ def images_recipe(path: Path, classes: list[str], images: int, shape: list[int],
         },
         "optim": {"lr": 0.002, "weight_decay": 0.01},
         "train": {"epochs": min(epochs, 20), "global_batch": min(batch, 64)},
+        "predict": {"rows": "labeled", "keep": ["path", "kind"], "to": PREDICTIONS},
     }

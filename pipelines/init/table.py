@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from sparkring.conf.blocks.predict import OURS
 from sparkring.etl.sources.declared import quoted
 from sparkring.pipelines.init.columns import Columns, counts, decide_columns
-from sparkring.pipelines.init.folder import Project, run_name
+from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
 TRAIN_SHARE, STEPS = 0.8, 400  # of the rows; about so many steps of training in all
@@ -49,6 +50,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
     read = " ".join([*label.columns.values(), *columns.selected.values()])
     kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if quoted(n) in read}
     known, names = " AND ".join(f"{name} IS NOT NULL" for name in label.columns), [*label.columns]
+    kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
     model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
     if label.task == "regression":
         model["args"] |= {"output_center": round_to(label.center), "output_scale": round_to(label.scale)}
@@ -67,6 +69,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
         "model": model,
         "optim": {"lr": 0.005, "weight_decay": 0.01},
         "train": {"epochs": epochs, "global_batch": batch},
+        "predict": {"rows": VIEW, "keep": kept_beside, "to": PREDICTIONS},
     }
 
 
@@ -139,5 +142,6 @@ def _use(columns: Columns, name: str) -> str:
         'mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")\n'
         f'model = mlflow.pyfunc.load_model("models:/{name}@champion")\n'
         "model.predict(rows)\n```\n\n"
-        f"`sparkring serve-check models:/{name}@champion` proves that it can be installed anywhere."
+        f"`sparkring serve-check models:/{name}@champion` proves that it can be installed anywhere.\n"
+        f"`sparkring predict {RECIPE}` scores the view's rows; to score others, change `predict.rows`."
     )

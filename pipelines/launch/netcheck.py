@@ -3,7 +3,8 @@
 One rank per slot. In every round the ranks are paired differently (round-robin tournament), so each pair is measured
 alone on its two cables: latency by small messages there and back, bandwidth by large ones in both directions at once.
 Then all ranks all-reduce together, which is what training does, and the result is compared with what the slowest pair
-predicts.
+predicts. Last, gradient codecs are timed on this machine without the network, which says below which bandwidth each
+saves time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from sparkring.conf.blocks.launch import CompressConfig
 from sparkring.pipelines.launch.barrier import LaunchOptions, run_barrier
 from sparkring.training.launch.attempt import OnEvent
 from sparkring.training.launch.host.rank import WorkerContext
@@ -39,12 +41,32 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class CodingCost:
+    """Of one gradient of 16 MiB: seconds of coding without any network, and bytes a rank sends."""
+
+    codec: str
+    coding_s: float
+    sent_bytes: float
+    dense_bytes: float  # of an all-reduce without a codec
+
+    @property
+    def pays_below(self) -> float:
+        """Bytes per second: on a faster network the dense all-reduce takes less time."""
+        return (self.dense_bytes - self.sent_bytes) / self.coding_s
+
+    def share_of_dense(self, bytes_per_s: float) -> float:
+        """Time of an exchange / time of the dense all-reduce, where a rank sends so fast."""
+        return (self.sent_bytes + self.coding_s * bytes_per_s) / self.dense_bytes
+
+
+@dataclass(frozen=True)
 class NetReport:
     hosts: tuple[str, ...]  # by rank
     transport: str
     pairs: tuple[Pair, ...]
     ring_bytes_per_s: float  # bus bandwidth of an all-reduce over all ranks, as measured
     predicted_bytes_per_s: float  # of the slowest pair: a ring is as fast as its slowest cable
+    codecs: tuple[CodingCost, ...] = ()  # of the slowest rank
 
     def text(self) -> str:
         """A table for a terminal."""
@@ -59,6 +81,13 @@ class NetReport:
             lines.append(
                 f"ring: {ring:.2f} Gbit/s bus bandwidth measured, {predicted:.2f} predicted from the slowest pair"
             )
+        for cost in self.codecs:
+            share, coding_ms, gbits = cost.sent_bytes / cost.dense_bytes, cost.coding_s * 1e3, cost.pays_below * 8 / 1e9
+            lines.append(
+                f"{cost.codec}: {share:.1%} of the bytes, {coding_ms:,.0f} ms of coding per 16 MiB: saves time below "
+                f"{gbits:,.2f} Gbit/s; here an exchange takes {cost.share_of_dense(self.ring_bytes_per_s):.2f} of the "
+                "dense ring's time"
+            )
         return "\n".join(lines)
 
 
@@ -67,11 +96,24 @@ def netcheck(
     world: int,
     on_event: OnEvent = lambda event: None,
     options: LaunchOptions | None = None,
+    compress: CompressConfig | None = None,
 ) -> NetReport:
-    """Measure between all ranks of a barrier stage of `world` slots. Raises what a launch raises."""
+    """Measure between all ranks of a barrier stage. Raises what a launch raises.
+
+    Args:
+        spark: the session of the slots.
+        world: ranks, one per slot.
+        on_event: what hears of the launch.
+        options: of the launch.
+        compress: share of top-k and columns of PowerSGD; None: their defaults.
+    """
     env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,GRAPH", "NCCL_DEBUG_FILE": NCCL_LOG}
     job = JobSpec(
-        "sparkring.pipelines.launch.netcheck:measure", preload=("torch",), env=env, collective_timeout_s=TIMEOUT_S
+        "sparkring.pipelines.launch.netcheck:measure",
+        payload=(compress or CompressConfig()).model_dump(),
+        preload=("torch",),
+        env=env,
+        collective_timeout_s=TIMEOUT_S,
     )
     return summarize(run_barrier(spark, job, world, on_event, options=options or LaunchOptions()).results)
 
@@ -91,7 +133,9 @@ def summarize(results: Sequence[dict[str, Any]]) -> NetReport:
     slowest = min((pair.bytes_per_s for pair in pairs), default=0.0)
     ring = min(result["ring_bytes_per_s"] for result in results)
     hosts = tuple(result["host"] for result in results)
-    return NetReport(hosts, results[0]["transport"], pairs, ring, slowest)
+    by_codec = zip(*(result["codecs"] for result in results), strict=True)
+    codecs = tuple(CodingCost(*max(costs, key=lambda cost: cost[1])) for costs in by_codec)
+    return NetReport(hosts, results[0]["transport"], pairs, ring, slowest, codecs)
 
 
 def rounds(world: int) -> list[list[tuple[int, int]]]:
@@ -123,6 +167,7 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from sparkring.training.parallel.data_parallel.coding_cost import CODECS, coding_cost
     from sparkring.training.parallel.process_groups import start_process_group
     from sparkring.training.worker import pick_device
 
@@ -144,6 +189,12 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
         dist.all_reduce(buffer)
     _finish(device)
     seconds = (time.perf_counter() - began) / 3
+    codecs = []
+    for codec in CODECS if ctx.world_size > 1 else ():
+        ctx.heartbeat(0, f"codec {codec}")
+        dist.barrier()  # all ranks of a host code at once, as in training
+        settings = CompressConfig(**{**ctx.payload, "codec": codec})
+        codecs.append([codec, *coding_cost(settings, ctx.world_size, device)])
     dist.destroy_process_group()
     log = Path(NCCL_LOG.replace("%p", str(os.getpid())))
     transport = f"Gloo, TCP on {os.environ.get('GLOO_SOCKET_IFNAME', 'the default interface')}"
@@ -151,7 +202,8 @@ def measure(ctx: WorkerContext) -> dict[str, Any]:
         transport = nccl_transport(log.read_text(errors="replace") if log.exists() else "")
     log.unlink(missing_ok=True)
     ring = ring_bandwidth(ctx.world_size, size, seconds)
-    return {"pairs": pairs, "ring_bytes_per_s": ring, "transport": transport, "host": socket.gethostname()}
+    found = {"pairs": pairs, "ring_bytes_per_s": ring, "transport": transport, "host": socket.gethostname()}
+    return found | {"codecs": codecs}
 
 
 def nccl_transport(log: str) -> str:

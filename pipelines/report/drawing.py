@@ -71,9 +71,11 @@ def _losses(inputs: ReportInputs) -> Drawn:
     steps = sorted({*thinned(sorted(by_step), MOST_ROWS), *sparse})
     rows = [[step, *(by_step[step].get(name, "") for name in losses)] for step in steps]
     caption = "Loss over steps"
-    if resumed_from is not None:
+    if resumed_from is not None and min(by_step) > resumed_from:
         elsewhere = "; MLflow shows them all" if inputs.config.tracking.enabled else ""
         caption += f", from step {resumed_from} on: the steps before were an earlier command's{elsewhere}"
+    elif resumed_from is not None:
+        caption += f"; the last command went on at step {resumed_from}"
     return Drawn("loss", caption, figures.curves(losses, "loss"), FigureNumbers(["step", *losses], rows))
 
 

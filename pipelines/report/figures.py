@@ -46,7 +46,10 @@ def to_svg(figure: Figure, title: str = "") -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1) if title else text
 
 
-def to_png(figure: Figure) -> bytes:
+def to_png(figure: Figure, title: str = "") -> bytes:
+    """The figure as a PNG file. `title` is drawn above it, and stays with the figure."""
+    if title:
+        figure.suptitle(title)
     return _saved(figure, format="png", dpi=160, facecolor="white")
 
 

@@ -97,6 +97,22 @@ class ReportInputs:
         return found
 
     @property
+    def ranking(self) -> str:
+        """Of what the ranking scores are means; empty where there are none."""
+        lists, wanted = self.result.ranking, self.config.report.ranking
+        if lists is None or wanted is None:
+            return ""
+        rest = f"; the {lists.without_positive:,} without one do not count" if lists.without_positive else ""
+        k = min(wanted.k)
+        short = f" {lists.short:,} of them have no more than {k} rows, so a recall of 1 in any order." * (
+            lists.short > 0
+        )
+        return (
+            f"Recall and NDCG are means over the {lists.counted:,} values of {lists.column} with a positive test row, "
+            f"which have {lists.rows:,} rows{rest}. Rows of equal prediction count the mean over their orders.{short}"
+        )
+
+    @property
     def facts(self) -> dict[str, str]:
         """Label -> text or http(s) link."""
         config, result, train = self.config, self.result, self.result.train

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from sparkring.conf.load import Resolved
 from sparkring.conf.manifest import ManifestError, read_manifest
+from sparkring.conf.schedule.dates import dates_since_begin
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluation.evaluate import read_held_out, scored_rows
@@ -52,20 +53,31 @@ NAMES = {
     "micro_auc": "micro ROC AUC",
     "top_5_accuracy": "top-5 accuracy",
 }
-COMPARED = ("loss", "auc", "macro_auc", "macro_f1", "r2")  # what the verdict is about, as far as all have it
+DATED = ("calibration", "confusion", "predicted_and_actual")  # of interest night by night
+COMPARED = ("loss", "auc", "macro_auc", "macro_f1", "r2")  # what the verdict is about, as far as a baseline has it
 
 
-def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage) -> None:
+def write_report(tracker: Tracker, inputs: ReportInputs, folder: Storage, ds: str | None = None) -> None:
     """Write report.html into the run folder and, with its figures, into the job's run in MLflow.
 
     One that cannot be drawn fails no job: the model is registered by now.
+
+    Args:
+        tracker: of the job.
+        inputs: what is shown.
+        folder: of the run.
+        ds: the date that the job is for: the recipe's history gets the figures in DATED too.
     """
+    config = inputs.config
     try:
         drawn = draw(inputs)
         html = build_report(inputs, drawn).encode()
         tracker.artifact(JOB, html, "report.html")  # as bytes: everything in it is redacted, and its SQL is no prose
         for each in drawn:
             tracker.artifact(JOB, figures.to_png(each.figure), f"{each.name}.png", "figures")
+            if ds is not None and config.schedule is not None and each.name in DATED:
+                step, png = dates_since_begin(config.schedule, ds), figures.to_png(each.figure, title=ds)
+                tracker.history_figure(config.name, step, f"test/{each.name}", png)
         folder.put_atomic("report.html", html)
     except Exception as error:
         log.exception("the report could not be drawn; once that is mended, `sparkring report` draws it")
@@ -122,19 +134,28 @@ def verdict(scores: Mapping[str, Mapping[str, float]]) -> str:
     if len(scores) < 2:
         return ""
     (name, ours), *others = scores.items()
-    shared = [m for m in COMPARED if m in ours and all(m in theirs for _, theirs in others)]
+    compared = {other: [m for m in _compared(ours) if m in theirs] for other, theirs in others}
     lost = [
-        f"{other} in {NAMES.get(m, m)}"
-        for m in shared
+        f"{other} in {_title(m)}"
         for other, theirs in others
+        for m in compared[other]
         if not is_better(m, ours[m], theirs[m])
     ]
-    if not shared:
+    if not any(compared.values()):
         return ""
     if lost:
         return _sentence(f"{name} does not beat {' or '.join(lost)}.")
-    beaten, where = " and ".join(other for other, _ in others), " and ".join(NAMES.get(m, m) for m in shared)
-    return _sentence(f"{name} beats {beaten} in {where}.")
+    by_metrics: dict[str, list[str]] = {}
+    for other, metrics in compared.items():
+        if metrics:
+            by_metrics.setdefault(" and ".join(map(_title, metrics)), []).append(other)
+    beaten = ", and ".join(f"{' and '.join(names)} in {metrics}" for metrics, names in by_metrics.items())
+    return _sentence(f"{name} beats {beaten}.")
+
+
+def _compared(ours: Iterable[str]) -> list[str]:
+    """The metrics that a verdict is about: of whole splits, and of the first rows of lists."""
+    return [m for m in ours if m in COMPARED or m.startswith("ndcg_at_")]
 
 
 def _sentence(text: str) -> str:
@@ -154,10 +175,10 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB".replace(",", " ")
 
 
-def _title(metric: str, task: str) -> str:
+def _title(metric: str, task: str = "") -> str:
     if metric == "loss":
         return LOSSES.get(task, metric)
-    return NAMES.get(metric, metric.replace("_", " "))
+    return NAMES.get(metric, metric.replace("_", " ").replace("ndcg", "NDCG"))
 
 
 def _score_columns(scores: Mapping[str, Mapping[str, float]]) -> list[str]:

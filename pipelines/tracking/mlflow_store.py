@@ -42,13 +42,13 @@ from sparkring.pipelines.tracking.describe import (
     experiment_note,
     with_headline,
 )
+from sparkring.pipelines.tracking.history_run import history_run, log_figure, log_values
 from sparkring.pipelines.tracking.journal import Journal, abandoned_journals
 from sparkring.pipelines.tracking.mlflow_dataset import DIGEST_CHARACTERS, SparkringDataset
 from sparkring.pipelines.tracking.process_id import this_process
 from sparkring.pipelines.tracking.registry import AT_MS, MODEL_VERSION, Registry
 from sparkring.pipelines.tracking.rules import (
     HEARTBEAT,
-    HISTORY,
     JOB,
     RECIPE,
     StoreUnreachable,
@@ -59,10 +59,7 @@ from sparkring.pipelines.tracking.rules import (
     without_password,
 )
 from sparkring.pipelines.tracking.shown import Shown
-from sparkring.pipelines.tracking.views import (
-    NOTE,
-    history_note,
-)
+from sparkring.pipelines.tracking.views import NOTE
 
 if TYPE_CHECKING:
     from mlflow.models import Model as MlflowModel
@@ -281,22 +278,13 @@ class MlflowSink:
             self._connect().log_batch(self.runs[op.key], tags=tags[start : start + 100])
 
     def _history(self, op: ops.History) -> None:
-        """Log the date's values, unless they are the last ones logged for it: a rerun adds its own."""
-        client, wanted = self._connect(), f"tags.`{HISTORY}` = '{op.recipe}'"
-        found = client.search_runs([self._experiment], wanted, max_results=1)
-        if found:
-            run = found[0].info.run_id
-        else:
-            tags = {HISTORY: op.recipe, NOTE: history_note(op.recipe, self._experiment)}
-            run = client.create_run(self._experiment, None, tags, f"{op.recipe} history").info.run_id
-            client.set_terminated(run)  # no process works on it
-        points = []
-        for name, value in op.values.items():
-            logged = [p for p in client.get_metric_history(run, name) if p.step == op.number]
-            if not logged or max(logged, key=lambda p: p.timestamp).value != value:
-                points.append(Metric(name, value, int(op.begins * 1000) + len(logged), op.number))
-        client.log_batch(run, metrics=points)
+        client = self._connect()
+        log_values(client, history_run(client, self._experiment, op.recipe), op)
         self._shown.dates(op)
+
+    def _history_figure(self, op: ops.HistoryFigure) -> None:
+        client = self._connect()
+        log_figure(client, history_run(client, self._experiment, op.recipe), op, self.journal.file(op.file))
 
     def _dataset(self, op: ops.DatasetUse) -> None:
         entry = DatasetInput(SparkringDataset(op)._to_mlflow_entity(), [InputTag("mlflow.data.context", op.context)])

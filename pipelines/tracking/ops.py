@@ -86,6 +86,18 @@ class History(_Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HistoryFigure(_Op):
+    """A figure of a date, in the same run: MLflow shows them with a slider over the dates."""
+
+    op: Literal["history_figure"] = "history_figure"
+    recipe: str
+    step: Count  # dates since the schedule's begin: MLflow's slider opens at 0
+    name: Label  # of the figure, the same for all dates
+    file: RelativePath  # PNG, relative to the journal's `files`
+    names: ClassVar = "name"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
     """A dataset as MLflow shows it."""
 
@@ -253,6 +265,7 @@ Op = (
     | Metrics
     | Tags
     | History
+    | HistoryFigure
     | DatasetUse
     | Artifact
     | Checkpoint

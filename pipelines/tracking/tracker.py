@@ -172,6 +172,18 @@ class Tracker:
         """
         self._put(ops.History, JOB, recipe=recipe, number=number, begins=begins, values=split_finite(values)[0])
 
+    def history_figure(self, recipe: str, step: int, name: str, png: bytes) -> None:
+        """Record a figure of a date in the recipe's history run: one `name` is an image with a slider over the dates.
+
+        Args:
+            recipe: its name.
+            step: dates since the schedule's begin.
+            name: of the figure, such as `test/calibration`: MLflow shows it in the section `test`.
+            png: the file's content.
+        """
+        file = f"{name.rpartition('/')[2]}.png"
+        self._put_file(ops.HistoryFigure, JOB, png, file, recipe=recipe, step=step, name=name)
+
     def tags(self, key: str, tags: Mapping[str, Any]) -> None:
         self._put(ops.Tags, key, tags=texts_of(tags))
 
@@ -288,7 +300,12 @@ class Tracker:
         self._journal.append(kind(key=key, at=time.time(), **shown))
 
     def _put_file(
-        self, kind: type[ops.Artifact | ops.Model], key: str, source: Path | bytes, file_name: str, **fields: Any
+        self,
+        kind: type[ops.Artifact | ops.HistoryFigure | ops.Model],
+        key: str,
+        source: Path | bytes,
+        file_name: str,
+        **fields: Any,
     ) -> None:
         """Copy `source` into the journal as `file_name`, and append an operation with it.
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from sparkring.conf.config import RunConfig
 from sparkring.pipelines.cli import parser
+from sparkring.pipelines.init import images, recommender
 from sparkring.pipelines.init.folder import RECIPE
-from sparkring.pipelines.init.images import MODULE
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -40,7 +40,9 @@ def expanded(name: str) -> list[str]:
 def exists(page: str, name: str) -> bool:
     """From the root, beside the page, as any file of ours is named, or written by the page or by `sparkring init`."""
     name = name.rstrip("./")
-    if name in (RECIPE, MODULE) or re.search(rf"^```\w+ {re.escape(name)}$", PAGES[page], re.M):
+    if name in (RECIPE, images.MODULE, recommender.MODULE) or re.search(
+        rf"^```\w+ {re.escape(name)}$", PAGES[page], re.M
+    ):
         return True
     if (ROOT / name).exists() or (ROOT / page).parent.joinpath(name).exists():
         return True

@@ -10,11 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.load import load_config
+from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.evaluation.ranking import POPULARITY
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.job import run_job
 from sparkring.pipelines.validate.trial import trial_overrides
@@ -44,12 +50,12 @@ def write_houses(path: Path) -> None:
             rows.writerow([i, shown, code, date, "" if i % 100 == 1 else kind, owned, label])
 
 
-def trial(folder: Path, spark: Any) -> dict[str, dict[str, float]]:
+def trial(folder: Path, spark: Any, *more: str, rows: int = ROWS) -> dict[str, dict[str, float]]:
     """Run a trial in the project's folder; its scores."""
     recipe = str(folder / "recipe.yaml")
-    words = [*QUICK, *(f"storage.{name}={folder}/data/{name}" for name in ("datasets", "runs"))]
+    words = [*QUICK, *more, *(f"storage.{name}={folder}/data/{name}" for name in ("datasets", "runs"))]
     words.append(f"tracking.root={folder}/data/mlflow")
-    resolved = load_config(recipe, [*words, *trial_overrides(load_config(recipe, words), ROWS)])
+    resolved = load_config(recipe, [*words, *trial_overrides(load_config(recipe, words), rows)])
     assert run_job(resolved, etl=True, session=lambda: spark) == Exit.OK
     (run,) = (path.parent for path in (folder / "data/runs").rglob("summary.json"))
     return dict(read_result(open_storage(str(run))).scores)
@@ -71,6 +77,51 @@ def test_text(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     assert main(["init", "text", "writer", "--data", "notes"]) == Exit.OK
     assert trial(tmp_path / "writer", spark)[MODEL]["loss"] > 0
+
+
+def write_interactions(path: Path) -> None:
+    """Forty users who watch the films whose numbers are near their own, in order of time."""
+    draw = np.random.default_rng(0)
+    users = draw.integers(0, 40, 3000)
+    films = (users + draw.integers(0, 12, 3000)) % 60
+    pq.write_table(pa.table({"user": users, "film": [f"film {n}" for n in films], "at": np.arange(3000)}), path)
+
+
+def expected_ranking(folder: Path, k: int) -> dict[str, float]:
+    """Recall and NDCG of the stored predictions, in any order of rows, by pandas."""
+    (run,) = (path.parent for path in (folder / "data/runs").rglob("summary.json"))
+    result = read_result(open_storage(str(run)))
+    assert len(result.predictions) == 2, "each rank has a file"
+    predicted = pd.concat(pd.read_parquet(run / name) for name in result.predictions).set_index("id").sort_index()
+    dataset = open_storage(result.dataset)
+    files = read_manifest(dataset).files_of("test")
+    stored = pd.concat([pd.read_parquet(f"{dataset.root}/{file.path}") for file in files], ignore_index=True)
+    rows = predicted.assign(user=stored["user"].to_numpy())
+    recalls, gains = [], []
+    for _, listed in rows.sample(frac=1, random_state=0).groupby("user"):
+        ordered = listed.sort_values("prediction", ascending=False)["label"].to_numpy()
+        assert listed["prediction"].is_unique
+        if ordered.sum():
+            discount = 1 / np.log2(2 + np.arange(len(ordered)))
+            recalls.append(ordered[:k].sum() / ordered.sum())
+            gains.append((ordered * discount)[:k].sum() / discount[: min(k, int(ordered.sum()))].sum())
+    assert result.ranking is not None and result.ranking.counted == len(recalls)
+    return {f"recall_at_{k}": float(np.mean(recalls)), f"ndcg_at_{k}": float(np.mean(gains))}
+
+
+def test_a_recommender(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks, with the ranking scores that pandas makes of their predictions."""
+    write_interactions(tmp_path / "seen.parquet")
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "seen.parquet", "--user", "user", "--item", "film", "--time", "at"]
+    assert main(["init", "recommender", *words]) == Exit.OK
+    folder = tmp_path / "seen"
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{folder}")  # of the ranks
+    monkeypatch.syspath_prepend(str(folder))
+    scores = trial(folder, spark, "launch.world=2", "train.steps=60", "report.ranking.k=[5]", rows=6000)
+    expected = expected_ranking(folder, 5)
+    assert {name: scores[MODEL][name] for name in expected} == pytest.approx(expected, abs=1e-12)
+    assert set(scores[POPULARITY]) == set(expected) and all(0 < value < 1 for value in scores[POPULARITY].values())
 
 
 def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,10 @@ def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in
     assert done.returncode == 0, done.stderr
     record = workplace.record()
     assert (record["folder"], record["status"], record["attempts"]) == (stopped["folder"], "finished", 2)
+    run = workplace.folder / "data/runs/weather" / record["folder"]
+    summary = json.loads((run / "summary.json").read_text())
+    seen = [step for step, _ in summary["history"]["train/loss"]]
+    assert summary["resumed_from"] and seen == list(range(1, summary["train"]["steps"] + 1)), "of both commands"
     proof = workplace.run("audit", f"data/runs/weather/{record['folder']}")
     assert proof.returncode == 0 and proof.stdout.count("exactly once, 134 left out") == 12, proof.stdout + proof.stderr
 

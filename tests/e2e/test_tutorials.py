@@ -59,7 +59,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 def test_blocks_are_of_known_languages_and_none_is_lost() -> None:
-    assert set(PAGES) == {"README", "table", "classes", "text", "own_model", "cluster", "serving"}
+    assert set(PAGES) == {"README", "table", "classes", "text", "own_model", "cluster", "serving", "recommender"}
     for name, page in PAGES.items():
         assert {block.language for block in blocks(page)} <= {"sh", "python", "yaml", "text"}, name
         assert all(block.file for block in blocks(page) if block.language == "yaml"), name
@@ -117,7 +117,10 @@ def run(page: str, folder: Path) -> None:
 
 def without_jobs(page: str) -> str:
     """The page up to the first block that needs a cluster or a model, and no job run: its recipe is validated."""
-    needs = next((i for i, block in enumerate(blocks(page)) if re.search(r"spark-class|mlflow", block.text)), None)
+    needs = next(
+        (i for i, block in enumerate(blocks(page)) if re.search(r"spark-class|mlflow|sparkring predict", block.text)),
+        None,
+    )
     fewer = "\n".join(f"```{b.language} {b.file}".rstrip() + f"\n{b.text}```" for b in blocks(page)[:needs])
     return fewer.replace("sparkring run", "sparkring config validate")
 

@@ -58,10 +58,14 @@ T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
+T_RECOMMENDER, T_VIEWS = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
+RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
 DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
+COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
+CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
@@ -69,6 +73,7 @@ BEGIN, T_BEGIN = "training/models/start.py", "tests/training/models/test_start.p
 MODEL_START, T_MODEL_START = "pipelines/model_start.py", "tests/pipelines/test_model_start.py"
 WARM, T_WARM = "training/models/warm_start.py", "tests/training/models/test_warm_start.py"
 COMPLETION, T_COMPLETION = "pipelines/cli/completion.py", "tests/pipelines/test_completion.py"
+T_HISTORY_RUN = "tests/pipelines/tracking/test_history_run.py"
 T_TRAIN_STEP = "tests/pipelines/test_train_step.py"
 RECIPE_FILE, T_RECIPE_FILE = "conf/recipe_file.py", "tests/conf/test_recipe_file.py"
 INIT, T_INIT = "pipelines/init", "tests/pipelines/init/test_init.py"
@@ -991,6 +996,43 @@ MUTANTS = (
     Mutant(
         AVERAGE, "share = (1 - self.decay) / (1 - self.decay ** int(self.steps))", "share = 1 - self.decay", T_AVERAGE
     ),
+    Mutant(COMPRESS, "return values.add_(feedback.residual)", "return values", T_COMPRESS),
+    Mutant(
+        STEP, "self.data_parallel.set_loss_scale(self.scaler.scale)", "pass", "tests/ranks/test_compress.py -k lost"
+    ),
+    Mutant(COMPRESS, "values.div_(self.loss_scale)", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "values[self.rank] = own", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "after[index].copy_(before[index])", "pass", T_COMPRESS),
+    Mutant(
+        COMPRESS,
+        "feedback.residual, feedback.pending = feedback.pending, feedback.residual",
+        "feedback.residual.copy_(feedback.pending) if feedback.numel > 301 else None",
+        T_COMPRESS,
+    ),
+    Mutant(COMPRESS, "feedback.pending[places.long()] = 0", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "self.factors |= self.pending_factors", "pass", T_COMPRESS),
+    Mutant(COMPRESS, "alpha=-1, out=rest", "alpha=0, out=rest", T_COMPRESS),
+    Mutant(
+        CODECS,
+        "torch.where(values.isinf(), values, values.clamp(-largest, largest))",
+        "values.clamp(-largest, largest)",
+        T_CODECS,
+    ),
+    Mutant(CODECS, "values.clamp(-largest, largest)).to(dtype)", "values).to(dtype)", T_CODECS),
+    Mutant(CODECS, "others * (2 * row + flag", "others * (row + flag", T_CODECS),
+    Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),
+    Mutant(
+        f"{PARALLEL}/residuals.py",
+        "rank_of(key) % self.world == self.rank",
+        "rank_of(key) == self.rank",
+        "tests/training/parallel/test_residuals.py",
+    ),
+    Mutant(
+        f"{PARALLEL}/residuals.py",
+        "        self.added = []\n\n\ndef",
+        "\n\ndef",
+        "tests/training/parallel/test_residuals.py",
+    ),
     Mutant(AVERAGE, "mean.copy_(kept)", "pass", T_AVERAGE),
     Mutant(STEP, "prepared.average.update()", "pass", "tests/ranks/test_average.py"),
     Mutant(
@@ -1057,7 +1099,16 @@ MUTANTS = (
     Mutant(BASELINE, "F.sum(value * F.col(WEIGHT)) / F.sum(WEIGHT)", "F.avg(value)", f"{T_BASELINE} -k weight"),
     Mutant("training/tasks.py", "bind(None, None)", "bind(None)", "tests/training/test_tasks.py"),
     Mutant("pipelines/train_step.py", "if not self.history:  # else an attempt", "if True:  #", T_TRAIN_STEP),
-    Mutant(DRAWING, "if resumed_from is not None:", "if resumed_from == 0:", T_DRAWING),
+    Mutant("pipelines/loss_history.py", "if at <= step}", "if at < step}", T_TRAIN_STEP),
+    Mutant("pipelines/tracking/history_run.py", "op.step, recorded_ms) in", "op.step, 0) in", T_HISTORY_RUN),
+    Mutant(
+        "pipelines/report/report.py",
+        "each.name in DATED",
+        "each.name not in DATED",
+        "tests/pipelines/report/test_report.py",
+    ),
+    Mutant("pipelines/loss_history.py", "if not points:", "if False:", T_TRAIN_STEP),
+    Mutant(DRAWING, "min(by_step) > resumed_from", "min(by_step) < resumed_from", T_DRAWING),
     # --- code of users
     Mutant(TRAIN_HOOKS, "    restore_rng(state)\n\n\ndef _make", "    pass\n\n\ndef _make", T_TRAIN_HOOKS),
     Mutant(TRAIN_HOOKS, "with torch.no_grad():", "if True:", T_TRAIN_HOOKS),
@@ -1094,6 +1145,19 @@ MUTANTS = (
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
+    Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_VIEWS),
+    Mutant(f"{INIT}/interactions.py", "1, len(distinct) - 2)", "0, len(distinct) - 1)", T_RECOMMENDER),
+    Mutant(f"{INIT}/interactions.py", "np.abs(shares - 0.5))])\n    share", "shares)])\n    share", T_RECOMMENDER),
+    Mutant(f"{INIT}/interactions.py", "owners / 2 > 0", "owners > 0", T_RECOMMENDER),
+    Mutant(
+        f"{INIT}/interactions.py", "times = read_column(sample, roles.time)", "times = rows[roles.time]", T_RECOMMENDER
+    ),
+    Mutant(f"{INIT}/recommender.py", "IN ('train', d.{PERIOD})", "IN (d.{PERIOD})", T_VIEWS),
+    Mutant(f"{INIT}/recommender.py", " OR d.{PERIOD} = 'test')", ")", T_VIEWS),
+    Mutant(f"{INIT}/recommender.py", "FROM first_seen WHERE {PERIOD} = 'train')", "FROM first_seen)", T_VIEWS),
+    Mutant(
+        f"{INIT}/recommender.py", "SELECT DISTINCT {user}, {item}, {PERIOD}", "SELECT {user}, {item}, {PERIOD}", T_VIEWS
+    ),
     Mutant(
         TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"
     ),
@@ -1103,6 +1167,23 @@ MUTANTS = (
     Mutant(GROUPS, "np.argsort(-rows", "np.argsort(rows", T_GROUPS),
     Mutant(GROUPS, "if rest.sum() >= min_rows:", "if rest.any():", T_GROUPS),
     Mutant("training/result.py", "if plain == text else", "if True else", T_GROUPS),
+    # --- lists
+    Mutant(RANKING, "(-predictions, lists)", "(predictions, lists)", T_RANKING),
+    Mutant(RANKING, "np.minimum(before + size, most)", "np.minimum(before + 1, most)", T_RANKING),
+    Mutant(RANKING, "is_first | np.append(True, predictions", "np.append(True, predictions", T_RANKING),
+    Mutant(RANKING, "np.minimum(positives[counted], k) - 1", "k - 1", T_RANKING),
+    Mutant(RANKING, "found * share)[counted]", "found * share)", T_RANKING),
+    Mutant(RANKING, "np.ones(len(labels), bool) if weights is None else weights > 0", "labels > -1", T_RANKING),
+    Mutant(RANKING, "rows <= min(self.config.k)", "rows < min(self.config.k)", T_RANKING),
+    Mutant(RANKING, "        if weight:", "        if False:", T_RANKING),
+    Mutant(RANKING, "table.filter(is_positive)", "table", T_RANKING),
+    Mutant(RANKING, "take(places.combine_chunks()), 0)", "take(places.combine_chunks()), 9)", T_RANKING),
+    Mutant(
+        "conf/rules/recipe.py",
+        "ranking is not None and ranking.item is not None",
+        "ranking is not None",
+        "tests/conf/rules/test_recipe.py",
+    ),
     # --- images
     Mutant(DECODE, "image = ImageOps.exif_transpose(opened)", "image = opened", T_DECODE),
     Mutant(DECODE, "if opened.mode.startswith(DEEP):", "if False:", T_DECODE),

@@ -239,7 +239,7 @@ def test_nothing_tracked_holds_a_secret(tmp_path: Path) -> None:
     settings = away(tmp_path, tags={"note": WORDS[0]})
     texts = [*URLS, *WORDS]
     with Tracker(settings, "j", "n", {"password": PLAIN}) as tracker:
-        events = train_step.Events(tracker, ProgressDisplay(interactive=False))
+        events = train_step.Events(tracker, ProgressDisplay(interactive=False), open_storage(str(tmp_path)))
         with tracker.part("train"):
             for number, text in enumerate(texts):
                 tracker.params("train", {f"k{number}": {"text": text, "list": [text]}, "api_token": PLAIN})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,13 +70,16 @@ class Recorder:
     def tags(self, part: str, tags: dict[str, Any]) -> None:
         self.named |= tags
 
+    def checkpoint(self, part: str, *pointer: Any, **more: Any) -> None:
+        pass
+
 
 ENDED = AttemptEnded(1, 3, "lost", "was lost: nothing is heard", 17, 7, "shrink", 2, why="lost in attempt 1 on 3 ranks")
 
 
 def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
     tracker = Recorder()
-    events = Events(tracker, ProgressDisplay(interactive=False))  # type: ignore[arg-type]
+    events = Events(tracker, ProgressDisplay(interactive=False), open_storage("/nowhere"))  # type: ignore[arg-type]
     for event in (
         AttemptStarted(1, 3, 4.5),
         ENDED,
@@ -107,13 +111,44 @@ def test_every_attempt_and_the_slow_host_are_in_the_run() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_where_a_command_went_on_is_known_and_not_where_its_later_attempts_did(is_first: bool) -> None:
-    events = Events(Recorder(), ProgressDisplay(interactive=False))  # type: ignore[arg-type]
+def test_where_a_command_went_on_is_known_and_not_where_its_later_attempts_did(is_first: bool, tmp_path: Path) -> None:
+    events = Events(Recorder(), ProgressDisplay(interactive=False), open_storage(str(tmp_path)))  # type: ignore[arg-type]
     resumed = RankEvent(0, 1, "resumed", {"step": 40, "uri": "", "skipped": []})
     measured = RankMetrics(0, 1, 50, {"train/loss": 0.5})
     for event in (resumed, measured) if is_first else (measured, resumed):
         events.on_event(event)
     assert events.resumed_from == (40 if is_first else None) and events.history == {"train/loss": {50: 0.5}}
+
+
+def test_a_run_keeps_its_curves_over_commands_up_to_the_checkpoint(tmp_path: Path) -> None:
+    def command() -> Events:
+        return Events(Recorder(), ProgressDisplay(interactive=False), open_storage(str(tmp_path)))  # type: ignore[arg-type]
+
+    def measured(step: int, loss: float) -> RankMetrics:
+        return RankMetrics(0, 1, step, {"train/loss": loss, "perf/step_s": 0.1})
+
+    resumed = RankEvent(0, 1, "resumed", {"step": 40, "uri": "", "skipped": []})
+    first = command()
+    first.on_event(RankMetrics(0, 1, 30, {"valid/auc": 0.7}))
+    for step, loss in ((30, 0.9), (40, float("nan"))):
+        first.on_event(measured(step, loss))
+    written = {"step": 40, "uri": "c", "bytes": 1, "world": 1, "metric": ""}
+    first.on_event(RankEvent(0, 1, "checkpoint", written))
+    first.on_event(measured(50, 0.7))  # and here the driver is killed, without its end
+    command().close()  # one that ends before it begins
+    second = command()
+    second.on_event(resumed)
+    second.on_event(measured(50, 0.75))
+    second.close()
+    third = command()
+    third.on_event(RankEvent(0, 1, "resumed", {"step": 45, "uri": "", "skipped": []}))
+    assert list(third.history["train/loss"]) == [30, 40] and third.history["valid/auc"] == {30: 0.7}
+    assert math.isnan(third.history["train/loss"][40]) and second.history["train/loss"][50] == 0.75
+
+    (tmp_path / "history.json").write_text("{")
+    fourth = command()
+    fourth.on_event(resumed)
+    assert fourth.history == {} and fourth.resumed_from == 40
 
 
 def test_the_figure_shows_the_slowest_ranks() -> None:

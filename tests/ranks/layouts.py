@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+ALL_OF_IT = {"compress": {"codec": "topk", "share": 1.0}}  # through a codec that leaves nothing
 PIPE = {"pp": 2, "micro_batches": 2}
 INTERLEAVED = {**PIPE, "schedule": "interleaved", "stages_per_rank": 2}
 ZERO_BUBBLE = {**PIPE, "schedule": "zero-bubble"}
 
 TWO: dict[str, dict[str, Any]] = {
     "ddp": {},
+    "ddp-codec": {"bucket_bytes": 20_000, **ALL_OF_IT},
     "ddp-checkpointing": {"activation_checkpointing": True},
     "zero1": {"zero": 1},
     "zero2": {"zero": 2},
@@ -58,6 +60,7 @@ FOUR: dict[str, dict[str, Any]] = {
     "pp-tp-zero-bubble": {**ZERO_BUBBLE, "tp": 2},
     "pp-tp-sequence-interleaved": {**INTERLEAVED, "tp": 2, "sequence_parallel": True},
     "dp-cp": {"cp": 2},
+    "dp-cp-codec": {"cp": 2, **ALL_OF_IT},
     "dp-cp-zero1": {"cp": 2, "zero": 1},
     "dp-cp-zero3": {"cp": 2, "zero": 3},
     "cp-tp": {"cp": 2, "tp": 2},
@@ -80,6 +83,7 @@ EIGHT: dict[str, dict[str, Any]] = {
 
 HOROVOD: dict[str, dict[str, Any]] = {
     "horovod": {"engine": "horovod"},
+    "horovod-codec": {"engine": "horovod", "bucket_bytes": 20_000, **ALL_OF_IT},
     "horovod-zero1-lamb": {"engine": "horovod", "zero": 1, "optimizer": "lamb"},
     "horovod-zero1": {"engine": "horovod", "zero": 1, "bucket_bytes": 20_000},
 }

@@ -21,6 +21,12 @@ WIDE = {
     "zero3": {"engine": "torch", "zero": 3},
     "zero3 accumulate": {"engine": "torch", "zero": 3, "accumulate": 2},
 }
+CODECS = {
+    "int8": {"compress": {"codec": "int8"}},
+    "onebit accumulate": {"compress": {"codec": "onebit"}, "accumulate": 4},
+    "topk": {"compress": {"codec": "topk", "share": 0.02}},
+    "powersgd": {"compress": {"codec": "powersgd", "rank": 32}},
+}
 GPT_ZERO = {f"gpt zero{level}": {"engine": "torch", "zero": level} for level in (1, 2, 3)}
 HYBRID = {"zero3 hybrid": {"engine": "torch", "zero": 3, "shard": 2}}
 HOROVOD = {
@@ -66,7 +72,7 @@ def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: st
                 wrong.append(f"{name}: {axis} counted {counted:,.0f}, formula {planned:,}")
         if "pp" in predicted and not measured["bubble_share"] > 0:
             wrong.append(f"{name}: no bubble was measured")
-        exact = ("weights", "gradients", "optimizer", "gathered")
+        exact = ("weights", "gradients", "optimizer", "gathered", "residuals")
         for kind, off in (*((kind, 0.01) for kind in exact), ("activations", 0.05)):
             planned = max(rank[name]["stage"][kind] for rank in ranks)
             if not planned and f"{kind}_bytes" not in measured:
@@ -95,6 +101,16 @@ def test_zero_within_model_parallel(launch: Any) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_horovod(launch: Any, world: int) -> None:
     assert_as_planned(launch, world, {name: ("wide", case) for name, case in HOROVOD.items()}, engine="horovod")
+
+
+def test_gradients_through_a_codec(launch: Any) -> None:
+    cases = {name: ("wider", {"engine": "torch", **case}) for name, case in CODECS.items()}
+    assert_as_planned(launch, 3, cases)
+
+
+def test_gradients_through_a_codec_on_horovod(launch: Any) -> None:
+    """Of one codec: what Horovod's ranks say to each other every millisecond is more than 2 % of the smaller ones."""
+    assert_as_planned(launch, 2, {"int8": ("wider", {"engine": "horovod", **CODECS["int8"]})}, engine="horovod")
 
 
 def test_model_parallel(launch: Any) -> None:

@@ -62,6 +62,7 @@ def test_checkpoints_go_from_horovod_to_torch_and_back(launch: Any, saved: Path)
 
 NAN = {  # case -> (settings, the rank whose loss is not a number: the first that sees the last data rank's loss)
     "ddp": ({"engine": "torch"}, 1),
+    "int8": ({"engine": "torch", "compress": {"codec": "int8"}}, 1),
     "zero1": ({"engine": "torch", "zero": 1}, 1),
     "zero2": ({"engine": "torch", "zero": 2}, 1),
     "zero3": ({"engine": "torch", "zero": 3}, 1),

@@ -36,6 +36,7 @@ from sparkring.training.checkpoint.dcp import (
     mismatch,
     read_index,
     state_shapes,
+    stored_shapes,
 )
 from sparkring.training.checkpoint.format import CheckpointError, Chunk, encode_value, read_rows
 from sparkring.training.checkpoint.peers import Peers, solo
@@ -254,6 +255,17 @@ class Checkpointer:
         return [problem for answer in answers for problem in answer]
 
     # -- loading
+
+    def shapes(self, info: CheckpointInfo) -> dict[str, list[int] | None]:
+        """Global shapes by the full names in a checkpoint; None for values that are not tensors. Collective."""
+        opened: list[Index] = []
+
+        def read_shapes() -> None:
+            folder = self.storage.at(f"step-{info.step}")
+            opened.append(read_index(folder, info.generation, info.files))
+
+        self.peers.together(f"opening {info.uri}", read_shapes)
+        return stored_shapes(opened[0])
 
     def load(
         self,

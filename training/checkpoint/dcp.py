@@ -221,13 +221,18 @@ def state_shapes(state: dict[str, Any]) -> dict[str, list[int] | None]:
     return {name: list(value.shape) if isinstance(value, torch.Tensor) else None for name, value in flat.items()}
 
 
+def stored_shapes(index: Index) -> dict[str, list[int] | None]:
+    """As `state_shapes`, of what is stored."""
+    shapes: dict[str, list[int] | None] = {fqn: entry["shape"] for fqn, entry in index["tensors"].items()}
+    return shapes | dict.fromkeys(index["values"])
+
+
 def mismatch(have: dict[str, list[int] | None], index: Index, all_names: set[str]) -> list[str]:
     """Say why a stored checkpoint cannot fill a state, one line per kind of problem; empty when it fits.
 
     `have`: `state_shapes` of this rank; `all_names`: names of all ranks (a pipeline rank has a part).
     """
-    stored: dict[str, list[int] | None] = {fqn: entry["shape"] for fqn, entry in index["tensors"].items()}
-    stored |= dict.fromkeys(index["values"])
+    stored = stored_shapes(index)
     missing = sorted(have.keys() - stored.keys())
     unexpected = sorted(stored.keys() - all_names)
     differing = [name for name in sorted(have.keys() & stored.keys()) if have[name] != stored[name]]

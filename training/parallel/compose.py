@@ -103,10 +103,11 @@ def make_data_parallel(context: RankContext, engine: str) -> DataParallel:
     if engine == "horovod":
         if config.zero:
             return HorovodZero1(context.axis("dp"), config.bucket_bytes)
-        return HorovodRing(mesh.dp, config.bucket_bytes)
+        return HorovodRing(context.rank, mesh.dp, config.bucket_bytes, config.compress)
     if mesh.dp * mesh.cp == 1:
         return SingleProcess(f"torch-{device_backend(context.device)}")
     if config.zero:
         return TorchZero(context)
-    two_levels = mesh.pp * mesh.tp * mesh.cp == 1 and context.device.type == "cpu"
+    dense = config.compress.codec == "none"  # a codec's exchange has one level
+    two_levels = dense and mesh.pp * mesh.tp * mesh.cp == 1 and context.device.type == "cpu"
     return TorchRing(context, config.bucket_bytes, host_transport(context.info) if two_levels else None)

@@ -7,7 +7,7 @@ the model on the others. compose.py decides which goes around which.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from sparkring.training.models.task import Task
 from sparkring.training.parallel.average import WeightAverage
 from sparkring.training.parallel.batching import pad_rows, split_batch, to_device, weighted_sum
 from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.gradients import (
     UnreachedParameters,
     check_trainable,
@@ -30,12 +31,13 @@ from sparkring.training.parallel.gradients import (
     square_sum,
 )
 from sparkring.training.parallel.initialize import initialize_parameters
-from sparkring.training.parallel.measure import ActivationMeter, CommsMeter, combined, memory_bytes
+from sparkring.training.parallel.measure import ActivationMeter, CommsMeter, combined, memory_bytes, storage_bytes
 from sparkring.training.parallel.model_parallel.blocks import compile_blocks
 from sparkring.training.parallel.model_parallel.pipeline import PassFunctions, Pipeline
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.precision import autocast, loss_scale
 from sparkring.training.parallel.process_groups import RankContext, abort_process_groups
+from sparkring.training.parallel.residuals import FACTORS, RESIDUALS, Residuals
 from sparkring.training.parallel.state import (
     TensorInfo,
     load_optimizer_state,
@@ -100,6 +102,7 @@ class MeshStrategy(Strategy):
         self.norm_is_local = mesh.pp == mesh.tp == 1 and (self.config.zero == 0 or mesh.world == 1)
         self.scaler = loss_scale(self.config.precision)
         self.steps = 0  # the optimizer has made
+        self.residuals = Residuals(data_parallel, self.rank, mesh.world)
         self.memory: dict[str, float] = {}  # bytes at the first optimizer step
         self.activations = ActivationMeter()
         self.loss_sum = torch.zeros((), dtype=torch.float64)  # of the last batch
@@ -175,6 +178,7 @@ class MeshStrategy(Strategy):
         if self.awaits_step:
             raise RuntimeError("forward_backward was called twice without step(): the strategy itself cuts a batch")
         self.awaits_step = True
+        self.data_parallel.set_loss_scale(self.scaler.scale)
         self.prepared.runnable.train()
         with self._measuring():
             self.loss_sum = self._pipelined(self.pipeline, batch) if self.pipeline else self._accumulated(batch)
@@ -282,6 +286,7 @@ class MeshStrategy(Strategy):
             self.data_parallel.finish_reduction()
         self.placement.finalize_grads(prepared.module)
         prepared.unreached.after_backward(plain_name(name) for name, p in prepared.named if p.grad is not None)
+        self.residuals.add_late(prepared.named, self.aliases, self.scaler.scale)
         gradients = [p.grad for _, p in prepared.named if p.grad is not None]
         norm = self._norm() / self.scaler.scale
         if not math.isfinite(norm):
@@ -296,6 +301,7 @@ class MeshStrategy(Strategy):
             means = prepared.average.means if prepared.average is not None else []
             self.memory = memory_bytes(prepared.module, [p for _, p in prepared.named], prepared.optimizer, means)
         self.data_parallel.after_step()
+        self.residuals.commit()
         return StepInfo(norm)
 
     def _norm(self) -> float:
@@ -345,6 +351,7 @@ class MeshStrategy(Strategy):
         if self.data_parallel.step_bytes:
             sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.data_parallel.step_bytes
         peaks = {"gathered_bytes": self.data_parallel.gathered_bytes, "activations_bytes": self.activations.peak}
+        peaks["residuals_bytes"] = 2 * storage_bytes(self.data_parallel.codec_state().residuals.values())
         found = {name: float(peak) for name, peak in peaks.items() if peak}
         mine = self.memory | found | sent | (self.pipeline.seconds if self.pipeline is not None else {})
         everyone: list[Any] = [mine] * self.mesh.world
@@ -352,7 +359,7 @@ class MeshStrategy(Strategy):
             dist.all_gather_object(everyone, mine)
         return combined(everyone)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
         prepared = self.prepared
         state = {
             "model": model_tensors(prepared.module, self.aliases),
@@ -361,14 +368,18 @@ class MeshStrategy(Strategy):
         }
         if prepared.average is not None:
             state |= {"ema": prepared.average.tensors(self.aliases), "ema_steps": {"steps": prepared.average.steps}}
-        return state
+        if stored is None:
+            return state | self.residuals.tensors()
+        like = prepared.named[0][1] if prepared.named else torch.empty(0)  # a stage may be frozen as a whole
+        return state | self.residuals.room_for(stored, local_tensor(like.detach()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine = self.state_dict()
-        for part in (name for name in mine if name not in ("scaler", "optimizer")):
+        for part in (name for name in mine if name not in ("scaler", "optimizer", RESIDUALS, FACTORS)):
             load_tensors(mine[part], state[part], part)
         load_optimizer_state(self.prepared.optimizer, self.prepared.named, self.aliases, state["optimizer"])
         self.scaler.load(state["scaler"])
+        self.residuals.load(state)
         self.data_parallel.share_weights()
 
     @contextmanager

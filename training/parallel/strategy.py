@@ -7,7 +7,7 @@ weight_i * loss_i / global_rows,  clips it by its global norm, and steps the opt
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +99,14 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
         """`{"model": ..., "optimizer": ..., "scaler": ...}` for torch.distributed.checkpoint, under names that do not
-        depend on the layout; with averages `ema` and `ema_steps` too."""
+        depend on the layout; with averages `ema` and `ema_steps` too, with a gradient codec `residuals` of this rank
+        and `factors`.
+
+        `stored`: shapes by name in a checkpoint that is to be loaded into the result, which then has room for what
+        this rank takes over of the codec of another world or recipe.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -20,6 +20,7 @@ class StageMemory:
     gathered: int  # peak of the whole weights and gradients that a ZeRO pass holds beyond its shards
     # kept by the model for backward at the schedule's fullest moment (without the loss's own); None: not traced
     activations: int | None
+    residuals: int = 0  # what a gradient codec has not sent, before and after a step
 
 
 def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
@@ -34,6 +35,7 @@ def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
         start=(weights + max(sizes)) * element,
         gathered=gathered_bytes(rank) if rank.zero else 0,
         activations=activations,
+        residuals=2 * rank.owned * element if rank.workload.is_coded else 0,
     )
 
 

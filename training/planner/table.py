@@ -8,7 +8,7 @@ from sparkring.training.parallel.mesh import describe
 from sparkring.training.planner.plan import CostPlan
 
 MEASURED_CUT = "; stages by estimated costs, training measures them"
-MEMORY_KINDS = ("start", "weights", "gradients", "optimizer", "gathered", "activations")
+MEMORY_KINDS = ("start", "weights", "gradients", "optimizer", "gathered", "activations", "residuals")
 
 
 def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list[dict[str, Any]]:
@@ -21,12 +21,21 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
     ]
     for kind in MEMORY_KINDS:
         sizes = [getattr(stage, kind) for stage in plan.stages]
+        if kind == "residuals" and not any(sizes):
+            continue
         rows.append((f"{kind}_bytes", "per rank, largest", None if None in sizes else max(sizes)))
-    rows += [(f"sent_bytes {axis}", "per rank and step", size) for axis, size in plan.sent_bytes.items()]
+    rows += [(f"sent_bytes {axis}", sent_unit(plan, axis), size) for axis, size in plan.sent_bytes.items()]
     rows.append(("export_bytes", "rank 0, beside its part", plan.export))
     rows.append(("bubble_share", "idle over ideal time", round(plan.bubble, 4)))
     known = measured or {}
     return [{"quantity": q, "unit": u, "predicted": v, "measured": known.get(q)} for q, u, v in rows]
+
+
+def sent_unit(plan: CostPlan, axis: str) -> str:
+    """What a count of bytes is of; gradients that go through a codec have the bytes without it beside them."""
+    unit = "per rank and step"
+    coded = plan.codec != "none" and axis == "dp x cp"
+    return f"{unit}, {plan.codec} ({plan.dense_bytes:,} without)" if coded else unit
 
 
 def format_rows(rows: list[dict[str, Any]]) -> str:

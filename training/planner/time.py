@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sparkring.training.parallel.data_parallel.codecs import sent_bytes
+from sparkring.training.parallel.data_parallel.reduce import bucket_limit, plan_buckets
 from sparkring.training.parallel.measure import ring_share
 from sparkring.training.parallel.mesh import shard_groups
 from sparkring.training.parallel.model_parallel.schedules import schedule_table, simulate
@@ -25,11 +27,16 @@ def schedule_cost(workload: Workload) -> ScheduleCost:
     return ScheduleCost(outcome.bubble, outcome.peak_alive)
 
 
-def batch_axes_bytes(rank: RankParameters) -> int:
-    """Bytes one rank sends over dp x cp per step: gradients, gathered weights, and flags of reached parameters."""
+def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
+    """Bytes one rank sends over dp x cp per step: gradients, gathered weights, and flags of reached parameters.
+
+    `dense`: as if there were no gradient codec.
+    """
     workload, element = rank.workload, rank.workload.element_bytes
     micro, mesh = workload.micro_batches, workload.mesh
     batch_ranks, flags = mesh.dp * mesh.cp, len(rank.local)
+    if not rank.zero and workload.is_coded and not dense:
+        return coded_bytes(rank)
     if not rank.zero:
         return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
     reductions = 1 if mesh.pp > 1 or rank.zero <= 1 else micro
@@ -42,6 +49,18 @@ def batch_axes_bytes(rank: RankParameters) -> int:
     sent += 2 * ring_share(rank.replicas) * reductions * rank.whole / rank.shard * element
     sent += (batch_ranks - 1) * flags * element if rank.on_horovod else 2 * ring_share(batch_ranks) * flags
     return int(sent)
+
+
+def coded_bytes(rank: RankParameters) -> int:
+    """Bytes one rank sends per step through a gradient codec, bucket by bucket."""
+    workload, element = rank.workload, rank.workload.element_bytes
+    trained = [p for p in rank.parameters.values() if p.requires_grad]
+    sizes = [p.numel() * element for p in trained]
+    limit = bucket_limit(sum(sizes), workload.config.bucket_bytes)
+    buckets = plan_buckets(sizes, [p.dtype for p in trained], limit)
+    shapes = [[trained[i].shape for i in bucket] for bucket in buckets]
+    ranks = workload.mesh.dp * workload.mesh.cp
+    return int(sum(sent_bytes(workload.config.compress, each, ranks, element) for each in shapes))
 
 
 def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:

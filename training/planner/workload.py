@@ -76,6 +76,11 @@ class Workload:
         return -(-part_bounds(self.global_batch, self.mesh.dp)[0][1] // self.micro_batches)
 
     @property
+    def is_coded(self) -> bool:
+        """Whether gradients go through a codec."""
+        return self.config.compress.codec != "none" and self.mesh.dp * self.mesh.cp > 1
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of an element of an activation."""
         return 2 if self.config.precision != "fp32" else self.element_bytes

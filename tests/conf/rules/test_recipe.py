@@ -46,6 +46,14 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
         (SMALL + "report: {must_beat: [loss]}\nmodel: {task: my.task:Mine}\n", "no baselines for model.task"),
         (SMALL + "report: {must_beat: [auc]}\nmodel: {task: regression}\n", "'regression' have ['loss', 'rmse', "),
         (SMALL + "report: {must_beat: [r2]}\nmodel: {task: multiclass}\n", "'multiclass' have ['loss', 'accuracy', "),
+        (
+            SMALL + "report: {must_beat: [ndcg_at_5], ranking: {group: u, item: i}}\n",
+            "['loss', 'auc', 'accuracy', 'recall_at_10', 'ndcg_at_10'], not ['ndcg_at_5']; name a metric of",
+        ),
+        (
+            SMALL + "report: {must_beat: [ndcg_at_10], ranking: {group: u}}\n",
+            "have ['loss', 'auc', 'accuracy'], not ['ndcg_at_10']; name a metric of report.ranking, with its item",
+        ),
         (SMALL + "train: {best_metric: auc}\n", "train.best_mode = 'min': more of 'auc' is better; set it to max"),
         (
             SMALL + "model: {task: regression}\ntrain: {early_stopping: {metric: rmse, mode: max}}\n",
@@ -113,6 +121,8 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["model.task=regression"], "report.share_by=[a]"),
         ([TEXT], "report.groups=[a]"),
         (["train.test_split=null"], "report.groups=[a]"),
+        (["model.task=regression"], "report.ranking={group: a}"),
+        (["train.test_split=null"], "report.ranking={group: a}"),
         ([], "report.min_group_rows=9"),
         ([], "report.sample_prompt=So"),
         ([], "report.sample_tokens=9"),
@@ -125,6 +135,8 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["optim.name=my:Own"], "optim.momentum=0.5"),
         (["optim.schedule=my:own"], "optim.warmup_steps=1"),
         (["optim.schedule=my:own"], "optim.final_lr_share=0.5"),
+        ([], "parallel.compress.share=0.5"),
+        ([], "parallel.compress.rank=2"),
         (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
         (["optim.schedule=linear"], "optim.plateau.patience=1"),
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 
 from sparkring.conf.load import ConfigError, load_config
-from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
 from sparkring.pipelines.init.folder import run_name
@@ -226,6 +227,15 @@ def test_no_file_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(words) == Exit.OK
 
 
+def next_commands(said: str) -> list[list[str]]:
+    """The words of each command that is printed under `next:`; each is one that the command line takes."""
+    lines = [line.strip() for line in said.partition("\nnext:\n")[2].splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("sparkring ")]
+    for words in commands:
+        parse(words)
+    return commands
+
+
 @pytest.mark.parametrize(("label", "task"), [("price", "regression"), ("kind", "multiclass"), ("owned", "binary")])
 def test_what_is_written_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], label: str, task: str
@@ -235,11 +245,18 @@ def test_what_is_written_is_valid(
     assert main(["init", "table", "--data", data, "--label", label]) == Exit.OK
     said = capsys.readouterr().out
     assert "left out: note (an id" in said and f"label {label}: {task}" in said and "  cd rows\n" in said
+    assert ["serve-check", "models:/rows@champion"] in next_commands(said)
     monkeypatch.chdir(tmp_path / "rows")
     assert main(["config", "validate", "recipe.yaml"]) == Exit.OK
     config = load_config("recipe.yaml").config
+    assert config.predict is not None and config.predict.keep == ["id", label]
     assert (config.name, config.model.task, config.etl and config.etl.label) == ("rows", task, label)
     assert "left out: town" in (tmp_path / "rows/README.md").read_text()
+
+
+def test_a_label_that_is_called_as_predictions_are_is_not_kept_beside_them(tmp_path: Path) -> None:
+    data = write_csv(tmp_path, prediction=[i % 7 / 2 for i in range(ROWS)])
+    assert table_project(data, "prediction", None, tmp_path / "x").recipe["predict"]["keep"] == ["id"]
 
 
 def test_text_is_a_folder_of_documents(

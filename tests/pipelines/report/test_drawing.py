@@ -97,3 +97,6 @@ def test_the_curves_of_a_resumed_run_say_where_they_begin() -> None:
     assert (
         caption == "Loss over steps, from step 40 on: the steps before were an earlier command's; MLflow shows them all"
     )
+    whole = {"train/loss": [(40, 0.6), *history["train/loss"]]}
+    caption = draw(inputs(held, history=whole, resumed_from=40))[0].caption
+    assert caption == "Loss over steps; the last command went on at step 40"

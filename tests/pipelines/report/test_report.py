@@ -22,7 +22,7 @@ from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.runs import Runs
-from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores
+from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, RankedLists
 from tests.pipelines.results import train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
@@ -139,6 +139,18 @@ def test_scores_by_group_are_tables_of_the_metrics_that_some_group_has() -> None
     assert "<td>&lt;b&gt;</td>" in table and ">1 200<" in table and ">0.625<" in table and ">–<" in table
 
 
+def test_of_what_the_ranking_scores_are_means_is_said() -> None:
+    given = inputs()
+    config = given.result.config | {"model": {"task": "binary"}, "report": {"ranking": {"group": "user", "k": [20, 5]}}}
+    lists = RankedLists(column="user", counted=4100, without_positive=7, short=3, rows=90_000)
+    said = ReportInputs(replace(given.result, config=config, ranking=lists), given.manifest).ranking
+    assert said.startswith("Recall and NDCG are means over the 4,100 values of user with a positive test row, which ")
+    assert "90,000 rows; the 7 without one do not count." in said and "3 of them have no more than 5 rows" in said
+    plain = replace(lists, without_positive=0, short=0)
+    said = ReportInputs(replace(given.result, config=config, ranking=plain), given.manifest).ranking
+    assert "without one" not in said and "recall of 1" not in said and given.ranking == ""
+
+
 def classes() -> HeldOut:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 600)
@@ -219,6 +231,14 @@ def test_one_class_only_has_no_curves_but_a_report() -> None:
         ({"ours": {"loss": 0.5}, "b": {"loss": 0.5}}, "Ours does not beat b in loss."),
         ({"ours": {"loss": 0.5}}, ""),
         ({"ours": {"loss": 0.5}, "b": {"other": 1.0}}, ""),
+        (
+            {"ours": {"loss": 0.4, "ndcg_at_5": 0.3}, "b": {"loss": 0.5}, "popularity": {"ndcg_at_5": 0.2}},
+            "Ours beats b in loss, and popularity in NDCG at 5.",
+        ),
+        (
+            {"ours": {"loss": 0.4, "ndcg_at_5": 0.1}, "b": {"loss": 0.5}, "popularity": {"ndcg_at_5": 0.2}},
+            "Ours does not beat popularity in NDCG at 5.",
+        ),
     ],
 )  # fmt: skip
 def test_the_verdict(scores: dict[str, dict[str, float]], said: str) -> None:
@@ -231,6 +251,10 @@ class Stored:
     def __init__(self) -> None:
         self.files: dict[str, bytes | str] = {}
         self.tagged: dict[str, str] = {}
+        self.dated: dict[tuple[str, int, str], bytes] = {}
+
+    def history_figure(self, recipe: str, step: int, name: str, png: bytes) -> None:
+        self.dated[recipe, step, name] = png
 
     def artifact(self, key: str, source: bytes | str, name: str, folder: str = "") -> None:
         self.files[f"{key}:{folder}/{name}"] = source
@@ -248,7 +272,16 @@ def test_the_report_is_in_the_run_folder_and_beside_the_run(tmp_path: Path) -> N
         f"job:figures/{name}.png" for name in ("calibration", "loss", "precision_recall", "roc", "share_by_carrier")
     ]
     assert all(isinstance(data, bytes) and data[:4] == b"\x89PNG" for data in stored.files.values())
-    assert stored.tagged == {}
+    assert stored.tagged == {} and stored.dated == {}
+
+
+def test_a_date_adds_the_figure_that_changes_over_nights_to_the_history_with_the_date_in_it(tmp_path: Path) -> None:
+    stored = Stored()
+    dated = inputs(config={"schedule": {"begin": "2026-11-20"}})
+    write_report(stored, dated, open_storage(str(tmp_path)), "2026-11-22")  # type: ignore[arg-type]
+    ((recipe, step, name), png) = stored.dated.popitem()
+    assert (recipe, step, name) == (dated.config.name, 2, "test/calibration") and stored.dated == {}
+    assert png[:4] == b"\x89PNG" and png != stored.files["job:figures/calibration.png"]
 
 
 def test_a_report_that_cannot_be_drawn_fails_nothing_and_is_named_in_a_tag(

@@ -30,6 +30,7 @@ EVERY: list[tuple[ops.Op, str]] = [
     (ops.Artifact(**AT, file="ab12/a.txt", folder=""), "artifact a.txt"),
     (ops.Checkpoint(**AT, step=1, uri="/c", bytes=2, world=1, metric="0.5"), "checkpoint"),
     (ops.History(**AT, recipe="n", number=7, begins=2.0, values={"loss": 0.5}), "history"),
+    (ops.HistoryFigure(**AT, recipe="n", step=7, name="test/roc", file="ab12/roc.png"), "history_figure roc"),
     (ops.KeepCheckpoints(**AT, uris=["/c"]), "keep_checkpoints"),
     (ops.Model(**AT, **MODEL, file="ab12/data"), "model m"),
     (ops.Promote(**AT, **PROMOTE), "promote held"),

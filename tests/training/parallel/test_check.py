@@ -20,6 +20,7 @@ from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.tasks import BinaryTask
 
+INT8 = {"compress": {"codec": "int8"}}
 # rule -> (world, settings, device): the least that makes it apply
 APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "zero3-split-backward": (4, {"pp": 2, "zero": 3, "schedule": "zero-bubble"}, "cpu"),
@@ -38,6 +39,11 @@ APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "balance-needs-pipeline": (2, {"balance": "measured"}, "cpu"),
     "micro-batches-need-pipeline": (2, {"micro_batches": 2}, "cpu"),
     "checkpoint-split-backward": (2, {"pp": 2, "schedule": "zero-bubble", "activation_checkpointing": True}, "cpu"),
+    "compress-zero3": (2, {"zero": 3, **INT8}, "cpu"),
+    "compress-zero": (2, {"zero": 1, **INT8}, "cpu"),
+    "compress-tensor": (2, {"tp": 2, **INT8}, "cpu"),
+    "compress-pipeline": (2, {"pp": 2, **INT8}, "cpu"),
+    "compress-needs-data": (1, INT8, "cpu"),
     "half-messages-on-cpu": (2, {"pp": 2, "precision": "fp16"}, "cpu"),
     "nccl-two-way-link": (2, {"pp": 2}, "cuda"),
 }

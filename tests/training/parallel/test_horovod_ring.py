@@ -34,7 +34,7 @@ def hvd(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_sent_bytes_follow_the_formulas(hvd: SimpleNamespace) -> None:
     x, sent = torch.zeros(4, 10), []  # 160 bytes
     for call in ("start", "start_all_to_all", "start_reduce_scatter", "start_all_gather"):
-        collectives = HorovodCollectives(4)
+        collectives = HorovodCollectives(0, 4)
         getattr(collectives, call)("name", x)
         sent.append(collectives.sent_bytes)
     assert sent == [2 * 0.75 * 160, 0.75 * 160, 0.75 * 160, 3 * 160]
@@ -44,7 +44,7 @@ def test_waiting_polls_before_it_synchronizes(hvd: SimpleNamespace, monkeypatch:
     pauses: list[float] = []
     monkeypatch.setattr(horovod_ring.time, "sleep", pauses.append)
     handle: Any = torch.ones(1)
-    assert HorovodCollectives(2).wait(handle) is handle
+    assert HorovodCollectives(0, 2).wait(handle) is handle
     assert pauses == [horovod_ring.FIRST_PAUSE_S, 2 * horovod_ring.FIRST_PAUSE_S]
 
 
@@ -55,7 +55,7 @@ def test_a_ring_other_than_the_launchers_is_refused(hvd: SimpleNamespace) -> Non
 
 
 def test_the_bytes_of_a_step_are_reported_and_horovod_is_shut_down_on_success_only(hvd: SimpleNamespace) -> None:
-    ring, model = HorovodRing(2, bucket_bytes=2**20), nn.Linear(3, 1, bias=False)
+    ring, model = HorovodRing(0, 2, bucket_bytes=2**20), nn.Linear(3, 1, bias=False)
     ring.wrap(model)
     with ring.pass_scope(last=True):
         model(torch.ones(1, 3)).sum().backward()

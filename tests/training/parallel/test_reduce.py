@@ -11,12 +11,13 @@ from torch import nn
 from sparkring.training.parallel.data_parallel.reduce import (
     BucketedDataParallel,
     GradientReducer,
+    Transport,
     bucket_limit,
     plan_buckets,
 )
 
 
-class EqualRanks:
+class EqualRanks(Transport):
     """A transport of `ranks` ranks that all send the same."""
 
     def __init__(self, ranks: int) -> None:

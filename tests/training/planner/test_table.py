@@ -28,3 +28,14 @@ def test_what_is_not_planned_is_left_empty() -> None:
 def test_numbers_are_grouped_and_shares_have_four_digits() -> None:
     text = format_rows(table_rows(plan(1)))
     assert "3,000" in text and "0.1250" in text
+
+
+def test_gradients_through_a_codec_have_their_bytes_without_it_beside_them() -> None:
+    stages = (StageMemory(10, 40, 40, 80, 44, 0, 7, residuals=80),)
+    coded = CostPlan(
+        Mesh(dp=2), "horovod", 10, 8, stages, {"dp x cp": 10_000}, 0.0, 1, codec="int8", dense_bytes=40_000
+    )
+    rows = {row["quantity"]: row for row in table_rows(coded)}
+    assert rows["sent_bytes dp x cp"]["unit"] == "per rank and step, int8 (40,000 without)"
+    assert rows["residuals_bytes"]["predicted"] == 80
+    assert "residuals_bytes" not in {row["quantity"] for row in table_rows(plan(7))}

@@ -30,6 +30,16 @@ def test_the_ring_sends_twice_w_minus_one_over_w_of_gradients_and_flags() -> Non
     assert batch_axes_bytes(rank) == 2 * 3 / 4 * 4 * (rank.whole + len(rank.local))
 
 
+def test_gradients_through_a_codec_are_its_formula_bucket_by_bucket() -> None:
+    compress = {"codec": "int8"}
+    rank = RankParameters(workload(Mesh(dp=4), compress=compress, bucket_bytes=2**30), 0)
+    chunk = -(-rank.whole // (4 * 256)) * 260
+    assert batch_axes_bytes(rank) == 3 * (2 * chunk + -(-len(rank.local) // 8))
+    assert batch_axes_bytes(rank, dense=True) == batch_axes_bytes(RankParameters(workload(Mesh(dp=4)), 0))
+    alone = RankParameters(workload(Mesh(), compress=compress), 0)
+    assert batch_axes_bytes(alone) == 0
+
+
 def test_horovods_zero_sends_flags_in_full() -> None:
     ours, horovod = (RankParameters(workload(Mesh(dp=2), engine, zero=1), 0) for engine in ("torch-gloo", "horovod"))
     assert batch_axes_bytes(horovod) - batch_axes_bytes(ours) == len(ours.local) * (4 - 1)

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -13,6 +14,14 @@ from torch import nn
 from sparkring.training.parallel.measure import storage_bytes
 
 MOMENTS = 128  # most moments at which gathered tensors are counted, in the one step that is measured
+
+
+@dataclass(frozen=True)
+class CodecState:
+    """What a gradient codec carries from step to step, by name of the parameter."""
+
+    residuals: dict[str, torch.Tensor] = field(default_factory=dict)  # this rank's, shaped as the gradient
+    factors: dict[str, torch.Tensor] = field(default_factory=dict)  # PowerSGD's (columns, r), alike on all ranks
 
 
 class DataParallel(ABC):
@@ -97,6 +106,18 @@ class DataParallel(ABC):
 
     def finish_reduction(self) -> None:
         """Make every gradient the sum (or mean, see `averages`) over the ranks; None if no rank has one."""
+        return None
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Before a backward: what its gradients are multiplied by."""
+        return None
+
+    def codec_state(self) -> CodecState:
+        """What a gradient codec carries from step to step: the tensors themselves, empty without one."""
+        return CodecState()
+
+    def load_codec_state(self, state: CodecState) -> None:
+        """Take what `codec_state` of this or another rank gave; without a codec there is nothing to take."""
         return None
 
     def broadcast_buffers(self, buffers: list[torch.Tensor]) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkring.conf.rank_info import RankInfo
+from sparkring.training.parallel.data_parallel.compress import Collectives, compressed
 from sparkring.training.parallel.data_parallel.reduce import BucketedDataParallel, Transport
 from sparkring.training.parallel.dtensor import local_tensor
 from sparkring.training.parallel.process_groups import RankContext, device_backend
@@ -37,20 +38,32 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup 
                 piece.copy_(whole)
 
 
-class GroupTransport:
-    """Sums by torch.distributed's all-reduce in one process group."""
+class GroupTransport(Collectives):
+    """torch.distributed's collectives in one process group."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
 
     def start(self, name: str, buffer: torch.Tensor) -> Any:
-        return dist.all_reduce(buffer, group=self.group, async_op=True)
+        return buffer, dist.all_reduce(buffer, group=self.group, async_op=True)
 
-    def wait(self, handle: Any) -> None:
-        handle.wait()
+    def start_all_to_all(self, name: str, rows: torch.Tensor) -> Any:
+        sent, received = rows.flatten(), torch.empty_like(rows)  # flat, as CommsMeter expects of gradients
+        return received, dist.all_to_all_single(received.view(-1), sent, group=self.group, async_op=True)
+
+    def start_all_gather(self, name: str, flat: torch.Tensor) -> Any:
+        whole = flat.new_empty(self.ranks * len(flat))
+        return whole, dist.all_gather_single(whole, flat, group=self.group, async_op=True)
+
+    def wait(self, handle: Any) -> torch.Tensor:
+        result: torch.Tensor
+        result, work = handle
+        work.wait()
+        return result
 
 
-class HostTransport:
+class HostTransport(Transport):
     """All-reduce in two levels, for ranks that share hosts: sum within the host so that each of its l ranks holds 1/l,
     sum those over the h hosts, gather within the host (https://arxiv.org/abs/1711.04325, section 2.2).
 
@@ -94,12 +107,12 @@ class TorchRing(BucketedDataParallel):
     """Gradients are summed by torch's all-reduce."""
 
     def __init__(self, context: RankContext, bucket_bytes: int, transport: Transport | None = None) -> None:
-        """`transport`: other than all-reduce over all batch ranks."""
+        """`transport`: other than all-reduce over all batch ranks, as parallel.compress says."""
         self.group = context.batch_mesh().get_group()
         super().__init__(
             context.mesh.dp * context.mesh.cp,
             f"torch-{device_backend(context.device)}",
-            transport or GroupTransport(self.group),
+            transport or compressed(context.config.compress, GroupTransport(self.group)),
             bucket_bytes,
             overlap=context.mesh.pp == 1,
         )

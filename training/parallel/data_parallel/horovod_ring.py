@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.training.parallel.data_parallel.compress import Collectives, compressed
 from sparkring.training.parallel.data_parallel.reduce import BucketedDataParallel
 from sparkring.training.parallel.measure import ring_share
 from sparkring.training.waiting import waits_for_ranks
@@ -32,28 +34,26 @@ def available() -> str | None:
     return None
 
 
-class HorovodCollectives:
+class HorovodCollectives(Collectives):
     """Start and await Horovod's collectives over all ranks, and count the bytes sent.
 
     A call's name pairs it with the other ranks' calls.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(rank, ranks)
         self.sent_bytes = 0.0
 
     def _count(self, share: float, tensor: torch.Tensor) -> None:
         self.sent_bytes += share * tensor.numel() * tensor.element_size()
 
     def start(self, name: str, buffer: torch.Tensor) -> Any:
-        """Sum over the ranks, in place (reduce.Transport)."""
         import horovod.torch as hvd
 
         self._count(2 * ring_share(self.ranks), buffer)
         return hvd.allreduce_async_(buffer, name=name, op=hvd.Sum)
 
     def start_all_to_all(self, name: str, rows: torch.Tensor) -> Any:
-        """Send row r of (w, n) to rank r; `wait` returns (w, n), row r from rank r."""
         import horovod.torch as hvd
 
         self._count(ring_share(self.ranks), rows)
@@ -67,7 +67,6 @@ class HorovodCollectives:
         return hvd.reducescatter_async(rows, name=name, op=hvd.Sum)
 
     def start_all_gather(self, name: str, flat: torch.Tensor) -> Any:
-        """Send (n,) to all ranks; `wait` returns (w x n,)."""
         import horovod.torch as hvd
 
         self._count(self.ranks - 1, flat)
@@ -106,13 +105,15 @@ def broadcast_named(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class HorovodRing(BucketedDataParallel):
-    """Whole gradients on every rank, summed by Horovod's all-reduce."""
+    """Whole gradients on every rank, summed by Horovod's all-reduce, or as `compress` says."""
 
-    def __init__(self, size: int, bucket_bytes: int) -> None:
-        self.collectives = HorovodCollectives(size)
-        super().__init__(size, "horovod", self.collectives, bucket_bytes)
+    def __init__(self, rank: int, size: int, bucket_bytes: int, compress: CompressConfig | None = None) -> None:
+        self.collectives = HorovodCollectives(rank, size)
+        transport = compressed(compress or CompressConfig(), self.collectives)
+        super().__init__(size, "horovod", transport, bucket_bytes)
 
     def after_step(self) -> None:
+        super().after_step()
         self.step_bytes, self.collectives.sent_bytes = self.collectives.sent_bytes, 0.0
 
     def broadcast_buffers(self, buffers: list[torch.Tensor]) -> None:

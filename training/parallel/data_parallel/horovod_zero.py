@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sparkring.training.models.torch_private import foreach_copy_
 from sparkring.training.parallel.data_parallel.horovod_ring import HorovodCollectives, HorovodRing
-from sparkring.training.parallel.data_parallel.reduce import Bucket, GradientReducer
+from sparkring.training.parallel.data_parallel.reduce import Bucket, GradientReducer, Transport
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
@@ -51,7 +51,7 @@ def unpack(packed: torch.Tensor, into: torch.Tensor) -> None:
         into.copy_(packed.reshape(-1, into.numel() // into.shape[0])[: into.shape[0]].view(into.shape))
 
 
-class ShardTransport:
+class ShardTransport(Transport):
     """Send each row of a bucket (w, columns) to its rank; two ranks' are summed."""
 
     def __init__(self, collectives: HorovodCollectives) -> None:
@@ -144,7 +144,7 @@ class HorovodZero1(HorovodRing):
     """Every rank holds all weights and updates its shard of them."""
 
     def __init__(self, mesh: DeviceMesh, bucket_bytes: int) -> None:
-        super().__init__(mesh.size(), bucket_bytes)
+        super().__init__(mesh.get_local_rank(), mesh.size(), bucket_bytes)
         self.mesh = mesh
         self.shards: list[OwnedShards] = []
 

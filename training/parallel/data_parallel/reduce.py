@@ -10,27 +10,47 @@ which have a gradient for it. Memory: one gradient-sized set of buckets, which t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.data_parallel.base import CodecState, DataParallel
 from sparkring.training.parallel.dtensor import finalize_partial_grad, local_tensor
+from sparkring.training.parallel.state import plain_name
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """Sums a buffer over the ranks, in place; the order of calls is the same on every rank."""
 
+    loss_scale: float = 1.0  # what the gradients of this step are multiplied by
+
+    @abstractmethod
     def start(self, name: str, buffer: torch.Tensor) -> Any:
         """Start the sum of the flat `buffer`; returns a handle."""
-        ...
 
+    @abstractmethod
     def wait(self, handle: Any) -> object: ...
+
+    def plan(self, buckets: Sequence[Bucket], names: Mapping[nn.Parameter, str]) -> None:
+        """Look at all buckets, and the names of their parameters, before the first sum."""
+        return None
+
+    def commit(self) -> None:
+        """After a step that was made: what the sums of a skipped one have left does not count."""
+        return None
+
+    def state(self) -> CodecState:
+        """What is carried from step to step, for checkpoints: the tensors themselves."""
+        return CodecState()
+
+    def load(self, state: CodecState) -> None:
+        return None
 
 
 @dataclass
@@ -188,6 +208,8 @@ class BucketedDataParallel(DataParallel):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.reducers = self.make_reducers([p for p in model.parameters() if p.requires_grad])
+        buckets = [bucket for reducer in self.reducers for bucket in reducer.buckets]
+        self.transport.plan(buckets, {p: plain_name(name) for name, p in model.named_parameters()})
         return model
 
     @contextmanager
@@ -199,6 +221,18 @@ class BucketedDataParallel(DataParallel):
     def finish_reduction(self) -> None:
         for reducer in self.reducers:
             reducer.finish()
+
+    def set_loss_scale(self, scale: float) -> None:
+        self.transport.loss_scale = scale
+
+    def after_step(self) -> None:
+        self.transport.commit()
+
+    def codec_state(self) -> CodecState:
+        return self.transport.state()
+
+    def load_codec_state(self, state: CodecState) -> None:
+        self.transport.load(state)
 
     def close(self, failed: bool) -> None:
         for reducer in self.reducers:

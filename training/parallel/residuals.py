@@ -1,0 +1,90 @@
+"""Residuals of gradient codecs (parallel.compress) in checkpoints, where each rank has its own.
+
+A world of another size takes all of them over, so their sum stays: rank r of w takes those of the ranks r, r + w, ...
+Where no codec runs any more (one rank is left, or the recipe says so), all are added to the first step's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from sparkring.training.parallel.data_parallel.base import CodecState, DataParallel
+from sparkring.training.parallel.state import plain_name
+
+RESIDUALS, FACTORS = "residuals", "factors"  # parts of a checkpoint's state
+
+
+class Residuals:
+    """A strategy's side of them: what goes into a checkpoint, and what comes out of one."""
+
+    def __init__(self, data_parallel: DataParallel, rank: int, world: int) -> None:
+        self.data_parallel, self.rank, self.world = data_parallel, rank, world
+        self.late: dict[str, torch.Tensor] = {}  # by parameter, summed over ranks: no codec carries them on
+        self.added: list[str] = []  # of these, in the gradients of this step
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Parts of a checkpoint's state; none without residuals."""
+        codec = self.data_parallel.codec_state()
+        rank, own = (self.rank, codec.residuals) if codec.residuals else (0, self.late)
+        parts = {RESIDUALS: {f"rank-{rank:05d}/{name}": t for name, t in own.items()}, FACTORS: codec.factors}
+        return {part: tensors for part, tensors in parts.items() if tensors}
+
+    def room_for(self, stored: Mapping[str, Sequence[int] | None], like: torch.Tensor) -> dict[str, Any]:
+        """Tensors to load what a checkpoint has of them: the residuals that this rank takes over.
+
+        Args:
+            stored: shapes by full name (`residuals.rank-00001/head.weight`); other names are left out.
+            like: dtype and device.
+        """
+        takes_all = not self.data_parallel.codec_state().residuals
+        parts: dict[str, dict[str, torch.Tensor]] = {}
+        for full_name, shape in stored.items():
+            part, _, key = full_name.partition(".")
+            if part not in (RESIDUALS, FACTORS) or shape is None:
+                continue
+            if part == FACTORS or takes_all or rank_of(key) % self.world == self.rank:
+                parts.setdefault(part, {})[key] = like.new_zeros(tuple(shape))
+        return parts
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `room_for` was filled with, or `tensors` of the same world."""
+        residuals: dict[str, torch.Tensor] = {}
+        for key, residual in sorted(state.get(RESIDUALS, {}).items()):
+            name = key.partition("/")[2]
+            residuals[name] = residuals[name] + residual if name in residuals else residual
+        self.data_parallel.load_codec_state(CodecState(residuals, dict(state.get(FACTORS, {}))))
+        self.late = {} if self.data_parallel.codec_state().residuals else residuals
+
+    def add_late(self, named: Iterable[tuple[str, nn.Parameter]], aliases: Mapping[str, str], scale: float) -> None:
+        """Add what no codec carries on to the gradients, which are summed over ranks.
+
+        Args:
+            named: parameters, whole or sharded; those without a gradient wait.
+            aliases: further names of shared parameters.
+            scale: of the loss.
+        """
+        plain = ((plain_name(name), p.grad) for name, p in named) if self.late else ()
+        canonical = [(aliases.get(name, name), gradient) for name, gradient in plain]
+        reached = [(name, grad) for name, grad in canonical if name in self.late and grad is not None]
+        for name, gradient in reached:
+            late = self.late[name].to(gradient.device) * scale
+            if isinstance(gradient, DTensor):
+                late = distribute_tensor(late, gradient.device_mesh, gradient.placements, src_data_rank=None)
+            gradient.add_(late)
+        self.added = [name for name, _ in reached]
+
+    def commit(self) -> None:
+        """After a step that was made."""
+        for name in self.added:
+            del self.late[name]
+        self.added = []
+
+
+def rank_of(key: str) -> int:
+    """`rank-00001/head.weight` -> 1."""
+    return int(key.partition("/")[0].removeprefix("rank-"))
