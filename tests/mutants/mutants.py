@@ -1076,6 +1076,7 @@ MUTANTS = (
     Mutant(GATE_SCORES, "np.repeat(weights, labels.shape[1])", "np.tile(weights, labels.shape[1])", T_GATE_SCORES),
     Mutant(DISTRIBUTIONS, "(~chosen.any(axis=1)).sum()", "chosen.any(axis=1).sum()", T_DISTRIBUTIONS),
     Mutant(f"{INIT}/columns.py", '({"0", "1"}, {"0.0", "1.0"}, ', "({*found}, ", T_INIT),
+    Mutant(f"{PREDICT}/rows.py", "if name in predicted]", "if name in []]", "tests/pipelines/predict/test_rows.py"),
     # --- weights of rows
     Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
     Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),
