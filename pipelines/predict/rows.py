@@ -106,8 +106,8 @@ def check_kept(block: PredictConfig, predicted: Collection[str]) -> None:
     """Raise EtlError for a kept column that has the name of one of the prediction's, those of classes or labels."""
     if taken := [name for name in block.keep if name in predicted]:
         raise EtlError(
-            f"predict.keep = {taken[0]!r}: the model's predictions have a column of that name; give the kept one another "
-            "name in the view"
+            f"predict.keep = {taken[0]!r}: the model's predictions have a column of that name; give the kept one "
+            "another name in the view"
         )
 
 
