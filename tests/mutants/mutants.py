@@ -1070,7 +1070,7 @@ MUTANTS = (
         ".sum(axis=1)\n    return loss",
         T_MULTILABEL,
     ),
-    Mutant(BASELINE, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k several"),
+    Mutant(BASELINE, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k mean_auc"),
     Mutant(BASELINE, "if is_constant else", "if False else", f"{T_BASELINE} -k several"),
     Mutant(GATE_SCORES, "weights @ known > 0", "weights @ known >= 0", T_GATE_SCORES),
     Mutant(GATE_SCORES, "np.repeat(weights, labels.shape[1])", "np.tile(weights, labels.shape[1])", T_GATE_SCORES),
