@@ -57,7 +57,7 @@ nights: setup  ## sixty nights of flights in one go, a command each, with a corr
 pages: setup  ## MLflow's pages of 365 nights in a headless browser: seconds, screenshots (needs a chromium on PATH; minutes)
 	@$(BIN)/python benchmarks/night_pages.py --pictures docs --out benchmarks/results/night_pages_2core_202611.md $(ARGS)
 
-users: setup  ## a new user's first hour: four problems from `init` to `serve-check`, by the printed commands (minutes)
+users: setup  ## a new user's first hour: five problems from `init` to `serve-check`, by the printed commands (minutes)
 	@$(BIN)/python benchmarks/new_user.py --out benchmarks/results/new_user_2core_202611.md $(ARGS)
 
 airflow: setup  ## the example DAG in a real Airflow, in an environment of its own: two dates and a backfill (minutes)

@@ -1,12 +1,13 @@
-"""A new user's first hour, played by a script: four problems from `sparkring init` to `sparkring serve-check`.
+"""A new user's first hour, played by a script: five problems from `sparkring init` to `sparkring serve-check`.
 
     make users
     python benchmarks/new_user.py --only recommender --out /tmp/users.md
 
 The script writes a file of data, gives the `init` command of docs/recipes.md, and then only the commands that `init`
-prints under `next:`, one after the other. For the images it also writes a network of its own into `cnn.py`. A command
-that ends with another exit code than 0, a printed report that is not there, or a run without scores beside baselines
-is a wrong turn, and the script ends with 1. `serve-check` installs the model, so pip needs an index or its cache.
+prints under `next:`, one after the other. For the images it also writes a network of its own into `cnn.py`, for the
+labels a recipe on top of the other. A command that ends with another exit code than 0, a printed report that is not
+there, or a run without scores beside baselines is a wrong turn, and the script ends with 1. `serve-check` installs the
+model, so pip needs an index or its cache.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import Counter
@@ -35,6 +37,7 @@ from PIL import Image, ImageDraw, ImageFont
 sys.path.insert(0, str(ROOT))
 
 from sparkring.etl.raw import unpack_flights
+from sparkring.pipelines.init.folder import RECIPE
 
 PACKAGES = ("torch", "pyspark", "mlflow-skinny", "pyarrow", "numpy")
 NOT_PLAYED = "sparkring ui "  # a server: the pages have a test of their own
@@ -56,6 +59,9 @@ class Cnn(nn.Module):
         pixels = photo.permute(0, 3, 1, 2).float() / 255 - 0.5
         return self.head(torch.relu(self.mix(torch.relu(self.patches(pixels)))).amax(dim=(2, 3)))
 '''
+WEIGHTED = """extends: recipe.yaml   # as docs/recipes.md has it; the weight is no feature
+etl: {weight: weight, features: {weight: null}}
+"""
 
 
 def write_regression(folder: Path) -> str:
@@ -96,6 +102,24 @@ def write_images(folder: Path) -> str:
     return "sparkring init images --data digits"
 
 
+def write_labels(folder: Path) -> str:
+    """Python's standard library: what a module imports, by what its text is like; long modules count for more."""
+    names = ("os", "re", "sys")
+    with (folder / "modules.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["lines", "functions", "classes", "slashes", "comments", "package", "weight", *names])
+        library = Path(sysconfig.get_paths()["stdlib"])
+        for path in sorted(library.rglob("*.py")):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if not text or "site-packages" in path.parts:
+                continue
+            words = ("\n", "def ", "class ", "/", "#")
+            labels = [int(re.search(rf"^\s*import .*\b{name}\b", text, re.M) is not None) for name in names]
+            package = path.relative_to(library).parts[0] if path.parent != library else ""
+            rows.writerow([*(text.count(word) for word in words), package, 1 + text.count("\n") // 100, *labels])
+    return "sparkring init table --data modules.csv --label os,re,sys"
+
+
 def write_interactions(folder: Path) -> str:
     """A million interactions of 20,000 users and 5,000 films, drawn by taste and popularity. Seeded.
 
@@ -119,17 +143,27 @@ def write_interactions(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """`write` makes the files in a folder, and returns the first command; `own`: text of files the user changes."""
+    """`write` makes the files in a folder, and returns the first command.
+
+    `own`: text of files that the user writes or changes; `recipe`: the one that is run, where it is the user's own.
+    """
 
     title: str
     write: Callable[[Path], str]
     own: dict[str, str] = field(default_factory=dict)
+    recipe: str = RECIPE
 
 
 PROBLEMS = {
     "regression": Problem("Regression from CSV: minutes in the air, real flights", write_regression),
     "classes": Problem("Twelve classes that are texts, features with nulls: airlines, real flights", write_classes),
     "images": Problem("PNG images and a network of one's own: digits, drawn", write_images, {"cnn.py": OWN_CNN}),
+    "labels": Problem(
+        "Several labels, weighted: imports of Python's own modules",
+        write_labels,
+        {"weighted.yaml": WEIGHTED},
+        "weighted.yaml",
+    ),
     "recommender": Problem("A recommender of a million interactions: films, drawn", write_interactions),
 }
 
@@ -201,7 +235,7 @@ def play(name: str, problem: Problem, home: Path) -> tuple[list[str], str]:
             continue
         code, seconds, output = user.does(line, home / f"{number}.log")
         if line.startswith("sparkring init "):
-            lines = next_lines(output)
+            lines = [line.replace(RECIPE, problem.recipe) for line in next_lines(output)]
             wrong = "" if lines else "nothing stands under `next:`"
         elif line.startswith("cd "):
             for file, text in problem.own.items():

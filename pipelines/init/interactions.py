@@ -22,7 +22,7 @@ from sparkring.pipelines.init.columns import (
     identifiers,
     left_out_reason,
 )
-from sparkring.pipelines.init.sample import TableSample, read_column
+from sparkring.pipelines.init.sample import TableSample, read_columns
 
 TRAIN_SHARE, TEST_SHARE = 0.8, 0.1  # of the rows, by time
 FEWEST_ITEMS = 20  # below, the first ten are no choice
@@ -66,7 +66,7 @@ class Interactions:
     test_from: str
     users: int
     items: int
-    test_users: int  # at most, where there are rows that were not looked at
+    test_users: int
     unknown: int  # rows without user, item or time
     features: dict[str, dict[str, Any]] = field(default_factory=dict)
     facts: dict[str, dict[str, str]] = field(default_factory=lambda: {"item": {}, "user": {}, "row": {}})
@@ -82,22 +82,22 @@ def decide_interactions(sample: TableSample, roles: Roles) -> Interactions:
     """Decide by types and values. ConfigError for columns that are not there, or cannot be what they are named for."""
     check_roles(sample, roles)
     names = identifiers(list(sample.types), RESERVED)
-    rows = sample.rows
-    known = pc.and_(pc.and_(rows[roles.user].is_valid(), rows[roles.item].is_valid()), rows[roles.time].is_valid())
-    times = read_column(sample, roles.time)
-    valid_from, test_from = boundaries(sample, roles.time, times)
+    every = read_columns(sample, [roles.user, roles.item, roles.time]).rename_columns(["user", "item", "time"])
+    known = every.filter(pc.field("user").is_valid() & pc.field("item").is_valid() & pc.field("time").is_valid())
+    label = interaction_label(sample, roles, names)
+    dated = known if label.sql is not None else first_interactions(known)
+    valid_from, test_from = boundaries(sample, roles.time, dated["time"])
     kind = sample.types[roles.time]
-    is_test = pc.and_(known, pc.greater_equal(rows[roles.time], test_from))
     found = Interactions(
         user=names[roles.user],
         item=names[roles.item],
-        label=interaction_label(sample, roles, names),
+        label=label,
         valid_from=literal(valid_from.as_py(), kind),
         test_from=literal(test_from.as_py(), kind),
-        users=pc.count_distinct(rows[roles.user]).as_py(),
-        items=pc.count_distinct(rows[roles.item]).as_py(),
-        test_users=pc.count_distinct(rows[roles.user].filter(is_test) if sample.is_whole else rows[roles.user]).as_py(),
-        unknown=rows.num_rows - (pc.sum(known).as_py() or 0),
+        users=pc.count_distinct(known["user"]).as_py(),
+        items=pc.count_distinct(known["item"]).as_py(),
+        test_users=pc.count_distinct(dated.filter(pc.field("time") >= test_from)["user"]).as_py(),
+        unknown=every.num_rows - known.num_rows,
     )
     if found.items < FEWEST_ITEMS:
         raise ConfigError(str(sample.path), [f"--item: has {found.items} items; at least {FEWEST_ITEMS} are needed"])
@@ -128,10 +128,14 @@ def check_roles(sample: TableSample, roles: Roles) -> None:
         raise ConfigError(str(sample.path), problems)
 
 
-def boundaries(sample: TableSample, column: str, times: pa.Array) -> tuple[pa.Scalar, pa.Scalar]:
+def first_interactions(rows: pa.Table) -> pa.Table:
+    """Each pair of `user` and `item` with its first `time`: what is held out of a file whose rows are all positive."""
+    return rows.group_by(["user", "item"]).aggregate([("time", "min")]).rename_columns(["user", "item", "time"])
+
+
+def boundaries(sample: TableSample, column: str, times: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
     """The first times of validation and test rows. ConfigError where there are not three times to tell apart."""
-    ordered = pc.drop_null(times)
-    ordered = ordered.take(pc.sort_indices(ordered))
+    ordered = times.take(pc.sort_indices(times))
     distinct, counts = (part for part in pc.value_counts(ordered).flatten())  # in the order of their first row
     if len(distinct) < 3:
         problem = f"--time {column}: has {len(distinct)} distinct times; rows before, between and after two are needed"

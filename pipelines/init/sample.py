@@ -55,18 +55,19 @@ def read_sample(data: str, most_rows: int = MOST_ROWS) -> TableSample:
         raise ConfigError(data, [f"is no readable {kind} file: {first_line(error)}"]) from error
 
 
-def read_column(sample: TableSample, column: str) -> pa.ChunkedArray:
-    """Every value of a column, also of the rows beyond the sample. A CSV's values that are not of its type are null."""
+def read_columns(sample: TableSample, columns: list[str]) -> pa.Table:
+    """Every row of some columns, also beyond the sample. A CSV's values that are not of their type are null there."""
     if sample.is_whole:
-        return sample.rows.column(column)
+        return sample.rows.select(columns)
     files, _ = _files(sample.path, str(sample.path))
     if sample.format == "parquet":
-        batches = (b for file in files for b in pq.ParquetFile(file).iter_batches(columns=[column]))
-        return pa.Table.from_batches([_decoded(batch) for batch in batches]).column(column)
+        batches = (b for file in files for b in pq.ParquetFile(file).iter_batches(columns=columns))
+        return pa.Table.from_batches([_decoded(batch) for batch in batches]).select(columns)
     texts_of = dict.fromkeys(sample.types, "string")
     options, null = CsvOptions.model_validate(sample.options), sample.options.get("nullValue")
-    batches = (b for file in files for b in csv_file.read(lambda file=file: _open(file), options, texts_of))  # type: ignore[misc]
-    return pa.chunked_array([_typed(batch.column(column), sample.types[column], null) for batch in batches])
+    texts = (b for file in files for b in csv_file.read(lambda file=file: _open(file), options, texts_of))  # type: ignore[misc]
+    made = [[_typed(batch.column(name), sample.types[name], null) for name in columns] for batch in texts]
+    return pa.Table.from_batches([pa.RecordBatch.from_arrays(arrays, names=columns) for arrays in made])
 
 
 def _files(path: Path, data: str) -> tuple[list[Path], str]:

@@ -83,7 +83,7 @@ def write_interactions(path: Path) -> None:
     """Forty users who watch the films whose numbers are near their own, in order of time."""
     draw = np.random.default_rng(0)
     users = draw.integers(0, 40, 3000)
-    films = (users + draw.integers(0, 12, 3000)) % 60
+    films = (users + draw.integers(0, 40, 3000)) % 90
     pq.write_table(pa.table({"user": users, "film": [f"film {n}" for n in films], "at": np.arange(3000)}), path)
 
 

@@ -1156,7 +1156,10 @@ MUTANTS = (
     Mutant(f"{INIT}/interactions.py", "np.abs(shares - 0.5))])\n    share", "shares)])\n    share", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "owners / 2 > 0", "owners > 0", T_RECOMMENDER),
     Mutant(
-        f"{INIT}/interactions.py", "times = read_column(sample, roles.time)", "times = rows[roles.time]", T_RECOMMENDER
+        f"{INIT}/interactions.py",
+        "known if label.sql is not None else first_interactions(known)",
+        "known",
+        T_RECOMMENDER,
     ),
     Mutant(f"{INIT}/recommender.py", "IN ('train', d.{PERIOD})", "IN (d.{PERIOD})", T_VIEWS),
     Mutant(f"{INIT}/recommender.py", " OR d.{PERIOD} = 'test')", ")", T_VIEWS),
