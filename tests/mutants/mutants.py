@@ -1150,7 +1150,7 @@ MUTANTS = (
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
-    Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_VIEWS),
+    Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "1, len(distinct) - 2)", "0, len(distinct) - 1)", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "np.abs(shares - 0.5))])\n    share", "shares)])\n    share", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "owners / 2 > 0", "owners > 0", T_RECOMMENDER),
