@@ -1164,7 +1164,7 @@ MUTANTS = (
     Mutant(f"{INIT}/recommender.py", " OR d.{PERIOD} = 'test')", ")", T_DRAWN),
     Mutant(f"{INIT}/recommender.py", "FROM first_seen WHERE {PERIOD} = 'train')", "FROM first_seen)", T_DRAWN),
     Mutant(
-        f"{INIT}/recommender.py", "SELECT DISTINCT {user}, {item}, {PERIOD}", "SELECT {user}, {item}, {PERIOD}", T_VIEWS
+        f"{INIT}/recommender.py", "SELECT DISTINCT {user}, {item}, {PERIOD}", "SELECT {user}, {item}, {PERIOD}", T_DRAWN
     ),
     Mutant(
         TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"
