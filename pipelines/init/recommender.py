@@ -43,7 +43,7 @@ class Factors(nn.Module):
         super().__init__()
         self.codes, self.numbers = list(codes), numbers
         self.tables = nn.ModuleList([nn.Embedding(count, 1 + width) for count in codes.values()])
-        self.of_number = nn.Parameter(torch.zeros(len(numbers), 1 + width))
+        self.of_number = nn.Parameter(torch.zeros(len(numbers), 1 + width)) if numbers else None
         self.bias = nn.Parameter(torch.zeros(()))
         for table in self.tables:
             nn.init.normal_(table.weight, std=0.1)
@@ -60,7 +60,7 @@ class Factors(nn.Module):
 
     def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
         parts = [table(columns[name].long()) for table, name in zip(self.tables, self.codes)]
-        if self.numbers:
+        if self.of_number is not None:
             values = torch.stack([columns[name] for name in self.numbers], dim=1).to(self.bias.dtype)
             parts += (values[:, :, None] * self.of_number).unbind(1)
         found = torch.stack(parts, dim=1)  # (rows, columns, 1 + width)

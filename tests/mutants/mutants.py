@@ -58,7 +58,7 @@ T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
-T_RECOMMENDER, T_VIEWS = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
+T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
 DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
@@ -1151,7 +1151,7 @@ MUTANTS = (
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
-    Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_VIEWS),
+    Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "1, len(distinct) - 2)", "0, len(distinct) - 1)", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "np.abs(shares - 0.5))])\n    share", "shares)])\n    share", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "owners / 2 > 0", "owners > 0", T_RECOMMENDER),
@@ -1161,11 +1161,11 @@ MUTANTS = (
         "known",
         T_RECOMMENDER,
     ),
-    Mutant(f"{INIT}/recommender.py", "IN ('train', d.{PERIOD})", "IN (d.{PERIOD})", T_VIEWS),
-    Mutant(f"{INIT}/recommender.py", " OR d.{PERIOD} = 'test')", ")", T_VIEWS),
-    Mutant(f"{INIT}/recommender.py", "FROM first_seen WHERE {PERIOD} = 'train')", "FROM first_seen)", T_VIEWS),
+    Mutant(f"{INIT}/recommender.py", "IN ('train', d.{PERIOD})", "IN (d.{PERIOD})", T_DRAWN),
+    Mutant(f"{INIT}/recommender.py", " OR d.{PERIOD} = 'test')", ")", T_DRAWN),
+    Mutant(f"{INIT}/recommender.py", "FROM first_seen WHERE {PERIOD} = 'train')", "FROM first_seen)", T_DRAWN),
     Mutant(
-        f"{INIT}/recommender.py", "SELECT DISTINCT {user}, {item}, {PERIOD}", "SELECT {user}, {item}, {PERIOD}", T_VIEWS
+        f"{INIT}/recommender.py", "SELECT DISTINCT {user}, {item}, {PERIOD}", "SELECT {user}, {item}, {PERIOD}", T_DRAWN
     ),
     Mutant(
         TABULAR, "out = self.output_center + self.output_scale * out", "pass", "tests/training/models/test_tabular.py"

@@ -18,7 +18,7 @@ import torch
 from sparkring.conf.load import load_config
 from sparkring.pipelines.cli import main
 from sparkring.pipelines.exit_codes import Exit
-from sparkring.pipelines.init.interactions import Interactions, Roles, decide_interactions, literal
+from sparkring.pipelines.init.interactions import Interactions, Roles, decide_interactions, is_fact_of, literal
 from sparkring.pipelines.init.recommender import (
     FACTORS,
     MOST_TEST_USERS,
@@ -198,3 +198,11 @@ def test_the_model_sums_the_products_of_every_pair_of_columns() -> None:
     parts.append(null[:, None] * model.of_number[1])
     pairs = sum((a[:, 1:] * b[:, 1:]).sum(dim=1) for a, b in itertools.combinations(parts, 2))
     torch.testing.assert_close(found, model.bias + sum(part[:, 0] for part in parts) + pairs)
+    alone = made["Factors"]({"user": 5, "items": 7}, [])
+    alone({"user": user, "items": items}).sum().backward()
+    assert all(parameter.grad is not None for parameter in alone.parameters()), "each parameter is used"
+
+
+def test_rows_without_an_id_say_nothing_about_whose_a_column_is() -> None:
+    rows = pa.table({"film": ["a", "b", "a", None, None], "genre": ["x", "y", "x", "y", "x"], "at": [1, 2, 3, 4, 5]})
+    assert is_fact_of(rows, "film", "genre") and not is_fact_of(rows, "film", "at")
