@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkring.conf.blocks.etl import EtlConfig, SplitConfig
 from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.rules.recipe import nearest
+from sparkring.conf.rules.promotion import nearest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources

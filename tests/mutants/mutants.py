@@ -1065,7 +1065,7 @@ MUTANTS = (
     Mutant(TABULAR, "if labels or classes > 2", "if labels > 2 or classes > 2", T_RECIPE_MODEL),
     Mutant(WARM, '("labels", old.label_names, new.label_names)', '("labels", [], [])', T_RECIPE_MODEL),
     Mutant("conf/manifest.py", 'or any(state.get("odd", {}).values())', "", T_RECIPE_MODEL),
-    Mutant("conf/rules/recipe.py", "if len(names) == 1:", "if len(names) == 2:", T_LABEL_RULES),
+    Mutant("conf/rules/dataset.py", "if len(names) == 1:", "if len(names) == 2:", T_LABEL_RULES),
     Mutant("conf/rules/foreseen.py", 'len(labels) > 1 and task != "multilabel"', "len(labels) > 1", T_LABEL_RULES),
     Mutant(MULTILABEL, "else weights > 0", "else weights >= 0", T_MULTILABEL),
     Mutant(
