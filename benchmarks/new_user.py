@@ -225,6 +225,12 @@ def scores(output: str) -> list[str]:
     return found[0].splitlines() if found else []
 
 
+def own_files(problem: Problem) -> list[str]:
+    """What the user writes, as blocks of Markdown."""
+    kinds = {".py": "python", ".yaml": "yaml"}
+    return [f"```{kinds[Path(name).suffix]} {name}\n{text}```\n" for name, text in problem.own.items()]
+
+
 def play(name: str, problem: Problem, home: Path) -> tuple[list[str], str]:
     """Solve one problem; Markdown of what was done, and the first wrong turn, empty if there was none."""
     user, rows, shown, began = new_user(home), [], [], time.monotonic()
@@ -244,7 +250,7 @@ def play(name: str, problem: Problem, home: Path) -> tuple[list[str], str]:
         shown = scores(output) or shown
         rows.append(f"| `{line}` | {code} | {seconds:.0f} |")
         print(f"{name}: {line}: {code}, {seconds:.0f} s {wrong}", flush=True)
-    about = [f"## {problem.title}", "", inspect.getdoc(problem.write) or "", ""]
+    about = [f"## {problem.title}", "", inspect.getdoc(problem.write) or "", "", *own_files(problem)]
     table = ["| command | exit code | s |", "|---|---|---|", *rows, ""]
     ended = (
         f"**Wrong turn:** {wrong}" if wrong else f"{time.monotonic() - began:.0f} s from the data to the last command."

@@ -6,6 +6,7 @@ predicted from a pandas frame, as `load_model` and `spark_udf` get rows, and fro
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 import sys
@@ -36,11 +37,13 @@ def main(model: Path, rows: Path) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON has it: dates as text, NaN as null, arrays as lists."""
+    """The value as JSON has it: dates as text, bytes in base64, NaN as null, arrays as lists."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):
         return [as_json(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if isinstance(value, datetime.date):
         return None if value != value else str(value)
     return None if value is None or value != value else value

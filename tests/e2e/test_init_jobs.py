@@ -50,12 +50,12 @@ def write_houses(path: Path) -> None:
             rows.writerow([i, shown, code, date, "" if i % 100 == 1 else kind, owned, label])
 
 
-def trial(folder: Path, spark: Any, *more: str, rows: int = ROWS) -> dict[str, dict[str, float]]:
+def trial(folder: Path, spark: Any) -> dict[str, dict[str, float]]:
     """Run a trial in the project's folder; its scores."""
     recipe = str(folder / "recipe.yaml")
-    words = [*QUICK, *more, *(f"storage.{name}={folder}/data/{name}" for name in ("datasets", "runs"))]
+    words = [*QUICK, *(f"storage.{name}={folder}/data/{name}" for name in ("datasets", "runs"))]
     words.append(f"tracking.root={folder}/data/mlflow")
-    resolved = load_config(recipe, [*words, *trial_overrides(load_config(recipe, words), rows)])
+    resolved = load_config(recipe, [*words, *trial_overrides(load_config(recipe, words), ROWS)])
     assert run_job(resolved, etl=True, session=lambda: spark) == Exit.OK
     (run,) = (path.parent for path in (folder / "data/runs").rglob("summary.json"))
     return dict(read_result(open_storage(str(run))).scores)
@@ -109,30 +109,32 @@ def expected_ranking(folder: Path, k: int) -> dict[str, float]:
     return {f"recall_at_{k}": float(np.mean(recalls)), f"ndcg_at_{k}": float(np.mean(gains))}
 
 
-def test_a_recommender(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def command_trial(folder: Path, rows: int, *words: str) -> str:
+    """Run a trial as the last lines of `init` say, since ranks must find the module that it has written; its output."""
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "run", "recipe.yaml", "--limit-rows", str(rows)]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    done = subprocess.run(
+        [*command, *QUICK, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == Exit.OK, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def test_a_recommender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two ranks, with the ranking scores that pandas makes of their predictions."""
     write_interactions(tmp_path / "seen.parquet")
     monkeypatch.chdir(tmp_path)
     words = ["--data", "seen.parquet", "--user", "user", "--item", "film", "--time", "at"]
     assert main(["init", "recommender", *words]) == Exit.OK
-    folder = tmp_path / "seen"
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{folder}")  # of the ranks
-    monkeypatch.syspath_prepend(str(folder))
-    scores = trial(folder, spark, "launch.world=2", "train.steps=60", "report.ranking.k=[5]", rows=6000)
-    expected = expected_ranking(folder, 5)
+    command_trial(tmp_path / "seen", 6000, "launch.world=2", "train.steps=60", "report.ranking.k=[5]")
+    (run,) = (path.parent for path in (tmp_path / "seen/data/runs").rglob("summary.json"))
+    scores, expected = read_result(open_storage(str(run))).scores, expected_ranking(tmp_path / "seen", 5)
     assert {name: scores[MODEL][name] for name in expected} == pytest.approx(expected, abs=1e-12)
     assert set(scores[POPULARITY]) == set(expected) and all(0 < value < 1 for value in scores[POPULARITY].values())
 
 
 def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the last lines of `init` say, since ranks must find the module that it has written."""
     write_images(tmp_path / "pets", ("cat", "dog", "fox"), 30)
     monkeypatch.chdir(tmp_path)
     assert main(["init", "images", "new", "--data", "pets"]) == Exit.OK
-    command = [sys.executable, "-m", "sparkring.pipelines.cli", "run", "recipe.yaml", "--limit-rows", "90", *QUICK]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'new'}"}
-    done = subprocess.run(
-        command, cwd=tmp_path / "new", env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert done.returncode == Exit.OK, done.stderr[-3000:]
-    assert "macro_f1" in done.stdout + done.stderr
+    assert "macro_f1" in command_trial(tmp_path / "new", 90)

@@ -1145,6 +1145,7 @@ MUTANTS = (
     Mutant(f"{INIT}/columns.py", "while text.lower() in taken", "while text in taken", T_INIT),
     Mutant(f"{INIT}/sample.py", "any(CODE.fullmatch(text) for", "any(False for", T_INIT),
     Mutant(f"{INIT}/sample.py", "return best if gains[best] else None", "return None", T_INIT),
+    Mutant("pipelines/portable/check_program.py", "if isinstance(value, bytes):", "if False:", T_PORTABLE_CHECK),
     Mutant(f"{INIT}/folder.py", "if Path(name).resolve() == Path(data).resolve() else", "if False else", T_INIT),
     Mutant(f"{INIT}/folder.py", " or any(folder.iterdir())", "", T_INIT),
     Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),

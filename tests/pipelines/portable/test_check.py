@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,6 +23,7 @@ from sparkring.pipelines.portable.check import (
     import_problem,
     summary,
 )
+from sparkring.pipelines.portable.check_program import as_json
 
 EXPECTED = pa.table({"prediction": [0.25, 0.5]})
 MODEL = "flavors:\n  python_function:\n    data: data/data\n"
@@ -48,6 +52,11 @@ def test_the_summary_tells_equal_bits_from_another_processors_rounding() -> None
     )
     rounded = {"prediction": [0.25, 0.5 + 1e-9]}
     assert summary(EXPECTED, {"pandas": exact, "json": rounded}).endswith("equal but for the processor's rounding")
+
+
+def test_rows_are_sent_as_json_has_them() -> None:
+    rows = np.array([[b"\x89PNG", dt.date(2024, 1, 31), np.nan, np.array([1.5, np.nan])]], object)
+    assert as_json(rows) == [["iVBORw==", "2024-01-31", None, [1.5, None]]] and json.dumps(as_json(rows))
 
 
 def test_a_model_that_loads_code_from_elsewhere_does_not_pass(tmp_path: Path) -> None:
