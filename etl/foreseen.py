@@ -27,9 +27,9 @@ def row_problems(etl: EtlConfig) -> Iterator[str]:
     if known is None:
         return
     wanted = [(f"etl.features.{name}", f.column or name) for name, f in etl.features.items()]
+    wanted += [("etl.label", name) for name in etl.labels]
     single = {"etl.weight": etl.weight, "etl.split.column": etl.split.column}
     wanted += [(key, name) for key, name in single.items() if name]
-    wanted += [("etl.label", name) for name in etl.labels]
     wanted += [("etl.keep", name) for name in etl.keep] + [("etl.key", name) for name in etl.key]
     wanted += [("etl.text.column", etl.text.column)] if etl.text else []
     wanted += [("etl.interval.column", etl.interval.column)] if etl.interval else []

@@ -18,7 +18,7 @@ from sparkring.conf.errors import first_line
 from sparkring.conf.features import State
 from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import Accounting, Column, DatasetManifest, Lineage, ManifestError, read_manifest
-from sparkring.conf.rules.recipe import label_problems
+from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.analysis import analyze
 from sparkring.etl.build import BuildRequest, build_dataset, find_dataset

@@ -27,9 +27,10 @@ from sparkring.etl.write import worker_uri
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pack
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions, check_own, publish, staged
-from sparkring.pipelines.predict.rows import PinnedRows, make_rows, pick_columns, pin_rows
+from sparkring.pipelines.predict.rows import PinnedRows, check_kept, make_rows, pick_columns, pin_rows
 from sparkring.pipelines.predict.score import RESULT_DDL, About, ScoreTask, score_partition
 from sparkring.pipelines.scratch import scratch_folder
+from sparkring.pipelines.serving import signature_outputs
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.openlineage import record as lineage
 from sparkring.pipelines.tracking.ops import DatasetInfo
@@ -86,6 +87,9 @@ def run_predict(resolved: Resolved, ds: str | None = None) -> int:
         scratch = held.enter_context(scratch_folder("predict"))
         model = get_model(config, config.predict, scratch)
         needed = load(model.folder).raw_columns
+        task, manifest = model.trained.config.model.task, model.trained.manifest
+        made = signature_outputs(task, manifest.classes, manifest.label_names)
+        check_kept(config.predict, [column["name"] for column in made])
         staging = held.enter_context(staged(target))
         session = held.enter_context(session_on_demand(config.name, config.spark, config.launch))
         job = PredictJob(resolved, config.predict, model, pin_rows(config, session), ds, git_commit(HERE) or "")

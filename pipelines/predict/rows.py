@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import pyspark
@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkring.conf.blocks.etl import EtlConfig, SplitConfig
 from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.config import RunConfig
-from sparkring.conf.rules.recipe import nearest
+from sparkring.conf.rules.promotion import nearest
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
@@ -100,6 +100,15 @@ class PickedColumns:
 
     sent: tuple[str, ...]
     absent: tuple[str, ...]
+
+
+def check_kept(block: PredictConfig, predicted: Collection[str]) -> None:
+    """Raise EtlError for a kept column that has the name of one of the prediction's, those of classes or labels."""
+    if taken := [name for name in block.keep if name in predicted]:
+        raise EtlError(
+            f"predict.keep = {taken[0]!r}: the model's predictions have a column of that name; give the kept one "
+            "another name in the view"
+        )
 
 
 def pick_columns(block: PredictConfig, given: list[str], needed: list[str]) -> PickedColumns:

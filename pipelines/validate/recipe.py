@@ -13,9 +13,10 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.errors import first_line
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifest
+from sparkring.conf.rules.dataset import dataset_problems, group_problems, label_problems
 from sparkring.conf.rules.foreseen import foreseen_names, foreseen_problems
 from sparkring.conf.rules.promotion import slice_problems
-from sparkring.conf.rules.recipe import dataset_problems, group_problems, label_problems, metric_problems
+from sparkring.conf.rules.recipe import metric_problems
 from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.etl.sources.examine import Examined

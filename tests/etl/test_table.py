@@ -76,4 +76,4 @@ def test_a_missing_column_and_a_second_role_are_refused():
     with pytest.raises(EtlError, match=r"etl\.label = 'z': rows have no such column"):
         plain_roles(config(label="z"), types)
     with pytest.raises(EtlError, match=r"etl\.keep: 'month' is meta already"):
-        plain_roles(SimpleNamespace(label="y", weight=None, keep=["month", "month"]), types)
+        plain_roles(SimpleNamespace(labels=["y"], weight=None, keep=["month", "month"]), types)

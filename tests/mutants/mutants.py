@@ -1065,7 +1065,7 @@ MUTANTS = (
     Mutant(TABULAR, "if labels or classes > 2", "if labels > 2 or classes > 2", T_RECIPE_MODEL),
     Mutant(WARM, '("labels", old.label_names, new.label_names)', '("labels", [], [])', T_RECIPE_MODEL),
     Mutant("conf/manifest.py", 'or any(state.get("odd", {}).values())', "", T_RECIPE_MODEL),
-    Mutant("conf/rules/recipe.py", "if len(names) == 1:", "if len(names) == 2:", T_LABEL_RULES),
+    Mutant("conf/rules/dataset.py", "if len(names) == 1:", "if len(names) == 2:", T_LABEL_RULES),
     Mutant("conf/rules/foreseen.py", 'len(labels) > 1 and task != "multilabel"', "len(labels) > 1", T_LABEL_RULES),
     Mutant(MULTILABEL, "else weights > 0", "else weights >= 0", T_MULTILABEL),
     Mutant(
@@ -1074,12 +1074,13 @@ MUTANTS = (
         ".sum(axis=1)\n    return loss",
         T_MULTILABEL,
     ),
-    Mutant(BASELINE, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k several"),
+    Mutant(BASELINE, "if 0 < truth < 1]", "]", f"{T_BASELINE} -k mean_auc"),
     Mutant(BASELINE, "if is_constant else", "if False else", f"{T_BASELINE} -k several"),
     Mutant(GATE_SCORES, "weights @ known > 0", "weights @ known >= 0", T_GATE_SCORES),
     Mutant(GATE_SCORES, "np.repeat(weights, labels.shape[1])", "np.tile(weights, labels.shape[1])", T_GATE_SCORES),
     Mutant(DISTRIBUTIONS, "(~chosen.any(axis=1)).sum()", "chosen.any(axis=1).sum()", T_DISTRIBUTIONS),
     Mutant(f"{INIT}/columns.py", '({"0", "1"}, {"0.0", "1.0"}, ', "({*found}, ", T_INIT),
+    Mutant(f"{PREDICT}/rows.py", "if name in predicted]", "if name in []]", "tests/pipelines/predict/test_rows.py"),
     # --- weights of rows
     Mutant(WEIGHTS, "(value < 0) & ~odd", "value < -1e9", T_ETL_WEIGHTS),
     Mutant(WEIGHTS, "counted.filter(pc.is_null(counted[RULE]))\n    found", "counted\n    found", T_WEIGHTS),

@@ -14,7 +14,7 @@ from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import ConfigError
 from sparkring.conf.manifest import DatasetManifest, read_manifest
-from sparkring.conf.rules.recipe import label_problems
+from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.storage import open_storage
 from sparkring.etl.build import BuildRequest, build_dataset
 from sparkring.etl.errors import EtlError

@@ -10,8 +10,8 @@ import pytest
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column
+from sparkring.conf.rules.dataset import label_problems
 from sparkring.conf.rules.foreseen import foreseen_problems
-from sparkring.conf.rules.recipe import label_problems
 
 SOURCE = {"path": "t", "format": "parquet", "columns": {"x": "double", "a": "bigint", "b": "bigint", "c": "bigint"}}
 FLAGS = [Column(name=name, dtype="int64", role="label") for name in ("a", "b", "c")]

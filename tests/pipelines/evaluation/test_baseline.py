@@ -36,6 +36,7 @@ from sparkring.pipelines.evaluation.baseline import (
     constant_scores,
     fit_baselines,
     label_logistic_scores,
+    mean_of_labels,
     multinomial_scores,
 )
 from sparkring.pipelines.evaluation.evaluate import evaluate
@@ -133,6 +134,12 @@ def test_each_of_several_labels_has_its_rate_and_its_regression(spark: Any, tmp_
     assert logistic["loss"] < rates["loss"]
     as_vector = fit_baselines(spark, "multilabel", train, test, [*features, vector], [vector])
     assert as_vector.scores[RATES] == pytest.approx(rates, rel=1e-12)
+
+
+def test_the_mean_auc_of_several_labels_is_of_those_that_some_test_rows_have_and_not_all() -> None:
+    each = [{"loss": 0.2, "accuracy": 0.9, "auc": auc} for auc in (0.9, 0.7, 0.5, 0.5)]
+    assert mean_of_labels(each, [0.3, 0.1, 0.0, 1.0])["macro_auc"] == pytest.approx(0.8)
+    assert mean_of_labels(each[2:], [0.0, 1.0]) == pytest.approx({"loss": 0.2, "accuracy": 0.9})
 
 
 def test_more_labels_than_are_fitted_in_turn_are_said_to_have_no_regression() -> None:
