@@ -1223,6 +1223,14 @@ MUTANTS = (
     Mutant(STEP, "self.tables.apply(lr, factor)", "self.tables.apply(lr, 1.0)", T_SPARSE),
     Mutant(f"{PARALLEL}/sparse.py", "lr * self._lr_share", "lr", T_SPARSE),
     Mutant("training/models/sparse_embedding.py", "sizes_B.clamp(min=1)", "sizes_B", T_SPARSE_EMBEDDING),
+    Mutant("training/models/sparse_embedding.py", ".diff().to(rows_ND.device)", ".diff()", T_SPARSE_EMBEDDING),
+    Mutant(
+        "training/models/sparse_embedding.py",
+        "torch.equal(ids.offsets[0], weights.offsets[0])",
+        "True",
+        T_SPARSE_EMBEDDING,
+    ),
+    Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),
     Mutant("conf/rules/strategies.py", "(tp, pp, cp) != (1, 1, 1)", "False", "tests/conf/rules/test_recipe.py"),
 )

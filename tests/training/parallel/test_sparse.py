@@ -71,6 +71,15 @@ def test_tables_train_as_dense_parameters_do_norms_and_clipping_included() -> No
         assert np.abs(got - getattr(model, f"dense_{name}").detach().numpy()).max() < 1e-12
 
 
+def test_a_model_whose_only_trained_part_is_tables_trains_and_checkpoints() -> None:
+    strategy = recommending(0, 1, {"dense": False})
+    for step in range(2):
+        strategy.forward_backward(rating_batch(step))
+        assert strategy.step(1e-2).grad_norm > 0
+    assert strategy.state_dict()["model"] == {} and strategy.tables.measured()["users"]["rows"] > 20
+    strategy.load_state_dict(strategy.state_dict())
+
+
 def test_layouts_and_averages_that_tables_do_not_go_with_are_refused() -> None:
     info = RankInfo(0, 1, 0, 1)
     strategy = build_strategy(ParallelConfig(), info, CPU, ema=0.9)
