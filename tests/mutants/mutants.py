@@ -1212,6 +1212,8 @@ MUTANTS = (
     Mutant(f"{TABLES}/table.py", "out[~known] = self._initial(ids[~known])", "out[~known] = 0", T_TABLE),
     Mutant(f"{TABLES}/id_map.py", "on = ~hit & (slot != EMPTY)", "on = ~hit & (slot >= 0)", T_TABLE),
     Mutant(f"{TABLES}/id_map.py", "won = free & (self._slots[at] == slots[todo])", "won = free", T_TABLE),
+    Mutant(f"{TABLES}/update_rules.py", "step.astype(np.float64)", "step", T_TABLE),
+    Mutant(f"{TABLES}/sharded.py", "self._wire if training else None", "self._wire", T_SPARSE),
     Mutant(f"{TABLES}/update_rules.py", "step += 1", "pass", T_TABLE),
     Mutant(f"{TABLES}/update_rules.py", 'np.einsum("nd,nd->n", grads, grads) / dim', "1.0", T_TABLE),
     Mutant(f"{TABLES}/files.py", "times != 1", "times < 1", T_TABLE_FILES),

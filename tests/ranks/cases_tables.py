@@ -122,8 +122,8 @@ class OneAfterAnother(ShardedTable):
         self.asked, self.receive = self._route.asked, self._route.receive
         return super().reduce(grads)
 
-    def _sent(self, rows: np.ndarray, send: np.ndarray, receive: np.ndarray) -> np.ndarray:
-        self.arrived = super()._sent(rows, send, receive)
+    def _sent(self, rows: np.ndarray, send: np.ndarray, receive: np.ndarray, wire: Any) -> np.ndarray:
+        self.arrived = super()._sent(rows, send, receive, wire)
         return self.arrived
 
     def apply(self, lr: float, factor: float) -> None:

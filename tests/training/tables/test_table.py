@@ -116,6 +116,15 @@ def test_a_table_trains_as_one_optimizer_for_each_row(kind: Kind) -> None:
     assert np.abs(table.pull(known) - want).max() < 1e-12 and len(table) == len(rows)
 
 
+def test_the_first_steps_of_adam_in_float32_are_those_in_float64() -> None:
+    rows: dict[str, np.ndarray] = {}
+    for dtype in ("float32", "float64"):
+        table = Table(spec("adam", dtype=dtype, scale=0.0, rule=UpdateRule("adam", betas=(0.9, 0.9999))))
+        table.push(np.array([1]), np.full((1, 4), 0.3, dtype), 1.0)
+        rows[dtype] = table.pull(np.array([1]))
+    assert np.abs(rows["float32"] / rows["float64"] - 1).max() < 3e-7
+
+
 def test_sums_add_the_gradients_of_an_id() -> None:
     ids, sums = summed(np.array([5, -1, 5, 5]), np.array([[1.0, 2], [3, 4], [5, 6], [7, 8]]))
     assert ids.tolist() == [-1, 5] and sums.tolist() == [[3, 4], [13, 16]]
