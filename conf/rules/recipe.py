@@ -262,9 +262,9 @@ CONFLICTS: tuple[Conflict, ...] = (
         "or begin with this recipe's own model by warm_start",
     ),
     Conflict(
-        lambda c: c.tables.max_rows is not None and c.tables.max_rows < c.train.global_batch,
-        "tables.max_rows = {c.tables.max_rows}: less than train.global_batch = {c.train.global_batch}, and every row "
-        "of a batch may have an id of its own; raise it",
+        lambda c: c.tables.max_rows is not None and c.tables.max_rows < 4 * c.train.global_batch,
+        "tables.max_rows = {c.tables.max_rows}: less than 4 times train.global_batch = {c.train.global_batch}; every "
+        "row of a batch may have an id of its own, and ids fill buckets unevenly; raise it",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,

@@ -59,7 +59,17 @@ def commands(page: str) -> list[list[str]]:
 
 
 def test_blocks_are_of_known_languages_and_none_is_lost() -> None:
-    assert set(PAGES) == {"README", "table", "classes", "text", "own_model", "cluster", "serving", "recommender", "labels"}
+    assert set(PAGES) == {
+        "README",
+        "table",
+        "classes",
+        "text",
+        "own_model",
+        "cluster",
+        "serving",
+        "recommender",
+        "labels",
+    }
     for name, page in PAGES.items():
         assert {block.language for block in blocks(page)} <= {"sh", "python", "yaml", "text"}, name
         assert all(block.file for block in blocks(page) if block.language == "yaml"), name

@@ -38,6 +38,19 @@ class Recommender(nn.Module):
         return self.head(torch.cat(parts, dim=1)).squeeze(-1)
 
 
+class OnlyTables(nn.Module):
+    """Nothing is trained but rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = SparseEmbedding(["user", "friend"], 4)
+        self.tags = SparseEmbedding("tags", 3)
+
+    def forward(self, columns: dict[str, Any]) -> torch.Tensor:
+        match = (self.users(columns["user"]) * self.users(columns["friend"])).sum(dim=1)
+        return match + self.tags(columns["tags"]).sum(dim=1)
+
+
 class Rating(Task):
     def inputs(self, columns: dict[str, Any]) -> tuple[Any, ...]:
         return (columns,)
@@ -64,14 +77,15 @@ def rating_batch(step: int, dtype: torch.dtype = torch.float64) -> Batch:
 
 
 def recommending(rank: int, world: int, case: dict[str, Any], dtype: torch.dtype = torch.float64) -> MeshStrategy:
-    """`case`: `tables` and `parallel` blocks."""
+    """`case`: `tables` and `parallel` blocks; `dense`: False for a model of tables alone."""
     settings = TableSettings(TablesConfig(**case.get("tables", {})), 11, str(dtype).removeprefix("torch."), 5.0)
     parallel = ParallelConfig(**{"engine": "torch", **case.get("parallel", {})})
     info = RankInfo(rank, world, rank, world)
     strategy = build_strategy(parallel, info, CPU, clip_norm=0.5, tables=settings)
     torch.manual_seed(7)
     config = OptimConfig(name="sgd", weight_decay=0.0)
-    strategy.prepare(Recommender().to(dtype), Rating(), lambda named: build_optimizer(named, config))
+    model = Recommender() if case.get("dense", True) else OnlyTables()
+    strategy.prepare(model.to(dtype), Rating(), lambda named: build_optimizer(named, config))
     return strategy
 
 
@@ -108,8 +122,8 @@ class OneAfterAnother(ShardedTable):
         self.asked, self.receive = self._route.asked, self._route.receive
         return super().reduce(grads)
 
-    def _sent(self, rows: np.ndarray, send: np.ndarray, receive: np.ndarray) -> np.ndarray:
-        self.arrived = super()._sent(rows, send, receive)
+    def _sent(self, rows: np.ndarray, send: np.ndarray, receive: np.ndarray, wire: Any) -> np.ndarray:
+        self.arrived = super()._sent(rows, send, receive, wire)
         return self.arrived
 
     def apply(self, lr: float, factor: float) -> None:

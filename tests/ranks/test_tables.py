@@ -28,18 +28,23 @@ TWO = RULES | {
     "evicted": {"tables": {"optimizer": "adam", "max_rows": BUCKETS}},
     "float32": {"tables": {"optimizer": "adam"}, "dtype": "float32"},
     "bf16": {"tables": {"optimizer": "sgd", "wire": "bf16"}},
+    "only tables": {"tables": {}, "dense": False},
+    "only tables, zero1": {"tables": {}, "dense": False, "parallel": {"zero": 1}},
+    "only tables, zero3": {"tables": {}, "dense": False, "parallel": {"zero": 3}},
 }
 HOROVOD = {
     "adagrad": {"tables": {"optimizer": "rowwise_adagrad"}, "parallel": {"engine": "horovod"}},
     "zero1": {"tables": {"optimizer": "adam"}, "parallel": {"engine": "horovod", "zero": 1}},
+    "only tables": {"tables": {}, "dense": False, "parallel": {"engine": "horovod"}},
+    "only tables, zero1": {"tables": {}, "dense": False, "parallel": {"engine": "horovod", "zero": 1}},
 }
 TOLERANCE = {"float32": 2e-6, "bf16": 2e-2}
 
 
 @cache
-def alone(dtype: str, **settings: Any) -> dict[str, Any]:
+def alone(dtype: str, dense: bool = True, **settings: Any) -> dict[str, Any]:
     kind = getattr(torch, dtype)
-    return trained(recommending(0, 1, {"tables": settings}, kind), kind)
+    return trained(recommending(0, 1, {"tables": settings, "dense": dense}, kind), kind)
 
 
 def whole(parts: list[dict[str, Any]], table: str) -> dict[str, np.ndarray]:
@@ -64,7 +69,7 @@ def test_a_table_on_ranks_is_the_table_of_one_process(
     for name, case in cases.items():
         settings, within = case["tables"], TOLERANCE.get(name, 1e-12)
         plain = {key: value for key, value in settings.items() if key not in ("place", "wire")}
-        expected = alone(case.get("dtype", "float64"), **plain)
+        expected = alone(case.get("dtype", "float64"), case.get("dense", True), **plain)
         parts = [rank[name] for rank in found]
         assert len({int(part["tables"]["users"]["clock"][0]) for part in (*parts, expected)}) == 1, name
         assert parts[0]["skipped"] == expected["skipped"] and sum(expected["skipped"]) == 1, name

@@ -70,12 +70,14 @@ class SparseEmbedding(nn.Module):
         rows_ND = self._rows(ids.values)
         if len(ids.offsets) != 1 or ids.values.dim() != 1:
             raise ValueError(f"SparseEmbedding {self.columns}: a bag is one list of ids a row, without lists in it")
-        sizes_B = ids.offsets[0].diff()
+        sizes_B = ids.offsets[0].diff().to(rows_ND.device)  # offsets stay in the host's memory
         if weights is not None:
-            if self.bag != "sum" or len(weights.values) != len(ids.values):
+            if self.bag != "sum" or not _same_bags(ids, weights):
                 raise ValueError(f"SparseEmbedding {self.columns}: weights are for sums, one weight for each id")
             rows_ND = rows_ND * weights.values.to(rows_ND.dtype)[:, None]
-        of_row = torch.repeat_interleave(torch.arange(len(sizes_B), device=rows_ND.device), sizes_B)
+        of_row = torch.repeat_interleave(
+            torch.arange(len(sizes_B), device=rows_ND.device), sizes_B, output_size=len(rows_ND)
+        )
         out_BD = rows_ND.new_zeros(len(sizes_B), self.dim).index_add(0, of_row, rows_ND)
         return out_BD if self.bag == "sum" else out_BD / sizes_B.clamp(min=1)[:, None].to(out_BD.dtype)
 
@@ -89,6 +91,13 @@ class SparseEmbedding(nn.Module):
                 "them from its folder"
             )
         return self.source.rows_of(ids.long())
+
+
+def _same_bags(ids: Ragged, weights: Ragged) -> bool:
+    """Whether each row has as many weights as ids."""
+    if ids.values.shape != weights.values.shape or len(weights.offsets) != 1:
+        return False
+    return ids.values.is_meta or torch.equal(ids.offsets[0], weights.offsets[0])
 
 
 def sparse_embeddings(model: nn.Module) -> dict[str, SparseEmbedding]:

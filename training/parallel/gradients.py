@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.models.torch_private import foreach_multiply_, foreach_norm
 from sparkring.training.parallel.dtensor import local_tensor, shard_count
 
@@ -49,8 +50,11 @@ def scale_gradients(gradients: Sequence[torch.Tensor], factor: float) -> None:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """ValueError where there is nothing to train, or a gradient that strategies cannot sum."""
-    if not any(p.requires_grad for p in model.parameters()):
+    """ValueError where there is nothing to train, or a gradient that strategies cannot sum.
+
+    Rows of sparse tables are trained too, and are no parameters.
+    """
+    if not any(p.requires_grad for p in model.parameters()) and not sparse_embeddings(model):
         raise ValueError("the model has no trainable parameters (requires_grad): nothing to train")
     sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
     if sparse:

@@ -190,8 +190,8 @@ class MeshStrategy(Strategy):
         self.awaits_step = True
         self.data_parallel.set_loss_scale(self.scaler.scale)
         self.prepared.runnable.train()
-        self.tables.pull(batch.columns, training=True)
         with self._measuring():
+            self.tables.pull(batch.columns, training=True)
             self.loss_sum = self._pipelined(self.pipeline, batch) if self.pipeline else self._accumulated(batch)
         return self.loss_sum
 

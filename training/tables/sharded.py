@@ -59,7 +59,7 @@ class ShardedTable:
         Args:
             spec: of the table.
             exchange: between all ranks.
-            wire: fp32 sends rows and gradients as they are, bf16 rounds them.
+            wire: fp32 sends rows and gradients as they are, bf16 rounds those of training.
             replicated: every rank holds every row.
         """
         self.table, self.exchange, self.replicated = Table(spec), exchange, replicated
@@ -85,7 +85,8 @@ class ShardedTable:
             return self.table.pull(ids)
         owner = self._owners[bucket_of(ids)]
         route = self._routed(ids, np.argsort(owner, kind="stable"), np.bincount(owner, minlength=self.exchange.world))
-        rows = self._sent(self.table.pull(route.asked), route.receive, route.send)
+        # evaluation sees rows as they are stored, as serving does
+        rows = self._sent(self.table.pull(route.asked), route.receive, route.send, self._wire if training else None)
         pulled = np.empty_like(rows)
         pulled[route.order] = rows
         if training:
@@ -100,7 +101,7 @@ class ShardedTable:
         route = self._route
         assert route is not None, "gradients come after a pull for training"
         self._route = None
-        arrived = self._sent(grads[route.order], route.send, route.receive)
+        arrived = self._sent(grads[route.order], route.send, route.receive, self._wire)
         ids, sums = self._pushed = summed(route.asked, arrived)
         own = sums[self._owners[bucket_of(ids)] == self.exchange.rank].astype(np.float64)
         return float((own * own).sum())
@@ -129,8 +130,8 @@ class ShardedTable:
         asked: Ids = self.exchange.rows(torch.from_numpy(ids[order]), send, receive).numpy()
         return _Route(order, send, receive, asked)
 
-    def _sent(self, rows: Array, send: Counts, receive: Counts) -> Array:
+    def _sent(self, rows: Array, send: Counts, receive: Counts, wire: torch.dtype | None) -> Array:
         own = torch.from_numpy(np.ascontiguousarray(rows))
-        sent = own if self._wire is None else own.to(self._wire)
+        sent = own if wire is None else own.to(wire)
         arrived: Array = self.exchange.rows(sent, send, receive).to(own.dtype).numpy()
         return arrived

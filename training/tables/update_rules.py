@@ -47,5 +47,7 @@ class UpdateRule:
         step += 1
         mean += (1 - beta1) * (grads - mean)
         square += (1 - beta2) * (grads * grads - square)
-        rate = lr / (1 - beta1**step)
-        rows[:, :dim] -= rate * mean / (np.sqrt(square / (1 - beta2**step)) + self.eps)
+        # in float32 1 - beta2 has lost four of its seven digits
+        debias1, debias2 = ((1 - beta ** step.astype(np.float64)).astype(rows.dtype) for beta in (beta1, beta2))
+        rate = lr / debias1
+        rows[:, :dim] -= rate * mean / (np.sqrt(square / debias2) + self.eps)

@@ -196,8 +196,8 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         (SMALL, ["dataset=null", HASHED, "model.start=e.safetensors"], "model.start: features of kind hashed have"),
         (
             SMALL,
-            ["tables.max_rows=1024", "train.global_batch=1025"],
-            "tables.max_rows = 1024: less than train.global_batch = 1025",
+            ["tables.max_rows=1024", "train.global_batch=257"],
+            "tables.max_rows = 1024: less than 4 times train.global_batch = 257",
         ),
     ],
 )

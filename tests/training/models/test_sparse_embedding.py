@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sparkring.training.data.batch import Ragged
 from sparkring.training.models.sparse_embedding import PulledRows, SparseEmbedding, sparse_embeddings
@@ -34,6 +35,30 @@ def test_bags_are_sums_means_and_weighted_sums_and_an_empty_one_is_zero() -> Non
     assert embedding()(bags(), bags([1.0, 2.0, -1.0])).tolist() == [[7, 70], [0, 0], [-1, -10]]
     with pytest.raises(ValueError, match="weights are for sums"):
         embedding("mean")(bags(), bags([1.0, 2.0, -1.0]))
+
+
+def test_weights_of_other_bags_are_refused_where_their_total_is_the_same() -> None:
+    others = Ragged(torch.tensor([1.0, 2.0, -1.0]), (torch.tensor([0, 1, 2, 3]),))
+    with pytest.raises(ValueError, match="one weight for each id"):
+        embedding()(bags(), others)
+
+
+class _RowsOnGpu:
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows
+
+
+def test_bags_are_combined_on_the_device_of_their_rows() -> None:
+    """Offsets stay on the host. Fake tensors raise where a GPU would, at tensors of two devices."""
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        ids = Ragged(torch.empty(3, dtype=torch.int64, device="cuda"), (torch.zeros(4, dtype=torch.int64),))
+        made = SparseEmbedding("tags", 2)
+        made.source = _RowsOnGpu(torch.empty(3, 2, device="cuda"))
+        out = made(ids)
+    assert out.shape == (3, 2) and out.device.type == "cuda"
 
 
 def test_ids_that_were_not_pulled_are_refused() -> None:

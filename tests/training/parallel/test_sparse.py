@@ -1,5 +1,8 @@
 """A model's tables in a step of one process, beside the same model with nn.Embedding."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,7 @@ from torch import nn
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.training.data.batch import Ragged
+from sparkring.training.data.batch import Columns, Ragged
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.sparse import SparseTables, TableSettings
 from sparkring.training.tables.exchange import Alone
@@ -71,6 +74,15 @@ def test_tables_train_as_dense_parameters_do_norms_and_clipping_included() -> No
         assert np.abs(got - getattr(model, f"dense_{name}").detach().numpy()).max() < 1e-12
 
 
+def test_a_model_whose_only_trained_part_is_tables_trains_and_checkpoints() -> None:
+    strategy = recommending(0, 1, {"dense": False})
+    for step in range(2):
+        strategy.forward_backward(rating_batch(step))
+        assert strategy.step(1e-2).grad_norm > 0
+    assert strategy.state_dict()["model"] == {} and strategy.tables.measured()["users"]["rows"] > 20
+    strategy.load_state_dict(strategy.state_dict())
+
+
 def test_layouts_and_averages_that_tables_do_not_go_with_are_refused() -> None:
     info = RankInfo(0, 1, 0, 1)
     strategy = build_strategy(ParallelConfig(), info, CPU, ema=0.9)
@@ -98,7 +110,32 @@ def test_rounded_rows_are_what_a_model_sees_and_pushes() -> None:
     rows = table.pull(ids, training=True)
     assert (rows == torch.from_numpy(table.table.pull(ids)).bfloat16().float().numpy()).all()
     assert (rows != table.table.pull(ids)).any()
+    assert (table.pull(ids, training=False) == table.table.pull(ids)).all(), "serving reads rows that are not rounded"
     assert table.reduce(np.full((2, 2), 1 + 2**-12, np.float32)) == 4.0
+
+
+def test_the_bytes_of_the_pull_are_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process sends nothing: whether the rows are pulled within is what is looked at."""
+    strategy, within = recommending(0, 1, {}), list[bool]()
+    measuring, pull = strategy._measuring, strategy.tables.pull
+    inside = False
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        nonlocal inside
+        with measuring():
+            inside = True
+            yield
+            inside = False
+
+    def pulling(columns: Columns, training: bool) -> None:
+        within.append(inside)
+        pull(columns, training)
+
+    monkeypatch.setattr(strategy, "_measuring", noted)
+    monkeypatch.setattr(strategy.tables, "pull", pulling)
+    strategy.forward_backward(rating_batch(0))
+    assert within == [True]
 
 
 def test_a_checkpoint_of_other_tables_is_refused_by_name() -> None:

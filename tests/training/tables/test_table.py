@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,6 +117,15 @@ def test_a_table_trains_as_one_optimizer_for_each_row(kind: Kind) -> None:
     assert np.abs(table.pull(known) - want).max() < 1e-12 and len(table) == len(rows)
 
 
+def test_the_first_steps_of_adam_in_float32_are_those_in_float64() -> None:
+    rows: dict[str, np.ndarray] = {}
+    for dtype in ("float32", "float64"):
+        table = Table(spec("adam", dtype=dtype, scale=0.0, rule=UpdateRule("adam", betas=(0.9, 0.9999))))
+        table.push(np.array([1]), np.full((1, 4), 0.3, dtype), 1.0)
+        rows[dtype] = table.pull(np.array([1]))
+    assert np.abs(rows["float32"] / rows["float64"] - 1).max() < 3e-7
+
+
 def test_sums_add_the_gradients_of_an_id() -> None:
     ids, sums = summed(np.array([5, -1, 5, 5]), np.array([[1.0, 2], [3, 4], [5, 6], [7, 8]]))
     assert ids.tolist() == [-1, 5] and sums.tolist() == [[3, 4], [13, 16]]
@@ -211,9 +221,80 @@ def test_a_table_that_cannot_be_is_refused(given: dict[str, object], problem: st
         spec(**given)  # type: ignore[arg-type]
 
 
-def test_a_batch_of_more_ids_than_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"1030 distinct ids, tables\.max_rows = 1024; raise max_rows"):
-        Table(spec(max_rows=1024)).push(np.arange(1030), np.ones((1030, 4)), 0.1)
+def test_rows_of_a_push_are_not_evicted_by_it_and_no_world_changes_which_are() -> None:
+    """Also where a bucket is given more ids than it may hold: it keeps those it has, then the first by hash."""
+    given = spec("adam", max_rows=2 * BUCKETS, admit_after=1)
+    table, owners = Table(given), bucket_owners(3)
+    ranks = [Table(given) for _ in range(3)]
+    overfull = 0
+    for step in range(12):
+        rng = np.random.default_rng(step)
+        ids, grads = summed(rng.integers(0, 5_000, 2_500), rng.standard_normal((2_500, 4)))
+        before = set(table.dump(ALL).ids.tolist())
+        table.push(ids, grads, 0.1)
+        stored = set(table.dump(ALL).ids.tolist())
+        assert len(stored) <= 2 * BUCKETS and {each for each in ids.tolist() if each in before} <= stored
+        in_push = np.bincount(bucket_of(ids), minlength=BUCKETS)
+        has_room = in_push[bucket_of(ids)] <= 2
+        assert set(ids[has_room].tolist()) <= stored
+        overfull += int((in_push > 2).sum())
+        for rank, part in enumerate(ranks):
+            own = owners[bucket_of(ids)] == rank
+            part.push(ids[own], grads[own], 0.1)
+    assert overfull > 1000
+    whole = Table(given)
+    for rank, part in enumerate(ranks):
+        whole.load(part.dump(np.flatnonzero(owners == rank)))
+    for name, value in vars(table.dump(ALL)).items():
+        assert np.array_equal(value, getattr(whole.dump(ALL), name)), name
+
+
+def test_an_eviction_looks_at_the_full_buckets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(spec("sgd", max_rows=20 * BUCKETS))
+    ids = np.arange(60_000)
+    order = np.argsort(bucket_of(ids), kind="stable")
+    bucket = bucket_of(ids)[order]
+    place = np.arange(len(ids)) - np.searchsorted(bucket, bucket)
+    table.push(ids[order][place < 20], np.ones((20 * BUCKETS, 4)), 0.1)
+    looked_at, gather = list[int](), Slab.gather
+    monkeypatch.setattr(Slab, "gather", lambda self, slots: (looked_at.append(len(slots)), gather(self, slots))[1])
+    monkeypatch.setattr(IdMap, "items", None)
+    table.push(ids[order][place == 20][:3], np.ones((3, 4)), 0.1)
+    assert len(table) == 20 * BUCKETS - 3 * 2 and sum(looked_at) <= 3 * 20 + 20
+
+
+def test_ids_that_wait_to_be_admitted_are_bounded_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkring.training.tables.table.WAITING", 4)
+    table, last = Table(spec("sgd", admit_after=2)), np.zeros(0, np.int64)
+    for step in range(8):
+        last = np.arange(1500) + 1500 * step
+        table.push(last, np.ones((1500, 4)), 0.1)
+        assert np.bincount(bucket_of(table.dump(ALL).seen[:, 0].copy()), minlength=BUCKETS).max() <= 4
+    assert len(table) == 0
+    known = last[np.isin(last, table.dump(ALL).seen[:, 0])]
+    assert len(known) > 1400
+    table.push(np.concatenate([known, np.arange(100)]), np.ones((len(known) + 100, 4)), 0.1)
+    assert table.dump(ALL).ids.size == len(known), "the first 100 had been forgotten"
+
+
+def test_a_checkpoint_of_before_waiting_ids_had_a_last_push_is_read() -> None:
+    table, old = Table(spec("sgd", admit_after=2)), Table(spec("sgd", admit_after=2))
+    table.push(np.array([1, 2]), np.ones((2, 4)), 0.1)
+    dump = table.dump(ALL)
+    old.load(replace(dump, seen=dump.seen[:, :2]))
+    old.push(np.array([1]), np.ones((1, 4)), 0.1)
+    assert old.dump(ALL).ids.tolist() == [1] and old.dump(ALL).seen.tolist() == [[2, 1, 0]]
+
+
+def test_a_table_that_may_have_fewer_rows_than_were_stored_keeps_the_newest() -> None:
+    table, fewer = Table(spec("sgd", max_rows=5 * BUCKETS)), Table(spec("sgd", max_rows=2 * BUCKETS))
+    ids = np.arange(200_000)
+    inside = ids[bucket_of(ids) == 5][:4]
+    for each in (0, 1, 2, 3, 1):
+        table.push(inside[each : each + 1], np.ones((1, 4)), 0.1)
+    fewer.load(table.dump(ALL))
+    assert sorted(fewer.dump(ALL).ids.tolist()) == sorted(inside[[1, 3]].tolist())
+    assert fewer.counts.sum(axis=0).tolist() == [4, 2]
 
 
 def test_buckets_move_to_a_new_rank_only() -> None:

@@ -1,0 +1,115 @@
+"""Ids that are held, each with a slot: any number, or so many of each bucket, where the longest untouched give way.
+
+Every decision looks at one bucket only, and no slot decides anything: what is held is the same on any world.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkring.training.tables.hashing import BUCKETS, Ids, bucket_of, hash_of
+from sparkring.training.tables.id_map import IdMap, Slots
+from sparkring.training.tables.slab import Slab
+from sparkring.training.tables.slots import AnySlots, BucketSlots, places_in_runs
+
+TRIMMED = 0.9  # a bucket without room is cut to this share, so that not every push evicts
+FREE = -1  # in place of the last push
+
+
+class HeldIds:
+    """Distinct ids, and with a limit when they were touched."""
+
+    def __init__(self, share: int | None) -> None:
+        """`share`: ids of a bucket at most; None: any number, whose use is not kept."""
+        self.share, self.map = share, IdMap()
+        self._slots: AnySlots | BucketSlots = AnySlots() if share is None else BucketSlots(share)
+        self._use = Slab(3, np.int64)  # last push, pushes, id
+        self._in_bucket = np.zeros(BUCKETS, np.int64)
+
+    @property
+    def bytes(self) -> int:
+        return self.map.bytes + self._use.bytes + self._slots.bytes
+
+    @property
+    def end(self) -> int:
+        """Above the largest slot ever taken."""
+        return self._slots.end
+
+    def use(self, slots: Slots) -> NDArray[np.int64]:
+        """(n, 2) the last push of each, and how many there were."""
+        return self._use.gather(slots)[:, :2]
+
+    def touch(self, slots: Slots, clock: int) -> None:
+        """Note a push of ids that are held."""
+        if self.share is not None and len(slots):
+            use = self._use.gather(slots)
+            use[:, 0], use[:, 1] = clock, use[:, 1] + 1
+            self._use.scatter(slots, use)
+
+    def add(self, ids: Ids, use: NDArray[np.int64]) -> Slots:
+        """Hold new ids that there is room for; `use`: as of `use`. Returns their slots."""
+        bucket = bucket_of(ids)
+        slots = self._slots.take(bucket)
+        self.map.insert(ids, slots)
+        self._in_bucket += np.bincount(bucket, minlength=BUCKETS)
+        if self.share is not None:
+            self._use.reserve(self.end)
+            self._use.scatter(slots, np.column_stack([use, ids]))
+        return slots
+
+    def remove(self, ids: Ids, slots: Slots) -> None:
+        bucket = bucket_of(ids)
+        self.map.remove(ids)
+        self._in_bucket -= np.bincount(bucket, minlength=BUCKETS)
+        self._slots.give(slots, bucket)
+        if self.share is not None:
+            self._use.scatter(slots, np.full((len(slots), 3), FREE))
+
+    def make_room(self, ids: Ids, clock: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Evict for new ids, (n,): of each bucket that they would overfill those longest untouched, a tenth at once.
+
+        Ids touched by push `clock` stay. Returns which new ids there is room for, the first by their hashes, and
+        (1024,) how many ids of each bucket are evicted.
+        """
+        if self.share is None:
+            return np.ones(len(ids), np.bool_), np.zeros(BUCKETS, np.int64)
+        wanted = self._in_bucket + np.bincount(bucket_of(ids), minlength=BUCKETS)
+        surplus = np.where(wanted > self.share, wanted - max(1, int(TRIMMED * self.share)), 0)
+        evicted = self._evict(surplus, clock)
+        return self.first(ids), evicted
+
+    def first(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of new ids, (n,), there is room for: the first by their hashes."""
+        return self._first(ids, np.argsort(hash_of(ids)))
+
+    def newest(self, ids: Ids, use: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ids (n,) with uses (n, 2) there is room for: the last touched first."""
+        order = np.lexsort((-ids, -use[:, 1], -use[:, 0], bucket_of(ids)))
+        return self._first(ids, order)
+
+    def _first(self, ids: Ids, order: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The ids that there is room for, in an `order` of buckets."""
+        fits = np.ones(len(ids), np.bool_)
+        if self.share is not None:
+            bucket = bucket_of(ids)[order]
+            fits[order] = places_in_runs(bucket) < (self.share - self._in_bucket)[bucket]
+        return fits
+
+    def _evict(self, surplus: NDArray[np.int64], clock: int) -> NDArray[np.int64]:
+        """Evict `surplus` ids, (1024,), of each bucket: the last push oldest, then the rarest, then by id."""
+        full = np.flatnonzero(surplus)
+        if not len(full):
+            return np.zeros(BUCKETS, np.int64)
+        assert isinstance(self._slots, BucketSlots)
+        slots = self._slots.taken(full)
+        use: NDArray[Any] = self._use.gather(slots)
+        may_go = (use[:, 0] != FREE) & (use[:, 0] < clock)
+        use, slots = use[may_go], slots[may_go]
+        bucket = bucket_of(np.ascontiguousarray(use[:, 2]))
+        order = np.lexsort((use[:, 2], use[:, 1], use[:, 0], bucket))
+        gone = order[places_in_runs(bucket[order]) < surplus[bucket[order]]]
+        self.remove(np.ascontiguousarray(use[gone, 2]), slots[gone])
+        return np.bincount(bucket[gone], minlength=BUCKETS)
