@@ -96,7 +96,8 @@ class Parts:
         asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
         together = asks_others and world > 1
         gather = data_gather(strategy, world, config.checkpoint.timeout_s) if together else gather_alone
-        batch = config.train.global_batch if training else config.train.eval_batch
+        rows = self.manifest.splits[split].rows
+        batch = config.train.global_batch if training else config.evaluation_batch(rows)
         weight = self.manifest.weight
         names = [*self.columns.read, *([weight["column"]] if weight is not None else [])]
         request = ReadRequest(self.dataset, self.manifest, split, names, batch)

@@ -685,6 +685,8 @@ MUTANTS = (
     Mutant(f"{PREDICT}/job.py", "    check_own(target)\n", "", f"{T_PREDICT} -k others"),
     Mutant(f"{PREDICT}/job.py", "if not scored.rows_in:", "if False:", f"{T_PREDICT} -k wrong"),
     Mutant("conf/config.py", 'if ":" in reference}', "}", "tests/conf/test_config.py -k code"),
+    Mutant("conf/config.py", "min(asked, max(1, split_rows))", "asked", "tests/conf/test_config.py -k rows"),
+    Mutant("conf/config.py", " // self.parallel.accumulate", "", "tests/conf/test_config.py -k rows"),
     # Dates: arithmetic, templates, who may publish, what is done again.
     Mutant(DATES, "if given != interval_of(schedule, ds).start:", "if False:", T_DATES),
     Mutant(DATES, "if ds < schedule.begin:", "if ds <= schedule.begin:", T_DATES),
