@@ -55,12 +55,10 @@ def als_predictions(
         coded = pairs
         for side, known in numbers.items():
             coded = coded.join(known, side).drop(side).withColumnRenamed(NUMBER, f"{side}_{NUMBER}")
-        # one partition: the sums of the factorization are then the same on any number of slots
-        ordered = coded.coalesce(1).sortWithinPartitions(f"{LIST}_{NUMBER}", f"{ITEM}_{NUMBER}")
         model = ALS(
             rank=config.rank, maxIter=config.iterations, regParam=config.reg, alpha=config.alpha, implicitPrefs=True,
             seed=SEED, userCol=f"{LIST}_{NUMBER}", itemCol=f"{ITEM}_{NUMBER}", ratingCol=ROWS,
-        ).fit(ordered)  # fmt: skip
+        ).fit(coded)  # fmt: skip
         lists, of_list = vectors(model.userFactors, numbers[LIST], LIST, test.column(group))
         items, of_item = vectors(model.itemFactors, numbers[ITEM], ITEM, test.column(item))
     finally:
@@ -103,7 +101,7 @@ def check_size(rank: int, lists: int, items: int) -> None:
 
 def vectors(factors: DataFrame, numbers: DataFrame, side: str, values: pa.ChunkedArray) -> tuple[Array, Array]:
     """The vectors (known + 1, R) of a side, the last one 0 for unknown values, and the place (N,) of each value."""
-    rows = factors.join(numbers, factors["id"] == numbers[NUMBER]).select(side, "features").toArrow()
+    rows = factors.join(numbers, factors["id"] == numbers[NUMBER]).select(side, "features").toArrow().sort_by(side)
     known, found = rows[side].combine_chunks().cast(values.type), rows["features"].combine_chunks()
     table = np.zeros((len(known) + 1, len(found.flatten()) // len(known)), np.float32)
     table[:-1] = found.flatten().to_numpy().reshape(len(known), -1)
