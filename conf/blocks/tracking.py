@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from sparkring.conf.schema import Strict
+from sparkring.conf.schema import NonNegativeFloat, Strict
 from sparkring.conf.secrets import redact
 
 MLFLOW_SCHEMES = {  # of its own stores; plug-ins add others
@@ -93,6 +93,15 @@ class TrackingConfig(Strict):
         return self
 
 
+class AlsConfig(Strict):
+    """Settings of Spark's ALS for implicit feedback; the positive training rows are what it is fitted on."""
+
+    rank: PositiveInt = Field(16, description="numbers of each vector: rank")
+    iterations: PositiveInt = Field(10, description="maxIter")
+    reg: NonNegativeFloat = Field(0.1, description="regParam, times the number of rows of the list or item")
+    alpha: PositiveFloat = Field(1.0, description="how much more certain a positive row is than a pair without one")
+
+
 class RankingConfig(Strict):
     """Test rows as lists that the predictions order, one for each value of a column, such as a user. Of a binary task.
 
@@ -105,9 +114,19 @@ class RankingConfig(Strict):
         description="stored scalar column of what is ranked, such as a product. With report.baselines the positive "
         "training rows of its values are counted: the baseline `popularity`; None: there is no such baseline",
     )
+    als: AlsConfig | None = Field(
+        None,
+        description="also fit Spark's ALS on who of `group` took which `item` in training: a baseline; {}: defaults",
+    )
     k: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
         [10], description="how many of a list's first rows are looked at: scores are recall_at_10 and ndcg_at_10"
     )
+
+    @model_validator(mode="after")
+    def _als_has_items(self) -> Self:
+        if self.als is not None and self.item is None:
+            raise ValueError("als: factorizes who took which item; name the column of what is ranked in `item`")
+        return self
 
     @property
     def metrics(self) -> list[str]:

@@ -106,6 +106,12 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or name a train.test_split",
     ),
     NoEffect(
+        ("report.ranking.als",),
+        lambda c: not c.report.baselines,
+        "with report.baselines = false",
+        "remove it, or set report.baselines to true",
+    ),
+    NoEffect(
         ("report.min_group_rows",),
         lambda c: not c.report.groups,
         "without report.groups",

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.promotion import COMPARED_TASKS
 from sparkring.conf.config import RunConfig
@@ -23,6 +24,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines import serving
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.etl_step import Dataset
+from sparkring.pipelines.evaluation.als import ALS_NAME, als_predictions
 from sparkring.pipelines.evaluation.balance import label_balance
 from sparkring.pipelines.evaluation.baseline import Baselines, attempted, fit_baselines
 from sparkring.pipelines.evaluation.groups import group_scores
@@ -86,7 +88,7 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
         splits = compared_splits(config, dataset, train, rows)
         tensors = [dataset.manifest.tensor(name) for name in columns.labels]
         labels = label_balance(job.spark, config.model.task, splits, tensors)
-        ranked = ranked_rows(config, train, rows, held_out, columns.labels[0])
+        ranked = ranked_rows(job.spark, config, train, rows, held_out, columns.labels[0])
         scores[MODEL] |= ranked.scores
         if config.report.baselines:
             baselines = fit_baselines(
@@ -97,8 +99,8 @@ def evaluate(job: JobContext, result: TrainResult) -> tuple[TrainResult, HeldOut
                 [dataset.manifest.tensor(name) for name in columns.read],
                 tensors,
             )
-            scores |= baselines.scores | ranked.popularity.scores
-            missing = baselines.missing | ranked.popularity.missing
+            scores |= baselines.scores | ranked.baselines.scores
+            missing = baselines.missing | ranked.baselines.missing
         ranking = ranked.lists
     scored = replace(result, scores=scores, missing=missing, unseen=unseen, labels=labels, ranking=ranking)
     return replace(scored, groups=groups, by_label=by_label), held_out
@@ -110,15 +112,18 @@ class Ranked:
 
     lists: RankedLists | None = None
     scores: dict[str, float] = field(default_factory=dict)
-    popularity: Baselines = field(default_factory=Baselines)
+    baselines: Baselines = field(default_factory=Baselines)
 
 
-def ranked_rows(config: RunConfig, train: SplitRows, rows: SplitRows, held_out: HeldOut, label: str) -> Ranked:
-    """Judge how the test rows of each list are ordered, by the model and by what is popular in training.
+def ranked_rows(
+    spark: SparkSession, config: RunConfig, train: SplitRows, rows: SplitRows, held_out: HeldOut, label: str
+) -> Ranked:
+    """Judge how the test rows of each list are ordered: by the model, by what is popular in training, and by ALS.
 
     Args:
+        spark: the job's session.
         config: of the run; without `report.ranking` there is nothing to judge.
-        train: rows that popularity is counted in.
+        train: rows that popularity is counted in, and ALS fitted on.
         rows: of the test split.
         held_out: the model's predictions of them.
         label: its column.
@@ -131,6 +136,10 @@ def ranked_rows(config: RunConfig, train: SplitRows, rows: SplitRows, held_out: 
     item, fits = wanted.item, {}
     if config.report.baselines and item is not None:
         fits[POPULARITY] = lambda: ranking.scores(popularity(train, rows, item, label))
+        if (als := wanted.als) is not None:
+            fits[ALS_NAME] = lambda: ranking.scores(
+                als_predictions(spark, als, train, rows, (wanted.group, item, label))
+            )
     ours = attempted({MODEL: lambda: ranking.scores(held_out.scores)})
     return Ranked(ranking.counts, ours.scores.get(MODEL, {}), attempted(fits))
 

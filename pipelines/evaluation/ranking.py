@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.tracking import RankingConfig
+from sparkring.conf.manifest import DatasetManifest
 from sparkring.pipelines.evaluation.split_rows import SplitRows
 from sparkring.training.result import RankedLists, Scores
 
@@ -104,6 +105,17 @@ def ranking_scores(lists: Array, positive: Array, predictions: Array, ks: Sequen
     return scores
 
 
+def positive_rows(table: pa.Table, manifest: DatasetManifest, label: str) -> pa.Table:
+    """The rows whose label is 1, or the second class, and that do not have the weight 0."""
+    if manifest.classes:
+        is_positive = pc.equal(table[label], manifest.classes[-1])
+    else:
+        is_positive = pc.greater(table[label].cast(pa.float64()), 0.5)
+    if manifest.weight is not None:
+        is_positive = pc.and_(is_positive, pc.greater(table[manifest.weight["column"]], 0))
+    return table.filter(is_positive)
+
+
 def popularity(train: SplitRows, test: SplitRows, item: str, label: str) -> Array:
     """How many positive training rows the item of each test row has, (N,) int64: what orders without a model.
 
@@ -114,13 +126,7 @@ def popularity(train: SplitRows, test: SplitRows, item: str, label: str) -> Arra
     items = test.column(item)
     counts = [pa.table({item: pa.array([], items.type), "rows": pa.array([], pa.int64())})]
     for table in train.tables([item, label, *weight]):
-        if manifest.classes:
-            is_positive = pc.equal(table[label], manifest.classes[-1])
-        else:
-            is_positive = pc.greater(table[label].cast(pa.float64()), 0.5)
-        if weight:
-            is_positive = pc.and_(is_positive, pc.greater(table[weight[0]], 0))
-        grouped = table.filter(is_positive).group_by(item).aggregate([([], "count_all")])
+        grouped = positive_rows(table, manifest, label).group_by(item).aggregate([([], "count_all")])
         counts.append(grouped.select([item, "count_all"]).rename_columns([item, "rows"]))
     known = pa.concat_tables(counts).group_by(item).aggregate([("rows", "sum")])
     places = pc.index_in(items, value_set=known[item].combine_chunks())

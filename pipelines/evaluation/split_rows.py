@@ -52,22 +52,30 @@ class SplitRows:
             yield table if self.keep is None else table.filter(self.keep.expression)
 
     def frame(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
-        """The named scalar tensors in Spark, and the masks of those that have one, all as doubles.
-
-        Made by the reader's own code; unlisted files of the folder are never read.
-        """
+        """The named scalar tensors in Spark, and the masks of those that have one: doubles, by the reader's code."""
         tensors = TensorSource(self.manifest, list(names))
-        frame = spark.read.parquet(*[f"{spark_path(self.folder)}/{file.path}" for file in self.files])
-        frame = frame.select(*self._with(column.name for column in tensors.stored))
-        keep = self.keep
 
         def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                table = pa.Table.from_batches([batch])
-                # pyarrow's filter, for Spark's own comparisons treat NaN and null otherwise
-                yield tensors.doubles(table if keep is None else table.filter(keep.expression))
+            return (tensors.doubles(pa.Table.from_batches([batch])) for batch in batches)
 
-        return frame.mapInArrow(made, ", ".join(f"`{name}` double" for name in tensors.scalar_names))
+        stored = self.stored(spark, [column.name for column in tensors.stored])
+        return stored.mapInArrow(made, ", ".join(f"`{name}` double" for name in tensors.scalar_names))
+
+    def stored(self, spark: SparkSession, names: Iterable[str]) -> DataFrame:
+        """The named columns' stored values in Spark, and those that the filter looks at.
+
+        Unlisted files of the folder are never read.
+        """
+        frame = spark.read.parquet(*[f"{spark_path(self.folder)}/{file.path}" for file in self.files])
+        frame, keep = frame.select(*self._with(names)), self.keep
+        if keep is None:
+            return frame
+
+        def kept(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:  # pyarrow's filter, for Spark's own comparisons treat NaN and null otherwise
+                yield from pa.Table.from_batches([batch]).filter(keep.expression).to_batches()
+
+        return frame.mapInArrow(kept, frame.schema)
 
     def _with(self, names: Iterable[str]) -> list[str]:
         """The names, and those the filter looks at."""

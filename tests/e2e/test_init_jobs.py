@@ -20,6 +20,7 @@ from sparkring.conf.load import load_config
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.evaluation.als import ALS_NAME
 from sparkring.pipelines.evaluation.ranking import POPULARITY
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.job import run_job
@@ -126,11 +127,13 @@ def test_a_recommender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--data", "seen.parquet", "--user", "user", "--item", "film", "--time", "at"]
     assert main(["init", "recommender", *words]) == Exit.OK
-    command_trial(tmp_path / "seen", 6000, "launch.world=2", "train.steps=60", "report.ranking.k=[5]")
+    ranking = ["report.ranking.k=[5]", "report.ranking.als={rank: 4, iterations: 2}"]
+    command_trial(tmp_path / "seen", 6000, "launch.world=2", "train.steps=60", *ranking)
     (run,) = (path.parent for path in (tmp_path / "seen/data/runs").rglob("summary.json"))
     scores, expected = read_result(open_storage(str(run))).scores, expected_ranking(tmp_path / "seen", 5)
     assert {name: scores[MODEL][name] for name in expected} == pytest.approx(expected, abs=1e-12)
-    assert set(scores[POPULARITY]) == set(expected) and all(0 < value < 1 for value in scores[POPULARITY].values())
+    for name in (POPULARITY, ALS_NAME):
+        assert set(scores[name]) == set(expected) and all(0 < value < 1 for value in scores[name].values())
 
 
 def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

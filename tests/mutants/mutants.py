@@ -60,6 +60,8 @@ BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/eval
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
+ALS, T_ALS = "pipelines/evaluation/als.py", "tests/pipelines/evaluation/test_als.py"
+FACTORS, T_FACTORS = "training/models/factors.py", "tests/training/models/test_factors.py"
 DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.py"
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
@@ -1187,8 +1189,36 @@ MUTANTS = (
     Mutant(RANKING, "found * share)[counted]", "found * share)", T_RANKING),
     Mutant(RANKING, "np.ones(len(labels), bool) if weights is None else weights > 0", "labels > -1", T_RANKING),
     Mutant(RANKING, "rows <= min(self.config.k)", "rows < min(self.config.k)", T_RANKING),
-    Mutant(RANKING, "        if weight:", "        if False:", T_RANKING),
+    Mutant(RANKING, "if manifest.weight is not None:", "if False:", T_RANKING),
     Mutant(RANKING, "table.filter(is_positive)", "table", T_RANKING),
+    Mutant("training/models/cnn.py", "if width % GROUPS:", "if False:", "tests/training/models/test_cnn.py"),
+    Mutant("training/models/cnn.py", "logits.squeeze(1) if", "logits if", "tests/training/models/test_cnn.py"),
+    Mutant("training/models/cnn.py", "permute(0, 3, 1, 2)", "permute(1, 3, 0, 2)", "tests/training/models/test_cnn.py"),
+    Mutant("etl/raw.py", '"--require-hashes", ', "", "tests/etl/test_raw.py"),
+    Mutant("etl/raw.py", "    if done.returncode:", "    if False:", "tests/etl/test_raw.py"),
+    Mutant("etl/raw.py", "!= FASHION_SHA256[file.name]", "== 0", "tests/etl/test_raw.py"),
+    Mutant("etl/raw.py", "if not folder.is_dir():", "if True:", "tests/etl/test_raw.py"),
+    Mutant(ALS, "lists[-1] = lists[:-1].mean(axis=0)", "pass", T_ALS),
+    Mutant(ALS, ".drop_null()", "", T_ALS),
+    Mutant(ALS, "alpha=config.alpha, ", "", T_ALS),
+    Mutant(ALS, "ratingCol=ROWS", 'ratingCol=f"{LIST}_{NUMBER}"', T_ALS),
+    Mutant(ALS, "rows = positive_rows(pa.Table.from_batches([batch]), manifest, label)", "rows = batch", T_ALS),
+    Mutant(ALS, "place = F.row_number().over(Window.orderBy(side)) - 1", "place = F.lit(0)", T_ALS),
+    Mutant(ALS, "> MOST_FACTORS", ">= MOST_FACTORS", T_ALS),
+    Mutant(ALS, "CHUNK_ROWS)]", "2 * CHUNK_ROWS)]", T_ALS),
+    Mutant("pipelines/evaluation/split_rows.py", "if keep is None:", "if True:", T_ALS),
+    Mutant(
+        "conf/blocks/tracking.py",
+        "self.als is not None and self.item is None",
+        "False",
+        "tests/conf/rules/test_recipe.py",
+    ),
+    Mutant(FACTORS, "vectors_BCF.square().sum(dim=1)", "vectors_BCF.sum(dim=1)", T_FACTORS),
+    Mutant(FACTORS, "found_BCF[:, :, 0].sum(dim=1)", "0", T_FACTORS),
+    Mutant(FACTORS, 'scales, "mean")', 'scales, "sum")', T_FACTORS),
+    Mutant(FACTORS, 'and c.dtype.startswith("int")', "", T_FACTORS),
+    Mutant(FACTORS, "and c.name not in manifest.hashed]", "]", T_FACTORS),
+    Mutant(FACTORS, "nn.init.zeros_(weight[:, 0])", "pass", T_FACTORS),
     Mutant(RANKING, "take(places.combine_chunks()), 0)", "take(places.combine_chunks()), 9)", T_RANKING),
     Mutant(
         "conf/rules/recipe.py",

@@ -54,6 +54,10 @@ def problems(tmp_path: Path, text: str, *overrides: str) -> list[str]:
             SMALL + "report: {must_beat: [ndcg_at_10], ranking: {group: u}}\n",
             "have ['loss', 'auc', 'accuracy'], not ['ndcg_at_10']; name a metric of report.ranking, with its item",
         ),
+        (
+            SMALL + "report: {ranking: {group: u, als: {}}}\n",
+            "als: factorizes who took which item; name the column of what is ranked in `item`",
+        ),
         (SMALL + "train: {best_metric: auc}\n", "train.best_mode = 'min': more of 'auc' is better; set it to max"),
         (
             SMALL + "model: {task: regression}\ntrain: {early_stopping: {metric: rmse, mode: max}}\n",
@@ -124,6 +128,7 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["train.test_split=null"], "report.groups=[a]"),
         (["model.task=regression"], "report.ranking={group: a}"),
         (["train.test_split=null"], "report.ranking={group: a}"),
+        (["report.baselines=false", "report.ranking={group: a, item: b}"], "report.ranking.als={}"),
         ([], "report.min_group_rows=9"),
         ([], "report.sample_prompt=So"),
         ([], "report.sample_tokens=9"),

@@ -1,0 +1,55 @@
+"""A small convolutional network for small images. Shapes: B images of H x W pixels of C channels.
+
+Groups are normalized (Wu and He 2018, arXiv:1803.08494), not batches, whose statistics would depend on how a global
+batch is cut into ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparkring.conf.manifest import DatasetManifest
+
+GROUPS = 4
+
+
+class SmallCnn(nn.Module):
+    """image (B, H, W, C) uint8 -> logits (B, classes), of two classes (B,)."""
+
+    def __init__(self, classes: int, channels: int, width: int = 16, layers: int = 3) -> None:
+        """The recipe's `model.args` are the last two; the others are from the manifest.
+
+        Args:
+            classes: how many there are.
+            channels: C.
+            width: channels of the first layer, a multiple of 4; each further layer has twice as many.
+            layers: each halves height and width.
+        """
+        super().__init__()
+        if width % GROUPS:
+            raise ValueError(f"model.args.width = {width}: a multiple of {GROUPS} is needed, the groups of a layer")
+        sizes = [channels, *(width << layer for layer in range(layers))]
+        parts: list[nn.Module] = []
+        for before, after in itertools.pairwise(sizes):
+            parts += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(GROUPS, after), nn.ReLU(), nn.MaxPool2d(2)]
+        self.layers = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(sizes[-1], 1 if classes == 2 else classes)
+
+    @classmethod
+    def from_manifest(cls, manifest: DatasetManifest, **args: Any) -> SmallCnn:
+        """Channels of the one image, classes of the label. ValueError where there is not one image."""
+        if len(manifest.images) != 1:
+            raise ValueError(
+                f"sparkring.training.models.cnn takes one feature of kind image; there are {manifest.images}"
+            )
+        channels = manifest.tensor(manifest.images[0]).shape[2]
+        return cls(**{"classes": len(manifest.classes), "channels": channels} | args)
+
+    def forward(self, image_BHWC: torch.Tensor) -> torch.Tensor:
+        pixels_BCHW = image_BHWC.permute(0, 3, 1, 2).to(self.head.weight.dtype) / 255 - 0.5
+        logits: torch.Tensor = self.head(self.layers(pixels_BCHW))
+        return logits.squeeze(1) if logits.shape[1] == 1 else logits
