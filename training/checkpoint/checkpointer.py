@@ -51,7 +51,8 @@ from sparkring.training.checkpoint.writer import CheckpointWriter
 from sparkring.training.waiting import waits_for_ranks
 
 log = logging.getLogger(__name__)
-NO_TABLES: Mapping[str, Mapping[str, torch.Tensor]] = MappingProxyType({})
+TableCopy = Callable[[], Mapping[str, torch.Tensor]]
+NO_TABLES: Mapping[str, TableCopy] = MappingProxyType({})
 POLL_S = 1.0  # how often the progress of the writing thread is looked at, while training waits for it
 
 
@@ -119,7 +120,7 @@ class Checkpointer:
         trainer: dict[str, Any],
         metric: float | None = None,
         rank_state: dict[str, Any] | None = None,
-        tables: Mapping[str, Mapping[str, torch.Tensor]] = NO_TABLES,
+        tables: Mapping[str, TableCopy] = NO_TABLES,
     ) -> None:
         """Copy `state` to host memory and write it behind training; raises the error of the save before this one.
 
@@ -130,7 +131,8 @@ class Checkpointer:
             trainer: the loop's own plain values, the same on all ranks.
             metric: what `best` and retention compare; None: never the best.
             rank_state: plain values of this rank alone, stored beside its random state.
-            tables: this rank's part of each table, as named tensors that nobody changes any more.
+            tables: functions that copy this rank's part of each table to named tensors, called once the save before
+                is written: one copy at a time is in memory.
         """
         began = time.monotonic()
         self.wait()
@@ -160,7 +162,7 @@ class Checkpointer:
                 paths=dict(metadata.planner_data),
                 trainer={"trainer": encode_value(trainer, "trainer"), "versions": library_versions()},
                 rank=encode_value({"rng": capture_rng(), "state": rank_state}, "rank_state"),
-                tables=tables,
+                tables={name: copy() for name, copy in tables.items()},
             )
         except Exception as error:  # the other ranks learn of it when the parts are counted
             snapshot = error

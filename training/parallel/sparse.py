@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,9 +95,13 @@ class SparseTables:
         for table in self.tables.values():
             table.apply(lr * self._lr_share, factor)
 
-    def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copy this rank's buckets of each table, for a checkpoint."""
-        return {name: to_tensors(each.table.dump(each.own_buckets)) for name, each in self.tables.items()}
+    def copies(self) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
+        """By table: a function that copies this rank's buckets, for a checkpoint."""
+
+        def copy(each: ShardedTable) -> dict[str, torch.Tensor]:
+            return to_tensors(each.table.dump(each.own_buckets))
+
+        return {name: partial(copy, each) for name, each in self.tables.items()}
 
     def load(self, stored: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
         """Read this rank's buckets in place of what the tables hold; `stored`: files of all ranks, by table.
