@@ -64,6 +64,7 @@ DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.p
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
+T_INCREMENTS, WRITER = "tests/training/tables/test_increments.py", "training/checkpoint/writer.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
 XXHASH = "training/data/features/xxhash64"
@@ -1225,6 +1226,25 @@ MUTANTS = (
     Mutant(f"{TABLES}/files.py", "times != 1", "times < 1", T_TABLE_FILES),
     Mutant(
         f"{TABLES}/lookup.py", "out[own[known]] = part.rows[place[known]]", "out[own] = part.rows[0]", T_TABLE_FILES
+    ),
+    Mutant(f"{TABLES}/held.py", "self._marks[slots] |= CHANGED", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "self._gone.append(ids[saved])", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "        self._gone = []\n\n    def touch", "\n    def touch", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "self._marks[:] = SAVED", "self._marks |= SAVED", T_INCREMENTS),
+    Mutant(f"{TABLES}/table.py", "if copied_bytes > most_bytes:", "if False:", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "2 * age + 1)", "2 * age)", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "follows &= clocks == clocks.max()", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "clocks[part.buckets] == part.since", "True", T_INCREMENTS),
+    Mutant(POLICY, "len(written) > MOST_INCREMENTS", "False", T_INCREMENTS),
+    Mutant(POLICY, " - sum(written[1:])", "", T_INCREMENTS),
+    Mutant(WRITER, "before, self._tables = self._tables, {}", "before = self._tables", T_INCREMENTS),
+    Mutant(WRITER, "for path in info.needs}", "for path in ()}", T_INCREMENTS),
+    Mutant("training/checkpoint/checkpointer.py", "sorted(info.needs.items())", "()", T_INCREMENTS),
+    Mutant(
+        CATALOG,
+        "gone.add(path if old in folders else old)",
+        "gone.add(old)",
+        "tests/training/checkpoint/test_catalog.py",
     ),
     Mutant(STEP, "self.tables.drop()", "self.tables.apply(lr, 1.0)", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.pull(batch.columns, training=False)", "pass", T_SPARSE_RANKS),

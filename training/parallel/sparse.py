@@ -95,11 +95,11 @@ class SparseTables:
         for table in self.tables.values():
             table.apply(lr * self._lr_share, factor)
 
-    def copies(self) -> dict[str, Callable[[], dict[str, torch.Tensor]]]:
-        """By table: a function that copies this rank's buckets, for a checkpoint."""
+    def copies(self) -> dict[str, Callable[[int], dict[str, torch.Tensor]]]:
+        """By table: a function that copies this rank's buckets for a checkpoint (ShardedTable.save)."""
 
-        def copy(each: ShardedTable) -> dict[str, torch.Tensor]:
-            return to_tensors(each.table.dump(each.own_buckets))
+        def copy(each: ShardedTable, most_bytes: int) -> dict[str, torch.Tensor]:
+            return to_tensors(each.save(most_bytes))
 
         return {name: partial(copy, each) for name, each in self.tables.items()}
 

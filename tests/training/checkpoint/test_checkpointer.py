@@ -155,7 +155,7 @@ def test_tables_are_copied_when_the_save_before_is_written_and_training_waits_fo
     """Before, memory would hold a second copy beside the table."""
     seen: list[str] = []
 
-    def copy() -> dict[str, torch.Tensor]:
+    def copy(most_bytes: int) -> dict[str, torch.Tensor]:
         seen.append("copied")
         time.sleep(0.05)
         return {"ids": torch.arange(3)}
