@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import reduce
 from typing import Annotated, Any
 
 import numpy as np
@@ -62,14 +63,16 @@ from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
-from sparkring.training.result import WorkerResult
+from sparkring.training.result import IdUses, WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
+from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.tasks import build_task, check_takes_weights
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
 MODEL_FOLDER = "model"  # below the run folder
+HOT_IDS = 20  # of each sparse table, in the result
 NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
 
 
@@ -226,6 +229,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         measured=strategy.measure(),
         train_left_out=left_out(reader),
         tables=table_totals(parts),
+        hot_ids=hot_ids(parts),
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
         exported_step = load_exported_step(parts, state)
@@ -346,6 +350,14 @@ def table_totals(parts: Parts) -> dict[str, dict[str, int]]:
     """By sparse table: rows stored, admitted and evicted, and the bytes they take on all ranks. Collective."""
     every = [json.loads(answer) for answer in parts.gather(json.dumps(parts.strategy.tables.measured()).encode())]
     return {name: {key: sum(rank[name][key] for rank in every) for key in every[0][name]} for name in every[0]}
+
+
+def hot_ids(parts: Parts) -> dict[str, IdUses]:
+    """By sparse table: the ids that the batches of all ranks used most. Collective."""
+    own = {name: hot.to_json() for name, hot in parts.strategy.tables.hot.items()}
+    every = [json.loads(answer) for answer in parts.gather(json.dumps(own).encode())]
+    merged = {name: reduce(HotIds.merged, [HotIds.of_json(rank[name]) for rank in every]) for name in own}
+    return {name: IdUses(top=hot.top(HOT_IDS), total=hot.total, missed=hot.missed) for name, hot in merged.items()}
 
 
 def begin_tables(parts: Parts, start: WarmStartConfig) -> None:

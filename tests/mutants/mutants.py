@@ -65,6 +65,7 @@ T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
 T_INCREMENTS, WRITER = "tests/training/tables/test_increments.py", "training/checkpoint/writer.py"
+T_HOT_IDS = "tests/training/tables/test_hot_ids.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
 XXHASH = "training/data/features/xxhash64"
@@ -1246,6 +1247,11 @@ MUTANTS = (
         "gone.add(old)",
         "tests/training/checkpoint/test_catalog.py",
     ),
+    Mutant(f"{TABLES}/hot_ids.py", "counts[kept] - cut", "counts[kept]", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "missed + cut", "missed", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "[rank::world]", "", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "newest[writer].total <= total", "False", T_HOT_IDS),
+    Mutant(f"{PARALLEL}/sparse.py", "with_uses(ids, uses)", "with_uses(ids, uses // uses)", T_SPARSE),
     Mutant(STEP, "self.tables.drop()", "self.tables.apply(lr, 1.0)", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.pull(batch.columns, training=False)", "pass", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.apply(lr, factor)", "self.tables.apply(lr, 1.0)", T_SPARSE),

@@ -94,6 +94,9 @@ def test_two_ranks_leave_the_tables_of_one(alone: Job, pair: Job, tmp_path: Path
     assert pair.result.valid == pytest.approx(alone.result.valid, rel=1e-9)
     totals = {name: count for name, count in pair.result.tables[TABLE].items() if name != "bytes"}
     assert totals == {"rows": 7, "admitted": 7, "evicted": 0}
+    hot = pair.result.hot_ids[TABLE]
+    assert hot == alone.result.hot_ids[TABLE] and (hot.total, hot.missed) == (pair.result.consumed_samples, 0)
+    assert {id_ for id_, _ in hot.top} == set(hash_whole(np.arange(7)).tolist())
 
 
 def test_a_killed_rank_changes_no_bit_of_a_table(group: WorkerGroup, hashed: Path, pair: Job, tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_a_killed_rank_changes_no_bit_of_a_table(group: WorkerGroup, hashed: Pat
     assert (rows_of(job, tmp_path / "again") == rows_of(pair, tmp_path / "before")).all()
     for name, weight in pair.weights().items():
         assert torch.equal(job.weights()[name], weight), name
-    assert job.result.tables == pair.result.tables
+    assert job.result.tables == pair.result.tables and job.result.hot_ids == pair.result.hot_ids
 
 
 def test_a_warm_start_begins_with_the_rows_of_the_model_before(

@@ -86,11 +86,11 @@ class _Part:
 
     def __init__(self, file: Mapping[str, RowFile]) -> None:
         self._file = file
-        self.buckets, self.clock = _whole(file["buckets"]), int(_whole(file["clock"])[0])
-        since = _whole(file["since"]) if "since" in file else np.zeros(0, np.int64)  # older checkpoints are whole
+        self.buckets, self.clock = whole(file["buckets"]), int(whole(file["clock"])[0])
+        since = whole(file["since"]) if "since" in file else np.zeros(0, np.int64)  # older checkpoints are whole
         self.since = int(since[0]) if len(since) else None
-        self._starts, self._seen, self._counts = (_whole(file[name]) for name in ("starts", "seen", "counts"))
-        self._gone = {name: _whole(file[name]) for name in ("removed", "forgotten") if name in file}
+        self._starts, self._seen, self._counts = (whole(file[name]) for name in ("starts", "seen", "counts"))
+        self._gone = {name: whole(file[name]) for name in ("removed", "forgotten") if name in file}
 
     def dump(self, picked: NDArray[np.int64]) -> TableDump:
         """The buckets at places `picked` of the file."""
@@ -137,6 +137,7 @@ def _check_whole(table: str, parts: Sequence[_Part]) -> None:
         )
 
 
-def _whole(file: RowFile) -> Array:
+def whole(file: RowFile) -> Array:
+    """All values of a tensor in a file."""
     found: Array = file.read_rows(0, file.shape[0]).numpy()
     return found
