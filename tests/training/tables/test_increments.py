@@ -248,3 +248,16 @@ def test_after_a_save_that_failed_the_table_is_written_whole(
     save(checkpointer, 3, table)
     assert_same(load(checkpointer, table), table.dump(ALL))
     assert table_files(tmp_path) == {"step-3": 1}
+
+
+def test_a_rank_that_holds_every_row_saves_the_changes_of_its_own_buckets() -> None:
+    """As with `place: replicate`: changes elsewhere are in the files of others, and count for nothing here."""
+    rng, ranks, files = np.random.default_rng(3), [Table(LIMITED), Table(LIMITED)], list[Mapping[str, Rows]]()
+    for _ in range(3):
+        ids, grads = rng.integers(0, 9000, 3000), rng.standard_normal((3000, 3)).astype(np.float32)
+        for rank, table in enumerate(ranks):
+            push([table], ids, grads)
+            dump = table.save(owned(rank, 2), 90_000)  # half of the changes, and not all
+            files.append(as_file(dump))
+    assert [len(file["since"].tensor) for file in files] == [0, 0, 1, 1, 1, 1]
+    assert_same(whole(loaded(LIMITED, files, 1)), ranks[0].dump(ALL))
