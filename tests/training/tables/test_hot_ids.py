@@ -52,3 +52,9 @@ def test_counters_go_on_in_any_world_from_the_last_file_of_each_rank() -> None:
     assert [each.total for each in two] == [3, 2] and hot_ids_of(files, 2, 3).total == 0
     older = [{"buckets": Rows(torch.tensor([0]))}]  # of a checkpoint before there were counters
     assert hot_ids_of(older, 0, 1).total == 0
+
+
+def test_where_no_id_is_used_more_than_others_the_error_keeps_its_bound() -> None:
+    rng = np.random.default_rng(0)
+    found = uses_of([rng.integers(0, 3000, 3000) for _ in range(40)])
+    assert 0 < found.missed <= found.total / (COUNTERS + 1)
