@@ -66,6 +66,8 @@ DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.p
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
+T_INCREMENTS, WRITER = "tests/training/tables/test_increments.py", "training/checkpoint/writer.py"
+T_HOT_IDS = "tests/training/tables/test_hot_ids.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
 XXHASH = "training/data/features/xxhash64"
@@ -431,8 +433,8 @@ MUTANTS = (
     Mutant(TABULAR, "order = [place[column]", "order = [self.numeric_names.index(column)", T_WARM),
     Mutant(
         "training/worker.py",
-        'is not None and not committed(run.at("checkpoints"))[0]',
-        "is not None",
+        "config.warm_start is not None and latest is None",
+        "config.warm_start is not None",
         "tests/training/test_warm_start_run.py",
     ),
     Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
@@ -997,7 +999,7 @@ MUTANTS = (
     Mutant(MODEL_START, "if not folder.exists(file):", "if False:", T_MODEL_START),
     Mutant(
         "training/starting.py",
-        'if committed(run.at("checkpoints"))[0]:',
+        "if resumed:",
         "if False:",
         "tests/training/test_warm_start_run.py",
     ),
@@ -1258,6 +1260,30 @@ MUTANTS = (
     Mutant(
         f"{TABLES}/lookup.py", "out[own[known]] = part.rows[place[known]]", "out[own] = part.rows[0]", T_TABLE_FILES
     ),
+    Mutant(f"{TABLES}/held.py", "self._marks[slots] |= CHANGED", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "self._gone.append(ids[saved])", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "        self._gone = []\n\n    def touch", "\n    def touch", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "self._marks[:] = SAVED", "self._marks |= SAVED", T_INCREMENTS),
+    Mutant(f"{TABLES}/table.py", "if copied_bytes > most_bytes:", "if False:", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "2 * age + 1)", "2 * age)", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "follows &= clocks == clocks.max()", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "clocks[part.buckets] == part.since", "True", T_INCREMENTS),
+    Mutant(POLICY, "len(written) > MOST_INCREMENTS", "False", T_INCREMENTS),
+    Mutant(POLICY, " - sum(written[1:])", "", T_INCREMENTS),
+    Mutant(WRITER, "before, self._tables = self._tables, {}", "before = self._tables", T_INCREMENTS),
+    Mutant(WRITER, "for path in info.needs}", "for path in ()}", T_INCREMENTS),
+    Mutant("training/checkpoint/checkpointer.py", "sorted(info.needs.items())", "()", T_INCREMENTS),
+    Mutant(
+        CATALOG,
+        "gone.add(path if old in folders else old)",
+        "gone.add(old)",
+        "tests/training/checkpoint/test_catalog.py",
+    ),
+    Mutant(f"{TABLES}/hot_ids.py", "counts[kept] - cut", "counts[kept]", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "missed + cut", "missed", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "[rank::world]", "", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "newest[writer].total <= total", "False", T_HOT_IDS),
+    Mutant(f"{PARALLEL}/sparse.py", "with_uses(ids, uses)", "with_uses(ids, uses // uses)", T_SPARSE),
     Mutant(STEP, "self.tables.drop()", "self.tables.apply(lr, 1.0)", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.pull(batch.columns, training=False)", "pass", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.apply(lr, factor)", "self.tables.apply(lr, 1.0)", T_SPARSE),
@@ -1266,9 +1292,22 @@ MUTANTS = (
     Mutant("training/models/sparse_embedding.py", ".diff().to(rows_ND.device)", ".diff()", T_SPARSE_EMBEDDING),
     Mutant(
         "training/models/sparse_embedding.py",
-        "torch.equal(ids.offsets[0], weights.offsets[0])",
-        "True",
+        "torch.nonzero(have != wanted)",
+        "torch.nonzero(have > 99)",
         T_SPARSE_EMBEDDING,
+    ),
+    Mutant("pipelines/evaluation/evaluate.py", "attach_tables(writer.model, model)", "pass", T_EVALUATE),
+    Mutant(
+        "training/model_folder.py",
+        'hashlib.sha256("".join(found).encode()).hexdigest()',
+        "found[0]",
+        T_TABLE_FILES,
+    ),
+    Mutant(
+        "training/worker.py",
+        "if config.warm_start is not None and latest is None:",
+        'if config.warm_start is not None and not run.exists("checkpoints"):',
+        "tests/training/test_worker_tables.py -k warm_start",
     ),
     Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),

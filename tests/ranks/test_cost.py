@@ -56,9 +56,13 @@ def may_isolate() -> bool:
     return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
 
 
-def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
+def need_isolation() -> None:
     if not may_isolate():
         pytest.skip("a private network namespace (unshare --net) is not allowed here: bytes were NOT checked")
+
+
+def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
+    need_isolation()
     ranks = launch(world, "cases_cost:cost", {"cases": cases}, engine=engine, prefix=NAMESPACE)
     wrong = []
     for name in cases:
@@ -115,3 +119,13 @@ def test_gradients_through_a_codec_on_horovod(launch: Any) -> None:
 
 def test_model_parallel(launch: Any) -> None:
     assert_as_planned(launch, 2, {name: ("gpt", case) for name, case in GPT.items()})
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
+    """Each distinct id once, however many of a rank's rows have it."""
+    need_isolation()
+    cases = {"shard": {}, "shard bf16": {"wire": "bf16"}, "replicate": {"place": "replicate"}}
+    for rank in launch(world, "cases_cost:tables_cost", {"cases": cases}, prefix=NAMESPACE):
+        for name, found in rank.items():
+            assert 0.99 < found["sent"] / found["predicted"] <= 1.02, (name, found)
