@@ -1024,6 +1024,8 @@ MUTANTS = (
     ),
     Mutant(CODECS, "values.clamp(-largest, largest)).to(dtype)", "values).to(dtype)", T_CODECS),
     Mutant(CODECS, "others * (2 * row + flag", "others * (row + flag", T_CODECS),
+    Mutant(CODECS, "return max(1, -(-numel", "return max(0, -(-numel", f"{T_COMPRESS} -k without_elements"),
+    Mutant(CODECS, "return min(numel, max(1,", "return max(1, min(numel,", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),
     Mutant(
         f"{PARALLEL}/residuals.py",
