@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
-from sparkring.etl.sources.declared import quoted
+from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import (
     DATES,
     FEWEST_ROWS,

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
-from sparkring.etl.sources.declared import quoted
+from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import Columns, counts, decide_columns
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample

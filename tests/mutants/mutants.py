@@ -442,6 +442,8 @@ MUTANTS = (
     Mutant(ROWS, "if len(below) == len(sides):", "if not sides:", f"{T_ROWS} -k columns_of_files"),
     Mutant(ROWS, 'F.concat_ws("/", PORTION, SPLIT)', 'F.concat_ws("/", F.lit(0), SPLIT)', T_AT_ONCE),
     Mutant("etl/session.py", "not 0 < rows * row_bytes <= MOST_BATCH_BYTES:", "not rows > 0:", f"{T_ROWS} -k batches"),
+    Mutant("etl/sources/read.py", "map(quoted, dict.fromkeys([*schema", "list(dict.fromkeys([*schema", f"{T_FILES} -k any_name"),
+    Mutant("etl/sources/read.py", "(quoted(name) for name in scan", "(name for name in scan", f"{T_FILES} -k any_name"),
     Mutant("etl/sources/read.py", "if len(folders) > 1 or", "if len(folders) > 9 or", f"{T_ROWS} -k later_passes"),
     Mutant(
         "etl/shard.py", "opened = {split: {0: 0} for", "opened = {split: {0: 1} for", "tests/spark/test_etl_shard.py"
