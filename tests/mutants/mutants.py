@@ -442,7 +442,7 @@ MUTANTS = (
     Mutant(ROWS, "if len(below) == len(sides):", "if not sides:", f"{T_ROWS} -k columns_of_files"),
     Mutant(ROWS, 'F.concat_ws("/", PORTION, SPLIT)', 'F.concat_ws("/", F.lit(0), SPLIT)', T_AT_ONCE),
     Mutant("etl/session.py", "not 0 < rows * row_bytes <= MOST_BATCH_BYTES:", "not rows > 0:", f"{T_ROWS} -k batches"),
-    Mutant("etl/sources/read.py", "map(quoted, dict.fromkeys([*schema", "list(dict.fromkeys([*schema", f"{T_FILES} -k any_name"),
+    Mutant("etl/sources/read.py", "map(quoted, dict.from", "list(dict.from", f"{T_FILES} -k any_name"),
     Mutant("etl/sources/read.py", "(quoted(name) for name in scan", "(name for name in scan", f"{T_FILES} -k any_name"),
     Mutant("etl/sources/read.py", "if len(folders) > 1 or", "if len(folders) > 9 or", f"{T_ROWS} -k later_passes"),
     Mutant(
@@ -1155,6 +1155,9 @@ MUTANTS = (
     Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
+    Mutant(f"{INIT}/columns.py", "self.columns if self.is_tags]", "() if self.is_tags]", T_INIT),
+    Mutant(f"{INIT}/columns.py", '"" in labels or len', "len", T_INIT),
+    Mutant(f"{INIT}/table.py", "found[pc.list_parent", "found.copy()[pc.list_parent", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
     Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "1, len(distinct) - 2)", "0, len(distinct) - 1)", T_RECOMMENDER),
