@@ -1026,6 +1026,12 @@ MUTANTS = (
     ),
     Mutant(CODECS, "values.clamp(-largest, largest)).to(dtype)", "values).to(dtype)", T_CODECS),
     Mutant(CODECS, "others * (2 * row + flag", "others * (row + flag", T_CODECS),
+    Mutant(
+        "pipelines/launch/netcheck.py",
+        "if gbits > 0",
+        "if gbits",
+        "tests/pipelines/launch/test_netcheck.py -k saves_no",
+    ),
     Mutant(CODECS, "return max(1, -(-numel", "return max(0, -(-numel", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "return min(numel, max(1,", "return max(1, min(numel,", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),
