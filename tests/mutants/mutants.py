@@ -1032,6 +1032,12 @@ MUTANTS = (
         "if gbits",
         "tests/pipelines/launch/test_netcheck.py -k saves_no",
     ),
+    Mutant(
+        "training/planner/plan.py",
+        "workload.kinds, workload.rows_per_pass)",
+        "workload.kinds)",
+        "tests/training/planner/test_plan.py -k many_classes",
+    ),
     Mutant(CODECS, "return max(1, -(-numel", "return max(0, -(-numel", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "return min(numel, max(1,", "return max(1, min(numel,", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),
