@@ -1,11 +1,12 @@
 """Sparse tables: rates of one core, memory of many rows, and a step over a slow link beside the dense ring.
 
 usage: python benchmarks/sparse_tables.py rates [--rows 10000000] [--out FILE]
-       unshare --net python benchmarks/sparse_tables.py link [--rate 200mbit] [--steps 8] [--out FILE]     (root, Linux)
+       unshare --net python benchmarks/sparse_tables.py link [--rate 200mbit] [--steps 40] [--out FILE]  (root, Linux)
 
 `link`: two ranks, each in a network namespace behind a token bucket. Ids are the bigrams of tokens in the standard
 library's sources, in their order, 8,192 to a rank and step; the model is a row of 16 and a linear layer that tells
-whether a name follows. `dense` has the same rows as a parameter. `replicate` is an all-gather of ids and row gradients.
+whether a name follows. `dense` has the same rows as a parameter. `all-gather` is what Horovod does with a sparse
+gradient: every rank's ids and row gradients as they are, to every rank. `replicate` is ours: made distinct first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import sysconfig
 import time
 import tokenize
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ import numpy as np
 import torch
 from machine import measured_with, publish
 from strategies import Namespaces, environment
-from torch import nn
+from strategies_rank import sent_bytes
+from torch import distributed, nn
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
@@ -47,6 +50,7 @@ DIM, PUSH, PER_RANK, WARM_UP = 16, 65_536, 8_192, 3
 KINDS: tuple[Kind, ...] = ("sgd", "rowwise_adagrad", "adam")
 CASES: dict[str, dict[str, Any]] = {
     "dense": {},
+    "all-gather": {},
     "replicate": {"place": "replicate"},
     "shard, fp32": {},
     "shard, bf16": {"wire": "bf16"},
@@ -142,36 +146,68 @@ class Follows(nn.Module):
         return out
 
 
+def strategy_step(case: str, task: BinaryTask, rows: int | None, rank: int, world: int) -> Callable[[Batch], None]:
+    """A step of our own strategies."""
+    settings = TableSettings(TablesConfig(**CASES[case]), lr_share=5.0)
+    parallel = ParallelConfig(engine="torch")
+    strategy = build_strategy(parallel, RankInfo(rank, world, 0, 1), torch.device("cpu"), tables=settings)
+    strategy.prepare(Follows(rows), task, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1))
+
+    def step(batch: Batch) -> None:
+        strategy.forward_backward(batch)
+        strategy.step(0.01)
+
+    return step
+
+
+def all_gather_step(task: BinaryTask, rows: int | None) -> Callable[[Batch], None]:
+    """A step on a gradient per row of the batch, gathered from all ranks as it is and added up on each."""
+    distributed.init_process_group("gloo")
+    model, world = Follows(rows), distributed.get_world_size()
+    assert isinstance(model.rows, nn.Embedding)
+    table = model.rows.weight.detach()
+
+    def step(batch: Batch) -> None:
+        ids = batch.columns["pair"]
+        pulled = table[ids].requires_grad_()
+        losses = task.loss(model.head(pulled).squeeze(1), batch.columns)
+        (losses.sum() / batch.global_rows).backward()
+        all_ids = [torch.empty_like(ids) for _ in range(world)]
+        all_grads = [torch.empty_like(pulled) for _ in range(world)]
+        distributed.all_gather(all_ids, ids)
+        distributed.all_gather(all_grads, pulled.grad)
+        for parameter in model.head.parameters():
+            distributed.all_reduce(parameter.grad)
+            parameter.data.sub_(0.01 * parameter.grad)
+            parameter.grad = None
+        table.index_add_(0, torch.cat(all_ids), torch.cat(all_grads), alpha=-0.05)
+
+    return step
+
+
 def rank_of_link(case: str, rank: int, world: int, steps: int) -> None:
     """One rank: prints seconds per step, rows and bytes sent as JSON."""
     torch.set_num_threads(1)
     wanted = (steps + WARM_UP) * world * PER_RANK
-    pairs, follows = bigrams(1_200_000)
+    pairs, follows = bigrams(3_000_000)
     codes = np.unique(pairs, return_inverse=True)[1]
-    ids = np.resize(codes if case == "dense" else pairs, wanted)
+    ids = np.resize(codes if case in ("dense", "all-gather") else pairs, wanted)
     labels = np.resize(follows, wanted)
-    settings = TableSettings(TablesConfig(**CASES[case]), lr_share=5.0)
-    parallel = ParallelConfig(engine="torch")
-    strategy = build_strategy(parallel, RankInfo(rank, world, 0, 1), torch.device("cpu"), tables=settings)
-    model = Follows(int(codes.max()) + 1 if case == "dense" else None)
+    rows = int(codes.max()) + 1 if case in ("dense", "all-gather") else None
     task = BinaryTask(["pair"], "label", ["pair"])
-    strategy.prepare(model, task, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1))
-    sent = Path("/sys/class/net/eth0/statistics/tx_bytes")
-    seconds, before = [], 0
+    step_of = all_gather_step(task, rows) if case == "all-gather" else strategy_step(case, task, rows, rank, world)
+    before, began = 0, 0.0
     for step in range(steps + WARM_UP):
         start = (step * world + rank) * PER_RANK
         part = slice(start, start + PER_RANK)
         columns = {"pair": torch.from_numpy(ids[part]), "label": torch.from_numpy(labels[part]).float()}
         batch = Batch(columns, PER_RANK, PER_RANK * world, (step + 1) * world * PER_RANK)
         if step == WARM_UP:
-            before = int(sent.read_text())
-        began = time.perf_counter()
-        strategy.forward_backward(batch)
-        strategy.step(0.01)
-        seconds.append(time.perf_counter() - began)
-    mib = (int(sent.read_text()) - before) / steps / 2**20
-    print(json.dumps({"ms": 1000 * statistics.median(seconds[WARM_UP:]), "mib": mib, "ids": int(codes.max()) + 1}))
-    strategy.close()
+            before, began = sent_bytes(), time.perf_counter()
+        step_of(batch)
+    ms, mib = 1000 * (time.perf_counter() - began) / steps, (sent_bytes() - before) / steps / 2**20
+    print(json.dumps({"ms": ms, "mib": mib, "ids": int(codes.max()) + 1}), flush=True)
+    distributed.destroy_process_group()
 
 
 def link(rate: str, steps: int, world: int = 2) -> str:
@@ -192,7 +228,7 @@ def link(rate: str, steps: int, world: int = 2) -> str:
             lines.append(f"| {case} | {ms:.0f} | {mib:.3f} | {dense / ms:.1f} |")
     finally:
         spaces.close()
-    head = f"{found[0]['ids']:,} ids, {PER_RANK:,} rows a rank and step, {world} ranks, {rate}, median of {steps} steps"
+    head = f"{found[0]['ids']:,} ids, {PER_RANK:,} rows a rank and step, {world} ranks, {rate}, mean of {steps} steps"
     table = "| case | ms a step | MiB sent a rank and step | times as fast as dense |\n|---|---|---|---|\n"
     return f"{head}:\n\n{table}" + "\n".join(lines) + "\n"
 
@@ -202,7 +238,7 @@ def main() -> None:
     parser.add_argument("what", choices=["rates", "link", "rank"])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rate", default="200mbit")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
