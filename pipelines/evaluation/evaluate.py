@@ -132,7 +132,7 @@ def ranked_rows(
     wanted = config.report.ranking
     if wanted is None:
         return Ranked()
-    (values,) = text_columns(rows, [wanted.group]).values()
+    values = rows.column(wanted.group, rows.manifest.column(wanted.group).dtype == "string")
     ranking = make_ranking(wanted, values, held_out.labels, held_out.weights)
     item, fits = wanted.item, {}
     if config.report.baselines and item is not None:
