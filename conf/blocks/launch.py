@@ -28,6 +28,18 @@ class CompressConfig(Strict):
         return share
 
 
+class AveragingConfig(Strict):
+    """Ranks that train weights of their own, and average these at times instead of gradients in every step."""
+
+    kind: Literal["none", "local_sgd"] = Field(
+        "none", description="what happens when a window of steps ends; none: gradients are summed in every step"
+    )
+    every: PositiveInt = Field(10, description="steps of a window, the same on every rank")
+    inner_state: Literal["local", "averaged"] = Field(
+        "local", description="whether a rank's optimizer keeps its own moments when a window ends, or gets their mean"
+    )
+
+
 class ParallelConfig(Strict):
     """Sizes of the mesh's axes multiply to launch.world; -1 stands once for the rest."""
 
@@ -59,6 +71,7 @@ class ParallelConfig(Strict):
     sequence_parallel: bool = Field(False, description="also cut norms and residuals along the sequence (needs tp > 1)")
     bucket_bytes: PositiveInt = Field(25 * 2**20, description="gradients are sent in buckets of at most this size")
     compress: CompressConfig = CompressConfig()
+    averaging: AveragingConfig = AveragingConfig()
 
 
 class LaunchConfig(Strict):

@@ -24,8 +24,8 @@ class CostPlan:
     bubble: float  # idle over ideal time
     micro_batches: int
     measured_cut: bool = False  # training will cut the stages by measured costs, here they are cut by estimated ones
-    codec: str = "none"  # of the gradients
-    dense_bytes: int = 0  # what dp x cp would send without it
+    fewer_bytes_by: str = ""  # what makes dp x cp send less than whole gradients in every step: codec, averaging
+    dense_bytes: int = 0  # what it would send without
     untraced: str = ""  # why activations, and the bytes sent because of them, are not planned
 
 
@@ -54,7 +54,7 @@ def make_plan(workload: Workload) -> CostPlan:
         bubble=schedule.bubble,
         micro_batches=workload.micro_batches,
         measured_cut=workload.config.balance == "measured",
-        codec=workload.config.compress.codec if workload.is_coded else "none",
+        fewer_bytes_by=workload.fewer_bytes_by,
         dense_bytes=sum(batch_axes_bytes(rank, dense=True) for rank in ranks) // mesh.pp,
         untraced=untraced,
     )

@@ -30,13 +30,15 @@ def schedule_cost(workload: Workload) -> ScheduleCost:
 def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
     """Bytes one rank sends over dp x cp per step: gradients, gathered weights, and flags of reached parameters.
 
-    `dense`: as if there were no gradient codec.
+    `dense`: as if there were neither gradient codec nor averaging.
     """
     workload, element = rank.workload, rank.workload.element_bytes
     micro, mesh = workload.micro_batches, workload.mesh
     batch_ranks, flags = mesh.dp * mesh.cp, len(rank.local)
     if not rank.zero and workload.is_coded and not dense:
         return coded_bytes(rank)
+    if workload.is_averaged and not dense:
+        return averaged_bytes(rank)
     if not rank.zero:
         return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
     reductions = 1 if mesh.pp > 1 or rank.zero <= 1 else micro
@@ -61,6 +63,15 @@ def coded_bytes(rank: RankParameters) -> int:
     shapes = [[trained[i].shape for i in bucket] for bucket in buckets]
     ranks = workload.mesh.dp * workload.mesh.cp
     return int(sum(sent_bytes(workload.config.compress, each, ranks, element) for each in shapes))
+
+
+def averaged_bytes(rank: RankParameters) -> int:
+    """Bytes one rank sends per step for averages of the weights: those of a window over its steps."""
+    workload, averaging = rank.workload, rank.workload.config.averaging
+    trained = sum(p.numel() for p in rank.parameters.values() if p.requires_grad)
+    tensors = 1 + (workload.optimizer_states if averaging.inner_state == "averaged" else 0)
+    sent = 2 * ring_share(workload.mesh.dp) * trained * tensors * workload.element_bytes
+    return int(sent / averaging.every)
 
 
 def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:

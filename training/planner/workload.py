@@ -81,6 +81,18 @@ class Workload:
         return self.config.compress.codec != "none" and self.mesh.dp * self.mesh.cp > 1
 
     @property
+    def is_averaged(self) -> bool:
+        """Whether ranks average weights, and no gradients."""
+        return self.config.averaging.kind != "none" and self.mesh.dp > 1
+
+    @property
+    def fewer_bytes_by(self) -> str:
+        """What makes the batch axes send less than a ring of whole gradients; empty: nothing."""
+        if self.is_averaged:
+            return f"{self.config.averaging.kind}, mean of {self.config.averaging.every} steps"
+        return self.config.compress.codec if self.is_coded else ""
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of an element of an activation."""
         return 2 if self.config.precision != "fp32" else self.element_bytes

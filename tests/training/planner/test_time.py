@@ -40,6 +40,17 @@ def test_gradients_through_a_codec_are_its_formula_bucket_by_bucket() -> None:
     assert batch_axes_bytes(alone) == 0
 
 
+def test_averages_send_the_weights_once_in_a_window() -> None:
+    averaging = {"kind": "local_sgd", "every": 10}
+    ring = RankParameters(workload(Mesh(dp=4)), 0)
+    rank = RankParameters(workload(Mesh(dp=4), averaging=averaging), 0)
+    assert batch_axes_bytes(rank) == int(2 * 3 / 4 * 4 * rank.whole / 10)
+    assert batch_axes_bytes(rank, dense=True) == batch_axes_bytes(ring)
+    with_moments = RankParameters(workload(Mesh(dp=4), averaging={**averaging, "inner_state": "averaged"}), 0)
+    assert batch_axes_bytes(with_moments) == int(3 * 2 * 3 / 4 * 4 * rank.whole / 10)
+    assert batch_axes_bytes(RankParameters(workload(Mesh(), averaging=averaging), 0)) == 0
+
+
 def test_horovods_zero_sends_flags_in_full() -> None:
     ours, horovod = (RankParameters(workload(Mesh(dp=2), engine, zero=1), 0) for engine in ("torch-gloo", "horovod"))
     assert batch_axes_bytes(horovod) - batch_axes_bytes(ours) == len(ours.local) * (4 - 1)

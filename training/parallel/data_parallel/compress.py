@@ -62,6 +62,10 @@ class Collectives(Transport):
     @abstractmethod
     def wait(self, handle: Any) -> torch.Tensor: ...
 
+    def close(self) -> None:
+        """After the last collective, on every rank."""
+        return None
+
 
 @dataclass
 class Feedback:
