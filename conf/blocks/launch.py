@@ -31,12 +31,16 @@ class CompressConfig(Strict):
 class AveragingConfig(Strict):
     """Ranks that train weights of their own, and average these at times instead of gradients in every step."""
 
-    kind: Literal["none", "local_sgd"] = Field(
+    kind: Literal["none", "local_sgd", "diloco"] = Field(
         "none", description="what happens when a window of steps ends; none: gradients are summed in every step"
     )
     every: PositiveInt = Field(10, description="steps of a window, the same on every rank")
     inner_state: Literal["local", "averaged"] = Field(
         "local", description="whether a rank's optimizer keeps its own moments when a window ends, or gets their mean"
+    )
+    outer_lr: PositiveFloat = Field(0.7, description="of `diloco`: rate at which the anchor follows the ranks' mean")
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="of `diloco`: Nesterov momentum of the anchor; 0: none"
     )
 
 

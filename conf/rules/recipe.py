@@ -178,6 +178,12 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or set parallel.averaging.kind",
     ),
     NoEffect(
+        ("parallel.averaging.outer_lr", "parallel.averaging.outer_momentum"),
+        lambda c: c.parallel.averaging.kind != "diloco",
+        "where parallel.averaging.kind is not diloco",
+        "remove it, or set parallel.averaging.kind to diloco",
+    ),
+    NoEffect(
         ("optim.plateau.factor", "optim.plateau.patience"),
         lambda c: c.optim.schedule != "plateau",
         "where optim.schedule is not plateau",

@@ -1088,6 +1088,19 @@ MUTANTS = (
         "return None",
         f"{T_REPLICAS} -k own_training",
     ),
+    Mutant(f"{AVERAGING}/rules.py", "d.add_(m, alpha=share)", "m", f"{T_REPLICAS} -k nesterov"),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "self._outer_step(weights)[0] if in_window",
+        "None if in_window",
+        f"{T_REPLICAS} -k nesterov",
+    ),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        '"momentum": self.momentum}',
+        '"momentum": [m * 1 for m in self.momentum]}',
+        f"{T_REPLICAS} -k resume",
+    ),
     Mutant(PLAN, "if not name.startswith(OPTIONAL)", "", f"{T_REPLICAS} -k resume"),
     Mutant(
         LOOP,

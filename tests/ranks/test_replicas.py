@@ -15,6 +15,8 @@ TORCH, HOROVOD = {"engine": "torch"}, {"engine": "horovod"}
 EVERY_STEP = {"averaging": {"kind": "local_sgd", "every": 1}}
 UNEVEN = {"model": "net", "uneven": True, "accumulate": 2}
 LOCAL = {"averaging": {"kind": "local_sgd", "every": 3}, "optimizer": "adamw", "clip": 0.5}
+AS_LOCAL = {"averaging": {"kind": "diloco", "every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}}
+DILOCO = {**LOCAL, "averaging": {"kind": "diloco", "every": 3, "outer_lr": 0.7, "outer_momentum": 0.9}}
 AVERAGED = {**LOCAL, "averaging": {"kind": "local_sgd", "every": 3, "inner_state": "averaged"}}
 
 
@@ -28,13 +30,15 @@ def test_an_average_after_every_step_is_the_ring(launch: Any) -> None:
     cases = {
         "ring uneven": {**TORCH, **UNEVEN},
         "local_sgd uneven": {**TORCH, **UNEVEN, **EVERY_STEP},
+        "diloco uneven": {**TORCH, **UNEVEN, **AS_LOCAL},
+        "diloco momentum": {**TORCH, "optimizer": "momentum", **AS_LOCAL},
         "ring momentum": {**TORCH, "optimizer": "momentum"},
         "local_sgd momentum": {**TORCH, "optimizer": "momentum", **EVERY_STEP},
     }
     ranks = launch(3, "cases_replicas:trained", {"cases": cases, "steps": 8})
     for name in ("uneven", "momentum"):
         expected = ranks[0][f"ring {name}"]["weights"]
-        found = [rank[f"local_sgd {name}"] for rank in ranks]
+        found = [rank[f"{kind} {name}"] for rank in ranks for kind in ("local_sgd", "diloco")]
         assert worst(found, "weights", expected) <= 1e-12, name
         assert worst(found, "evaluated", expected) <= 1e-12, name
         assert max(float(t.abs().max()) for t in expected.values()) > 0.1
@@ -59,6 +63,32 @@ def test_a_window_is_each_replicas_own_training(launch: Any) -> None:
     assert any(not torch.equal(ends["local"][key], ends["averaged"][key]) for key in ends["local"])
 
 
+def test_diloco_is_sgd_with_nesterov_momentum_on_what_a_window_has_moved(launch: Any) -> None:
+    """By torch's own optimizer; within a window the anchor is evaluated as if the window had ended."""
+    ranks = launch(3, "cases_replicas:trained", {"cases": {"diloco": {**TORCH, **DILOCO}}, "steps": 7})
+    naive = Naive(3, DILOCO)
+    anchor = [weight.detach().clone().requires_grad_() for weight in naive.weights[0]]
+    outer = torch.optim.SGD(anchor, lr=0.7, momentum=0.9, nesterov=True)
+
+    def outer_step() -> None:
+        for a, same in zip(anchor, zip(*naive.weights, strict=True), strict=True):
+            a.grad = a.detach() - sum(same).detach() / 3
+        outer.step()
+
+    def follow(_: Naive) -> None:
+        outer_step()
+        for a, same in zip(anchor, zip(*naive.weights, strict=True), strict=True):
+            for weight in same:
+                weight.copy_(a)
+
+    naive.train(7, follow)
+    for number, rank in enumerate(ranks):
+        assert worst([rank["diloco"]], "weights", naive.named(number)) <= 1e-12
+    outer_step()
+    expected = dict(zip(naive.named(0), [a.detach() for a in anchor], strict=True))
+    assert worst([rank["diloco"] for rank in ranks], "evaluated", expected) <= 1e-12
+
+
 def average_all(naive: Naive) -> None:
     naive.average_weights()
     naive.average_moments()
@@ -66,7 +96,7 @@ def average_all(naive: Naive) -> None:
 
 def test_a_replica_skips_a_step_alone_and_all_count_it_when_the_window_ends(launch: Any) -> None:
     cases = {"local": {**TORCH, **LOCAL}, "fp16": {**TORCH, **AVERAGED, "precision": "fp16"}}
-    ranks = launch(3, "cases_replicas:trained", {"cases": cases, "steps": 6, "bad_step": 1})
+    ranks = launch(3, "cases_replicas:trained", {"cases": cases, "steps": 6, "bad_step": 1}, timeout_s=60)
     for name in cases:
         infos = [rank[name]["infos"] for rank in ranks]
         assert [[info.skipped for info in each] for each in infos[:2]] == [[False] * 6] * 2
@@ -82,11 +112,12 @@ SAVED = {  # name -> case, steps before the checkpoint
     "in a window": ({**TORCH, **LOCAL}, 4),
     "averaged, in a window": ({**TORCH, **AVERAGED}, 5),
     "at its end": ({**TORCH, **LOCAL}, 3),
+    "diloco": ({**TORCH, **DILOCO}, 5),
     "averaged, at its end": ({**TORCH, **AVERAGED}, 3),
 }
 
 
-@pytest.mark.parametrize(("engine", "names"), [("torch", list(SAVED)), ("horovod", ["in a window"])])
+@pytest.mark.parametrize(("engine", "names"), [("torch", list(SAVED)), ("horovod", ["in a window", "diloco"])])
 def test_a_resume_goes_on_bit_for_bit_and_another_world_with_the_means(
     launch: Any, tmp_path: Path, engine: str, names: list[str]
 ) -> None:
@@ -123,7 +154,9 @@ def test_horovod_averages_too(launch: Any) -> None:
     cases = {
         "ring": {**HOROVOD, **UNEVEN},
         "local_sgd": {**HOROVOD, **UNEVEN, **EVERY_STEP},
+        "diloco": {**HOROVOD, **UNEVEN, **AS_LOCAL},
     }
     ranks = launch(2, "cases_replicas:trained", {"cases": cases, "steps": 6}, engine="horovod")
     expected = ranks[0]["ring"]["weights"]
-    assert worst([rank["local_sgd"] for rank in ranks], "weights", expected) <= 1e-12
+    for name in list(cases)[1:]:
+        assert worst([rank[name] for rank in ranks], "weights", expected) <= 1e-12, name

@@ -141,6 +141,8 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([], "parallel.compress.rank=2"),
         ([], "parallel.averaging.every=5"),
         ([], "parallel.averaging.inner_state=averaged"),
+        ([LOCAL_SGD], "parallel.averaging.outer_lr=0.5"),
+        ([LOCAL_SGD], "parallel.averaging.outer_momentum=0.5"),
         (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
         (["optim.schedule=linear"], "optim.plateau.patience=1"),
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),

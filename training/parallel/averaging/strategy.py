@@ -155,10 +155,9 @@ class AveragedStrategy(MeshStrategy):
 
     def measure(self) -> dict[str, float]:
         self.data_parallel.step_bytes = self.window_bytes / self.settings.every
+        found = super().measure()
         carried = storage_bytes(t for tensors in self.rule.shared().values() for t in tensors)
-        if self.memory:
-            self.memory["optimizer_bytes"] += carried
-        return super().measure()
+        return found | {"optimizer_bytes": found["optimizer_bytes"] + carried} if self.memory else found
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 
