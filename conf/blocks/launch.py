@@ -31,7 +31,7 @@ class CompressConfig(Strict):
 class AveragingConfig(Strict):
     """Ranks that train weights of their own, and average these at times instead of gradients in every step."""
 
-    kind: Literal["none", "local_sgd", "diloco"] = Field(
+    kind: Literal["none", "local_sgd", "diloco", "easgd", "gossip"] = Field(
         "none", description="what happens when a window of steps ends; none: gradients are summed in every step"
     )
     every: PositiveInt = Field(10, description="steps of a window, the same on every rank")
@@ -42,6 +42,13 @@ class AveragingConfig(Strict):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.9, description="of `diloco`: Nesterov momentum of the anchor; 0: none"
     )
+    elasticity: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="of `easgd`: share of the way to the ranks' mean that the center goes when a window ends"
+    )
+    peers: Literal["ring", "random"] = Field(
+        "ring", description="of `gossip`: whom a rank averages with: both neighbors, or one other rank, drawn by `seed`"
+    )
+    seed: int = Field(0, description="of `gossip` with random peers: the pairs are a function of it and the window")
 
 
 class ParallelConfig(Strict):

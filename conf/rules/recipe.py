@@ -178,6 +178,24 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or set parallel.averaging.kind",
     ),
     NoEffect(
+        ("parallel.averaging.elasticity",),
+        lambda c: c.parallel.averaging.kind != "easgd",
+        "where parallel.averaging.kind is not easgd",
+        "remove it, or set parallel.averaging.kind to easgd",
+    ),
+    NoEffect(
+        ("parallel.averaging.peers",),
+        lambda c: c.parallel.averaging.kind != "gossip",
+        "where parallel.averaging.kind is not gossip",
+        "remove it, or set parallel.averaging.kind to gossip",
+    ),
+    NoEffect(
+        ("parallel.averaging.seed",),
+        lambda c: c.parallel.averaging.kind != "gossip" or c.parallel.averaging.peers != "random",
+        "but on the random peers of gossip",
+        "remove it, or set parallel.averaging.kind to gossip and its peers to random",
+    ),
+    NoEffect(
         ("parallel.averaging.outer_lr", "parallel.averaging.outer_momentum"),
         lambda c: c.parallel.averaging.kind != "diloco",
         "where parallel.averaging.kind is not diloco",

@@ -69,6 +69,11 @@ HOROVOD_LIMITS: tuple[Rule, ...] = (
         lambda f: f.parallel["offload"] and _sharded(f),
         "parallel.offload=true: only the shards of torch's fully_shard can be offloaded",
     ),
+    Rule(
+        "horovod-gossip",
+        lambda f: f.parallel["averaging"]["kind"] == "gossip",
+        "parallel.averaging.kind=gossip: Horovod has no send and receive between ranks",
+    ),
 )
 
 
@@ -187,6 +192,15 @@ RULES: tuple[Rule, ...] = (
         lambda f: _averaged(f) and f.mesh["tp"] * f.mesh["pp"] * f.mesh["cp"] > 1,
         "parallel.averaging.kind={averaging[kind]} with tp({tp}), pp({pp}), cp({cp}): a rank must have the whole model "
         "to train it by itself; use data ranks only, or leave kind at none",
+    ),
+    Rule(
+        "averaging-inner-state",
+        lambda f: (
+            f.parallel["averaging"]["inner_state"] == "averaged"
+            and f.parallel["averaging"]["kind"] in ("easgd", "gossip")
+        ),
+        "parallel.averaging.inner_state=averaged with parallel.averaging.kind={averaging[kind]}: moments that are the "
+        "mean over all ranks would not be of weights that are not; leave inner_state at local",
     ),
     Rule(
         "averaging-codec",

@@ -70,6 +70,7 @@ XXHASH = "training/data/features/xxhash64"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
+T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
@@ -1100,6 +1101,17 @@ MUTANTS = (
         '"momentum": self.momentum}',
         '"momentum": [m * 1 for m in self.momentum]}',
         f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "weight.lerp_(center, share / self.links.replicas)",
+        "weight.lerp_(center, share)",
+        T_AVERAGING,
+    ),
+    Mutant(f"{AVERAGING}/rules.py", "for side in (-1, 1)]", "for side in (1,)]", T_AVERAGING),
+    Mutant(f"{AVERAGING}/rules.py", "{config.seed} {window} {r}", "{config.seed} {r}", T_AVERAGING),
+    Mutant(
+        f"{AVERAGING}/strategy.py", "self.clock // self.settings.every)", "self.clock)", f"{T_REPLICAS} -k formulas"
     ),
     Mutant(PLAN, "if not name.startswith(OPTIONAL)", "", f"{T_REPLICAS} -k resume"),
     Mutant(

@@ -31,6 +31,8 @@ AVERAGED = {  # every 3 steps, of which three are counted
     "local_sgd": {"averaging": {"kind": "local_sgd", "every": 3}},
     "local_sgd averaged": {"averaging": {"kind": "local_sgd", "every": 3, "inner_state": "averaged"}},
     "diloco": {"averaging": {"kind": "diloco", "every": 3}},
+    "easgd": {"averaging": {"kind": "easgd", "every": 3}},
+    "gossip": {"averaging": {"kind": "gossip", "every": 3}},
 }
 GPT_ZERO = {f"gpt zero{level}": {"engine": "torch", "zero": level} for level in (1, 2, 3)}
 HYBRID = {"zero3 hybrid": {"engine": "torch", "zero": 3, "shard": 2}}

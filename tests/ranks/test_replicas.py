@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from sparkring.conf.blocks.launch import AveragingConfig
+from sparkring.training.parallel.averaging.rules import peers_of
 from tests.ranks.cases_replicas import Naive
 
 pytestmark = pytest.mark.ranks
@@ -17,6 +19,9 @@ UNEVEN = {"model": "net", "uneven": True, "accumulate": 2}
 LOCAL = {"averaging": {"kind": "local_sgd", "every": 3}, "optimizer": "adamw", "clip": 0.5}
 AS_LOCAL = {"averaging": {"kind": "diloco", "every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}}
 DILOCO = {**LOCAL, "averaging": {"kind": "diloco", "every": 3, "outer_lr": 0.7, "outer_momentum": 0.9}}
+EASGD = {**LOCAL, "averaging": {"kind": "easgd", "every": 3, "elasticity": 0.6}}
+GOSSIP = {**LOCAL, "averaging": {"kind": "gossip", "every": 3}}
+PAIRS = {**LOCAL, "averaging": {"kind": "gossip", "every": 3, "peers": "random", "seed": 5}}
 AVERAGED = {**LOCAL, "averaging": {"kind": "local_sgd", "every": 3, "inner_state": "averaged"}}
 
 
@@ -89,6 +94,40 @@ def test_diloco_is_sgd_with_nesterov_momentum_on_what_a_window_has_moved(launch:
     assert worst([rank["diloco"] for rank in ranks], "evaluated", expected) <= 1e-12
 
 
+def test_easgd_and_gossip_are_their_formulas(launch: Any) -> None:
+    cases = {"easgd": EASGD, "gossip": GOSSIP, "pairs": PAIRS}
+    payload = {"cases": {name: {**TORCH, **case} for name, case in cases.items()}, "steps": 7}
+    ranks = launch(3, "cases_replicas:trained", payload)
+    centers = [weight.detach().clone() for weight in Naive(3, EASGD).weights[0]]
+    windows = iter((1, 2))
+
+    def draw(naive: Naive) -> None:
+        for number, same in enumerate(zip(*naive.weights, strict=True)):
+            mean = sum(same) / 3
+            for weight in same:
+                weight.add_(0.6 / 3 * (centers[number] - weight))
+            centers[number] = centers[number] + 0.6 * (mean - centers[number])
+
+    def pair(naive: Naive) -> None:
+        window, config = next(windows), AveragingConfig(**PAIRS["averaging"])
+        left, right = (r for r in range(3) if peers_of(config, window, r, 3))
+        for mine, theirs in zip(naive.weights[left], naive.weights[right], strict=True):
+            mean = (mine + theirs) / 2
+            mine.copy_(mean)
+            theirs.copy_(mean)
+
+    for name, on_window in {"easgd": draw, "gossip": Naive.average_weights, "pairs": pair}.items():  # a ring of 3: all
+        naive = Naive(3, cases[name])
+        naive.train(7, on_window)
+        for number, rank in enumerate(ranks):
+            assert worst([rank[name]], "weights", naive.named(number)) <= 1e-12, name
+        expected = {key: sum(naive.named(each)[key] for each in range(3)) / 3 for key in naive.named(0)}
+        if name == "easgd":
+            expected = dict(zip(naive.named(0), centers, strict=True))
+        assert worst([rank[name] for rank in ranks], "evaluated", expected) <= 1e-12, name
+        assert all(rank[name]["restored"] for rank in ranks)
+
+
 def average_all(naive: Naive) -> None:
     naive.average_weights()
     naive.average_moments()
@@ -113,6 +152,8 @@ SAVED = {  # name -> case, steps before the checkpoint
     "averaged, in a window": ({**TORCH, **AVERAGED}, 5),
     "at its end": ({**TORCH, **LOCAL}, 3),
     "diloco": ({**TORCH, **DILOCO}, 5),
+    "easgd": ({**TORCH, **EASGD}, 4),
+    "pairs": ({**TORCH, **PAIRS}, 6),
     "averaged, at its end": ({**TORCH, **AVERAGED}, 3),
 }
 

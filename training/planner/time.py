@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sparkring.training.parallel.averaging.rules import RULES
 from sparkring.training.parallel.data_parallel.codecs import sent_bytes
 from sparkring.training.parallel.data_parallel.reduce import bucket_limit, plan_buckets
 from sparkring.training.parallel.measure import ring_share
@@ -69,9 +70,11 @@ def averaged_bytes(rank: RankParameters) -> int:
     """Bytes one rank sends per step for averages of the weights: those of a window over its steps."""
     workload, averaging = rank.workload, rank.workload.config.averaging
     trained = sum(p.numel() for p in rank.parameters.values() if p.requires_grad)
-    tensors = 1 + (workload.optimizer_states if averaging.inner_state == "averaged" else 0)
-    sent = 2 * ring_share(workload.mesh.dp) * trained * tensors * workload.element_bytes
-    return int(sent / averaging.every)
+    ranks = workload.mesh.dp
+    sent = RULES[averaging.kind].sent(averaging, ranks)
+    if averaging.inner_state == "averaged":
+        sent += 2 * ring_share(ranks) * workload.optimizer_states
+    return int(sent * trained * workload.element_bytes / averaging.every)
 
 
 def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:

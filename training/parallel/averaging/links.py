@@ -1,6 +1,7 @@
 """What ranks that train apart say to each other.
 
-Bytes that one of n replicas sends for a mean: 2 (n-1)/n x bytes of the tensors, by the engine's all-reduce.
+Bytes that one of n replicas sends for a mean: 2 (n-1)/n x bytes of the tensors, by the engine's all-reduce; for an
+exchange: those of the tensors to each peer.
 """
 
 from __future__ import annotations
@@ -43,6 +44,24 @@ class Links:
             means |= {i: piece.view(tensors[i].shape) for i, piece in zip(plan, pieces, strict=True)}
             self.sent_bytes += 2 * ring_share(self.replicas) * flat.numel() * flat.element_size()
         return [means[i] for i in range(len(tensors))]
+
+    @waits_for_ranks
+    def exchange(self, tensors: Sequence[torch.Tensor], peers: Sequence[int]) -> list[list[torch.Tensor]]:
+        """Each peer's values of the tensors; who is a rank's peer has it as one too. Not on Horovod."""
+        sizes = [t.numel() * t.element_size() for t in tensors]
+        received: list[dict[int, torch.Tensor]] = [{} for _ in peers]
+        for plan in plan_buckets(sizes, [t.dtype for t in tensors], self.bucket_bytes):
+            mine = torch.cat([tensors[i].detach().flatten() for i in plan])
+            theirs = [torch.empty_like(mine) for _ in peers]
+            calls = [dist.P2POp(dist.isend, mine, peer) for peer in peers]
+            calls += [dist.P2POp(dist.irecv, each, peer) for each, peer in zip(theirs, peers, strict=True)]
+            for work in dist.batch_isend_irecv(calls) if calls else []:
+                work.wait()
+            for found, flat in zip(received, theirs, strict=True):
+                pieces = flat.split([tensors[i].numel() for i in plan])
+                found |= {i: piece.view(tensors[i].shape) for i, piece in zip(plan, pieces, strict=True)}
+            self.sent_bytes += len(peers) * mine.numel() * mine.element_size()
+        return [[found[i] for i in range(len(tensors))] for found in received]
 
     @waits_for_ranks
     def of_first(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,8 +5,8 @@ the replicas' gradients is the gradient of the global batch, whatever rows each 
 `optimizer` are the means over the replicas, which a run of any other world or strategy goes on from; what differs
 between replicas is beside them, by replica.
 
-Bytes sent per rank and step: 2 (n-1)/n x bytes of the trained weights / every; three times that for AdamW with
-inner_state: averaged. An evaluation or a checkpoint inside a window sends the mean once more.
+Bytes sent per rank and step: those of the rule, 2 (n-1)/n x bytes of the trained weights but for gossip, / every; three
+times that for AdamW with inner_state: averaged. An evaluation or a checkpoint inside a window sends the mean once more.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class AveragedStrategy(MeshStrategy):
     def _end_window(self) -> int:
         """Average; returns the steps that replicas skipped in the window, all together."""
         sent = self.links.sent_bytes
-        self.rule.end_window(self._weights())
+        self.rule.end_window(self._weights(), self.clock // self.settings.every)
         copy_into(self.prepared.buffers, self.links.of_first(self.prepared.buffers))
         if self.settings.inner_state == "averaged":
             means = self._mean_optimizer(self.own_state()["optimizer"])
