@@ -38,6 +38,9 @@ class AveragingConfig(Strict):
     inner_state: Literal["local", "averaged"] = Field(
         "local", description="whether a rank's optimizer keeps its own moments when a window ends, or gets their mean"
     )
+    groups: Literal["rank", "host"] = Field(
+        "rank", description="who trains weights of its own: each rank, or each host, whose ranks sum their gradients"
+    )
     outer_lr: PositiveFloat = Field(0.7, description="of `diloco`: rate at which the anchor follows the ranks' mean")
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.9, description="of `diloco`: Nesterov momentum of the anchor; 0: none"

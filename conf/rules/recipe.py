@@ -172,7 +172,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or set parallel.compress.codec to powersgd",
     ),
     NoEffect(
-        ("parallel.averaging.every", "parallel.averaging.inner_state"),
+        ("parallel.averaging.every", "parallel.averaging.inner_state", "parallel.averaging.groups"),
         lambda c: c.parallel.averaging.kind == "none",
         "where parallel.averaging.kind is none",
         "remove it, or set parallel.averaging.kind",

@@ -70,6 +70,11 @@ HOROVOD_LIMITS: tuple[Rule, ...] = (
         "parallel.offload=true: only the shards of torch's fully_shard can be offloaded",
     ),
     Rule(
+        "horovod-hosts",
+        lambda f: _averaged(f) and f.parallel["averaging"]["groups"] == "host",
+        "parallel.averaging.groups=host: Horovod's collectives are between all ranks here",
+    ),
+    Rule(
         "horovod-gossip",
         lambda f: f.parallel["averaging"]["kind"] == "gossip",
         "parallel.averaging.kind=gossip: Horovod has no send and receive between ranks",
@@ -201,6 +206,12 @@ RULES: tuple[Rule, ...] = (
         ),
         "parallel.averaging.inner_state=averaged with parallel.averaging.kind={averaging[kind]}: moments that are the "
         "mean over all ranks would not be of weights that are not; leave inner_state at local",
+    ),
+    Rule(
+        "averaging-gossip-hosts",
+        lambda f: f.parallel["averaging"]["kind"] == "gossip" and f.parallel["averaging"]["groups"] == "host",
+        "parallel.averaging.groups=host with parallel.averaging.kind=gossip: its messages are between single ranks; "
+        "leave groups at rank",
     ),
     Rule(
         "averaging-codec",

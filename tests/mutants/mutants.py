@@ -1113,6 +1113,13 @@ MUTANTS = (
     Mutant(
         f"{AVERAGING}/strategy.py", "self.clock // self.settings.every)", "self.clock)", f"{T_REPLICAS} -k formulas"
     ),
+    Mutant(
+        f"{AVERAGING}/hosts.py",
+        "if not hosts or local_rank != len(hosts[-1]):",
+        "if not hosts:",
+        "tests/training/parallel/averaging/test_hosts.py",
+    ),
+    Mutant(f"{PARALLEL}/compose.py", "group=between.inside)", "group=None)", f"{T_REPLICAS} -k hosts"),
     Mutant(PLAN, "if not name.startswith(OPTIONAL)", "", f"{T_REPLICAS} -k resume"),
     Mutant(
         LOOP,

@@ -128,6 +128,31 @@ def test_easgd_and_gossip_are_their_formulas(launch: Any) -> None:
         assert all(rank[name]["restored"] for rank in ranks)
 
 
+def test_hosts_are_the_ring_inside_and_replicas_between(launch: Any) -> None:
+    """Of one size or not, with clipping of the host's sum; one host is the ring, bit for bit."""
+    apart = {**TORCH, "model": "net", "optimizer": "momentum", "clip": 0.5}
+    apart["averaging"] = {"kind": "local_sgd", "every": 3, "groups": "host"}
+    cases = {
+        "two": {**apart, "local_size": 2},
+        "one": {**apart, "local_size": 4},
+        "ring": {**apart, "averaging": {}, "local_size": 4},
+        "every step": {**TORCH, **UNEVEN, "local_size": 2, "averaging": {**apart["averaging"], "every": 1}},
+        "ring uneven": {**TORCH, **UNEVEN},
+    }
+    ranks = launch(4, "cases_replicas:trained", {"cases": cases, "steps": 7})
+    naive = Naive(2, cases["two"])
+    naive.train(7, Naive.average_weights)
+    for number, rank in enumerate(ranks):
+        assert worst([rank["two"]], "weights", naive.named(number // 2)) <= 1e-12
+        assert rank["two"]["measured"]["sent_bytes between hosts"] > 0
+    for name in ("weights", "evaluated"):
+        assert all(torch.equal(rank["one"][name][k], t) for rank in ranks for k, t in rank["ring"][name].items())
+    expected = ranks[0]["ring uneven"]["weights"]
+    assert worst([rank["every step"] for rank in ranks], "weights", expected) <= 1e-12
+    evaluated = [rank["two"]["evaluated"] for rank in ranks]
+    assert all(torch.equal(each[key], evaluated[0][key]) for each in evaluated for key in each)
+
+
 def average_all(naive: Naive) -> None:
     naive.average_weights()
     naive.average_moments()

@@ -16,6 +16,7 @@ import torch
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.strategies import horovod_limits, strategy_notes, strategy_problems
+from sparkring.training.parallel.averaging.hosts import HostCollectives, find_hosts
 from sparkring.training.parallel.averaging.links import Links
 from sparkring.training.parallel.averaging.strategy import AveragedStrategy
 from sparkring.training.parallel.data_parallel.base import DataParallel, SingleProcess
@@ -105,19 +106,25 @@ def build_strategy(
     if config.averaging.kind != "none" and mesh.dp > 1:
         if ema is not None:
             raise ValueError(f"optim.ema = {ema}: does not go with parallel.averaging.kind={config.averaging.kind}")
-        placement = make_placement(context)
-        return AveragedStrategy(
-            context, SingleProcess(engine_name(context, engine)), placement, clip_norm, make_links(context, engine)
-        )
+        if replicas := make_replicas(context, engine):
+            return AveragedStrategy(context, replicas[0], make_placement(context), clip_norm, replicas[1])
     return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema, tables)
 
 
-def make_links(context: RankContext, engine: str) -> Links:
-    """What averages the weights of replicas."""
+def make_replicas(context: RankContext, engine: str) -> tuple[DataParallel, Links] | None:
+    """What combines gradients within a replica, and averages replicas; None where there is only one. Collective."""
     config = context.config
+    alone = SingleProcess(engine_name(context, engine))
+    if config.averaging.groups == "host":
+        hosts = find_hosts(context.info)
+        if len(hosts) == 1:
+            log.warning("parallel.averaging.groups=host: has no effect, since all ranks are on one host")
+            return None
+        between = HostCollectives(hosts, context.rank)
+        return TorchRing(context, config.bucket_bytes, group=between.inside), Links(between, config.bucket_bytes)
     if engine == "horovod":
-        return Links(HorovodCollectives(context.rank, context.mesh.dp), config.bucket_bytes)
-    return Links(GroupTransport(context.batch_mesh().get_group()), config.bucket_bytes)
+        return alone, Links(HorovodCollectives(context.rank, context.mesh.dp), config.bucket_bytes)
+    return alone, Links(GroupTransport(context.batch_mesh().get_group()), config.bucket_bytes)
 
 
 def engine_name(context: RankContext, engine: str) -> str:

@@ -38,8 +38,8 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
     batch_ranks, flags = mesh.dp * mesh.cp, len(rank.local)
     if not rank.zero and workload.is_coded and not dense:
         return coded_bytes(rank)
-    if workload.is_averaged and not dense:
-        return averaged_bytes(rank)
+    if workload.is_averaged and workload.config.averaging.groups == "rank" and not dense:
+        return averaged_bytes(rank, mesh.dp)
     if not rank.zero:
         return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
     reductions = 1 if mesh.pp > 1 or rank.zero <= 1 else micro
@@ -66,11 +66,10 @@ def coded_bytes(rank: RankParameters) -> int:
     return int(sum(sent_bytes(workload.config.compress, each, ranks, element) for each in shapes))
 
 
-def averaged_bytes(rank: RankParameters) -> int:
-    """Bytes one rank sends per step for averages of the weights: those of a window over its steps."""
+def averaged_bytes(rank: RankParameters, ranks: int) -> int:
+    """Bytes one of `ranks` replicas sends per step for averages of the weights: those of a window over its steps."""
     workload, averaging = rank.workload, rank.workload.config.averaging
     trained = sum(p.numel() for p in rank.parameters.values() if p.requires_grad)
-    ranks = workload.mesh.dp
     sent = RULES[averaging.kind].sent(averaging, ranks)
     if averaging.inner_state == "averaged":
         sent += 2 * ring_share(ranks) * workload.optimizer_states

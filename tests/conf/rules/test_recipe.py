@@ -141,6 +141,7 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([], "parallel.compress.rank=2"),
         ([], "parallel.averaging.every=5"),
         ([], "parallel.averaging.inner_state=averaged"),
+        ([], "parallel.averaging.groups=host"),
         ([LOCAL_SGD], "parallel.averaging.outer_lr=0.5"),
         ([LOCAL_SGD], "parallel.averaging.elasticity=0.5"),
         ([LOCAL_SGD], "parallel.averaging.peers=random"),

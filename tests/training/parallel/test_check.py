@@ -47,6 +47,8 @@ APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "compress-needs-data": (1, INT8, "cpu"),
     "averaging-zero": (2, {"zero": 1, **LOCAL_SGD}, "cpu"),
     "averaging-model": (2, {"tp": 2, **LOCAL_SGD}, "cpu"),
+    "horovod-hosts": (2, {"averaging": {"kind": "diloco", "groups": "host"}, "engine": "horovod"}, "cpu"),
+    "averaging-gossip-hosts": (2, {"averaging": {"kind": "gossip", "groups": "host"}}, "cpu"),
     "horovod-gossip": (2, {"averaging": {"kind": "gossip"}, "engine": "horovod"}, "cpu"),
     "averaging-inner-state": (2, {"averaging": {"kind": "easgd", "inner_state": "averaged"}}, "cpu"),
     "averaging-codec": (2, {**INT8, **LOCAL_SGD}, "cpu"),

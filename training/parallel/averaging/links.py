@@ -23,7 +23,7 @@ class Links:
 
     def __init__(self, collectives: Collectives, bucket_bytes: int) -> None:
         """Args:
-        collectives: of the engine, one rank per replica.
+        collectives: of the engine, between replicas.
         bucket_bytes: most that is sent at once.
         """
         self.collectives, self.bucket_bytes = collectives, bucket_bytes
@@ -34,7 +34,7 @@ class Links:
     def mean(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The mean over the replicas of each tensor, in memory of its own; the same bits on every rank."""
         sizes = [t.numel() * t.element_size() for t in tensors]
-        plans = plan_buckets(sizes, [t.dtype for t in tensors], self.bucket_bytes)
+        plans = plan_buckets(sizes, [(t.dtype, t.device) for t in tensors], self.bucket_bytes)
         flats = [torch.cat([tensors[i].detach().flatten() for i in plan]) for plan in plans]
         handles = [self.collectives.start(f"average.{number}", flat) for number, flat in enumerate(flats)]
         means: dict[int, torch.Tensor] = {}
@@ -50,7 +50,7 @@ class Links:
         """Each peer's values of the tensors; who is a rank's peer has it as one too. Not on Horovod."""
         sizes = [t.numel() * t.element_size() for t in tensors]
         received: list[dict[int, torch.Tensor]] = [{} for _ in peers]
-        for plan in plan_buckets(sizes, [t.dtype for t in tensors], self.bucket_bytes):
+        for plan in plan_buckets(sizes, [(t.dtype, t.device) for t in tensors], self.bucket_bytes):
             mine = torch.cat([tensors[i].detach().flatten() for i in plan])
             theirs = [torch.empty_like(mine) for _ in peers]
             calls = [dist.P2POp(dist.isend, mine, peer) for peer in peers]
@@ -81,7 +81,7 @@ class Links:
     @waits_for_ranks
     def total(self, number: int) -> int:
         """Sum a number over the replicas."""
-        found = torch.tensor(number)
+        found = torch.tensor(number if self.collectives.leads else 0)
         dist.all_reduce(found)
         return int(found)
 

@@ -5,8 +5,9 @@ the replicas' gradients is the gradient of the global batch, whatever rows each 
 `optimizer` are the means over the replicas, which a run of any other world or strategy goes on from; what differs
 between replicas is beside them, by replica.
 
-Bytes sent per rank and step: those of the rule, 2 (n-1)/n x bytes of the trained weights but for gossip, / every; three
-times that for AdamW with inner_state: averaged. An evaluation or a checkpoint inside a window sends the mean once more.
+Bytes sent per replica and step: those of the rule, 2 (n-1)/n x bytes of the trained weights but for gossip, / every;
+three times that for AdamW with inner_state: averaged. An evaluation or a checkpoint inside a window sends the mean once
+more.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo
 
 AVERAGING = "averaging"  # part of a checkpoint's state
+BETWEEN_HOSTS = "between hosts"  # of a host, where its ranks are one replica
 STEP_COUNT = "step"  # key of an optimizer's state
 
 
@@ -154,8 +156,11 @@ class AveragedStrategy(MeshStrategy):
         copy_into(changed, kept)
 
     def measure(self) -> dict[str, float]:
-        self.data_parallel.step_bytes = self.window_bytes / self.settings.every
+        sent = self.window_bytes / self.settings.every
+        self.data_parallel.step_bytes = sent if self.settings.groups == "rank" else 0.0
         found = super().measure()
+        if self.settings.groups == "host":
+            found[f"sent_bytes {BETWEEN_HOSTS}"] = sent
         carried = storage_bytes(t for tensors in self.rule.shared().values() for t in tensors)
         return found | {"optimizer_bytes": found["optimizer_bytes"] + carried} if self.memory else found
 
