@@ -74,6 +74,8 @@ XXHASH = "training/data/features/xxhash64"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
+T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
+AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
@@ -1066,6 +1068,86 @@ MUTANTS = (
         "sent = self.collectives.sent_bytes\n        self._send_shards()",
         "sent = self.collectives.sent_bytes",
         "tests/ranks/test_average.py",
+    ),
+    # --- replicas that train apart
+    Mutant(f"{AVERAGING}/links.py", ".div_(self.replicas)", "", f"{T_REPLICAS} -k every_step"),
+    Mutant(f"{AVERAGING}/strategy.py", "return self.links.replicas", "return 1", f"{T_REPLICAS} -k every_step"),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        "        self.clock += 1",
+        "        self.clock += not info.skipped",
+        f"{T_REPLICAS} -k skips",
+    ),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        "self.skipped_in_window, 0\n",
+        "self.skipped_in_window, self.skipped_in_window\n",
+        f"{T_REPLICAS} -k skips",
+    ),
+    Mutant(f"{AVERAGING}/strategy.py", "copy_into(changed, kept)", "pass", f"{T_REPLICAS} -k own_training"),
+    Mutant(f"{AVERAGING}/strategy.py", "return self._weights_differ() or ", "return ", f"{T_REPLICAS} -k resume"),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        'int(own["window"]["skipped"]) if "window" in own else 0',
+        "0",
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        'int(given["clock"]["steps"]) if "clock" in given else 0',
+        "0",
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        "if len(replicas) == self.links.replicas:",
+        "if replicas:",
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(f"{AVERAGING}/strategy.py", "and name.rpartition", "or name.rpartition", f"{T_REPLICAS} -k own_training"),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "return self.links.mean(weights) if in_window else None",
+        "return None",
+        f"{T_REPLICAS} -k own_training",
+    ),
+    Mutant(f"{AVERAGING}/rules.py", "d.add_(m, alpha=share)", "m", f"{T_REPLICAS} -k nesterov"),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "self._outer_step(weights)[0] if in_window",
+        "None if in_window",
+        f"{T_REPLICAS} -k nesterov",
+    ),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        '"momentum": self.momentum}',
+        '"momentum": [m * 1 for m in self.momentum]}',
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "weight.lerp_(center, share / self.links.replicas)",
+        "weight.lerp_(center, share)",
+        T_AVERAGING,
+    ),
+    Mutant(f"{AVERAGING}/rules.py", "for side in (-1, 1)]", "for side in (1,)]", T_AVERAGING),
+    Mutant(f"{AVERAGING}/rules.py", "{config.seed} {window} {r}", "{config.seed} {r}", T_AVERAGING),
+    Mutant(
+        f"{AVERAGING}/strategy.py", "self.clock // self.settings.every)", "self.clock)", f"{T_REPLICAS} -k formulas"
+    ),
+    Mutant(
+        f"{AVERAGING}/hosts.py",
+        "if not hosts or local_rank != len(hosts[-1]):",
+        "if not hosts:",
+        "tests/training/parallel/averaging/test_hosts.py",
+    ),
+    Mutant(f"{PARALLEL}/compose.py", "group=between.inside)", "group=None)", f"{T_REPLICAS} -k hosts"),
+    Mutant(PLAN, "if not name.startswith(OPTIONAL)", "", f"{T_REPLICAS} -k resume"),
+    Mutant(
+        LOOP,
+        "int(info.skipped) if info.counted_skips is None",
+        "int(info.skipped) if True",
+        "tests/training/test_loop.py",
     ),
     # --- several labels
     Mutant(FLAGS, "pc.unique(good[SPLIT])", "pc.unique(counted[SPLIT])", T_FLAGS),

@@ -27,6 +27,13 @@ CODECS = {
     "topk": {"compress": {"codec": "topk", "share": 0.02}},
     "powersgd": {"compress": {"codec": "powersgd", "rank": 32}},
 }
+AVERAGED = {  # every 3 steps, of which three are counted
+    "local_sgd": {"averaging": {"kind": "local_sgd", "every": 3}},
+    "local_sgd averaged": {"averaging": {"kind": "local_sgd", "every": 3, "inner_state": "averaged"}},
+    "diloco": {"averaging": {"kind": "diloco", "every": 3}},
+    "easgd": {"averaging": {"kind": "easgd", "every": 3}},
+    "gossip": {"averaging": {"kind": "gossip", "every": 3}},
+}
 GPT_ZERO = {f"gpt zero{level}": {"engine": "torch", "zero": level} for level in (1, 2, 3)}
 HYBRID = {"zero3 hybrid": {"engine": "torch", "zero": 3, "shard": 2}}
 HOROVOD = {
@@ -115,6 +122,10 @@ def test_gradients_through_a_codec(launch: Any) -> None:
 def test_gradients_through_a_codec_on_horovod(launch: Any) -> None:
     """Of one codec: what Horovod's ranks say to each other every millisecond is more than 2 % of the smaller ones."""
     assert_as_planned(launch, 2, {"int8": ("wider", {"engine": "horovod", **CODECS["int8"]})}, engine="horovod")
+
+
+def test_averages_of_weights(launch: Any) -> None:
+    assert_as_planned(launch, 3, {name: ("wide", {"engine": "torch", **case}) for name, case in AVERAGED.items()})
 
 
 def test_model_parallel(launch: Any) -> None:

@@ -139,9 +139,9 @@ class SparseTables:
             table.drop()
 
 
-def check_tables(modules: Mapping[str, SparseEmbedding], mesh: Mesh, ema: float | None) -> None:
+def check_tables(modules: Mapping[str, SparseEmbedding], mesh: Mesh, ema: float | None, averaging: str) -> None:
     """Raise ValueError where the layout, or averages of the weights, do not go with tables."""
-    if problem := table_problem(mesh.tp, mesh.pp, mesh.cp, ema):
+    if problem := table_problem(mesh.tp, mesh.pp, mesh.cp, ema, averaging if mesh.world > 1 else "none"):
         raise ValueError(f"{problem} (tables: {', '.join(modules)})")
 
 
