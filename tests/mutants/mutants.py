@@ -1006,6 +1006,7 @@ MUTANTS = (
         "if resumed:",
         "if False:",
         "tests/training/test_warm_start_run.py",
+        equivalent="the checkpoint is loaded over the file's values: only the reading would be lost",
     ),
     Mutant(
         AVERAGE, "share = (1 - self.decay) / (1 - self.decay ** int(self.steps))", "share = 1 - self.decay", T_AVERAGE
