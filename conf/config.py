@@ -49,6 +49,11 @@ class RunConfig(Strict):
     )
     drift: DriftConfig | None = None
 
+    def evaluation_batch(self, split_rows: int) -> int:
+        """Rows that all ranks compute at a time: not more than training does by default, nor than there are."""
+        asked = self.train.eval_batch or max(1, self.train.global_batch // self.parallel.accumulate)
+        return min(asked, max(1, split_rows))
+
     @property
     def model_code(self) -> dict[str, str]:
         """Key -> `module:name` of the user's code that training and serving run: the model, its task, its decoders."""

@@ -22,11 +22,13 @@ ONE, ODD, NULL = "__one", "__odd", "__null_label"
 
 
 def several_labels(columns: Iterable[Column]) -> list[str]:
-    """The label columns, where there are several; else []. EtlError for one that is no number or boolean."""
+    """The label columns, where there are several; else []. EtlError for one that is no number or boolean,
+    as Spark has it: a date is stored as a number of days.
+    """
     labels = [column for column in columns if column.role == "label"]
     if len(labels) < 2:
         return []
-    if other := [c for c in labels if c.layout != "scalar" or c.dtype in ("string", "binary")]:
+    if other := [c for c in labels if c.layout != "scalar" or c.dtype in ("string", "binary") or c.logical == "date"]:
         raise EtlError(
             f"etl.label = {[c.name for c in labels]}: {other[0].name!r} is {other[0].logical}; of several labels each "
             "is a number or a boolean: make one of it in the recipe's SQL, or of all an array of texts, the row's tags"

@@ -48,8 +48,7 @@ from sparkring.pipelines.train_step import record_inputs
 from sparkring.pipelines.validate.folders import DATASETS, JOB_FOLDERS, check_folders
 from sparkring.pipelines.validate.recipe import check_against, check_foreseen, check_recipe
 from sparkring.pipelines.validate.tables import check_tables
-from sparkring.training.checkpoint.weights import FILE
-from sparkring.training.model_folder import describe_model
+from sparkring.training.model_folder import describe_model, weights_sha256
 from sparkring.training.result import SUMMARY, TrainResult
 
 log = logging.getLogger("sparkring")
@@ -187,7 +186,7 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
     assert result.train.weights is not None and result.train.exported_step is not None, "training is finished"
     weights = job.folder.at(result.train.weights)
     describe_model(weights, config, manifest)
-    sha256 = weights.sha256(FILE)
+    sha256 = weights_sha256(weights)
     info = ModelInfo(
         name=f"{config.name}-model",
         step=result.train.exported_step,

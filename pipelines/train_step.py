@@ -53,6 +53,7 @@ from sparkring.training.result import FailedAttempt, History, TrainResult, Worke
 log = logging.getLogger(__name__)
 TRAIN = "train"  # key of its run in MLflow
 ENTRY = "sparkring.training.worker:train"
+HOT_IDS = "hot_ids.json"  # artifact: the ids of sparse tables that training used most
 
 
 def train(job: JobContext) -> TrainResult:
@@ -73,6 +74,7 @@ def train(job: JobContext) -> TrainResult:
         log.info("%s", ended_line(rank_0, config))
         plan = format_rows(plan_and_measured(config, job.dataset.manifest, rank_0.measured))
         tracker.artifact(TRAIN, plan + "\n", "plan.txt")
+        record_tables(tracker, rank_0)
         return TrainResult(
             name=config.name,
             run=job.folder.uri,
@@ -106,6 +108,14 @@ def record_inputs(job: JobContext, key: str) -> None:
         is_read = key == JOB or (context == "testing") == (key != TRAIN)
         if split is not None and split in splits and is_read:
             job.tracker.dataset(key, split_info(job.dataset, split), context)
+
+
+def record_tables(tracker: Tracker, rank_0: WorkerResult) -> None:
+    """Record what the model's sparse tables hold, and the ids that were used most; nothing without tables."""
+    if rank_0.tables:
+        tracker.metrics(TRAIN, rank_0.steps, rank_0.table_metrics())
+        uses = {name: asdict(hot) for name, hot in rank_0.hot_ids.items()}
+        tracker.artifact_json(TRAIN, uses, HOT_IDS)
 
 
 def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:

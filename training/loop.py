@@ -171,7 +171,7 @@ def fit(
             window.add(loss_of_rows, batch.global_rows)
             info = strategy.step(lr)
         callbacks.on_step(*divmod(state.step, steps_per_epoch), batch)
-        state = after_step(state, batch, info.skipped)
+        state = after_step(state, batch, info)
         if info.skipped:
             on_skipped(state, info.first_bad_rank, config.max_skipped_steps, reporter)
         callbacks.on_stepped(state, Stepped(loss_of_rows, batch.global_rows, lr, info))
@@ -210,14 +210,15 @@ def fit(
     return state
 
 
-def after_step(state: TrainerState, batch: Batch, skipped: bool) -> TrainerState:
+def after_step(state: TrainerState, batch: Batch, info: StepInfo) -> TrainerState:
     """The state after a step on `batch`."""
+    counted = int(info.skipped) if info.counted_skips is None else info.counted_skips
     return replace(
         state,
         step=state.step + 1,
         consumed_samples=batch.consumed_samples,
-        skipped_steps=state.skipped_steps + skipped,
-        skipped_in_a_row=state.skipped_in_a_row + 1 if skipped else 0,
+        skipped_steps=state.skipped_steps + counted,
+        skipped_in_a_row=state.skipped_in_a_row + 1 if info.skipped else 0,
     )
 
 

@@ -11,6 +11,7 @@ A run has it below `model/`; a registered model holds a copy.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -73,6 +74,12 @@ def model_files(folder: Storage) -> list[str]:
         return list(FILES)
     tables = read(TablesFile, folder, TABLES).tables
     return [*FILES, TABLES, *(part_file(name, rank) for name in tables for rank in range(tables[name].parts))]
+
+
+def weights_sha256(folder: Storage) -> str:
+    """Hash a model's weights: sha256 of the file, or of the hashes of all files where it has sparse tables."""
+    found = [folder.sha256(name) for name in model_files(folder) if name not in (CONFIG, MANIFEST)]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def write_tables(folder: Storage, tables: Mapping[str, ShardedTable], on_progress: Callable[[int], None]) -> None:

@@ -30,6 +30,17 @@ History = dict[str, list[tuple[Count, float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class IdUses:
+    """How often training batches used the ids of a sparse table, over all ranks and attempts."""
+
+    __pydantic_config__ = CLOSED
+
+    top: list[tuple[int, Count]]  # (id, uses) of the most used; each at most `missed` too low
+    total: Count  # uses of all ids
+    missed: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerResult:
     """What one rank returns; all but the last field are the same on every rank."""
 
@@ -55,8 +66,14 @@ class WorkerResult:
     exported_step: Count | None = None  # whose weights these are
     test: Scores = field(default_factory=dict)  # metrics over train.test_split
     tables: dict[str, dict[str, Count]] = field(default_factory=dict)  # sparse table -> rows, admitted, evicted, bytes
+    hot_ids: dict[str, IdUses] = field(default_factory=dict)  # by sparse table
     started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
+
+    def table_metrics(self) -> Scores:
+        """What sparse tables hold, by the names in MLflow: `tables/users/evicted`."""
+        named = [(plain_name(name), counts) for name, counts in self.tables.items()]
+        return {f"tables/{name}/{key}": float(count) for name, counts in named for key, count in counts.items()}
 
 
 @dataclass(kw_only=True)

@@ -12,8 +12,7 @@ from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.blocks.train import StartConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
-from sparkring.conf.storage import Storage, open_storage
-from sparkring.training.checkpoint.catalog import committed
+from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.weights import open_weights, read_weights
 from sparkring.training.model_folder import TrainedModel, read_model_folder, weights_at
 from sparkring.training.models.initial import InitialModel
@@ -86,7 +85,7 @@ def start_from(
 
 
 def begin_with(
-    model: InitialModel, start: StartConfig, run: Storage, gather: Callable[[bytes], list[bytes]], rank: int
+    model: InitialModel, start: StartConfig, resumed: bool, gather: Callable[[bytes], list[bytes]], rank: int
 ) -> tuple[InitialModel, StartMatch]:
     """The model with tensors of `model.start` for its initial ones, and which these are. Collective.
 
@@ -95,7 +94,7 @@ def begin_with(
     Args:
         model: as its constructor made it.
         start: whose weights are a file's or a folder's by now.
-        run: the run folder; with a checkpoint of its own it goes on from that.
+        resumed: the run goes on from a checkpoint of its own, which has the values.
         gather: all-gather of bytes between the ranks.
         rank: rank 0 reads the file.
     """
@@ -105,7 +104,7 @@ def begin_with(
         match = match_tensors(model.module, {name: each.shape for name, each in given.items()}, start.rename)
     adapter = TypeAdapter(StartMatch)
     agreed = adapter.validate_json(gather(adapter.dump_json(match) if match is not None else b"-")[0])
-    if committed(run.at("checkpoints"))[0]:
+    if resumed:
         return model, agreed
     if rank == 0:
         log.info("model.start %s: %s", start.weights, agreed.text)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import reduce
 from typing import Annotated, Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Stored, read
-from sparkring.training.checkpoint.catalog import committed
 from sparkring.training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
@@ -63,14 +63,16 @@ from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
-from sparkring.training.result import WorkerResult
+from sparkring.training.result import IdUses, WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
+from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.tasks import build_task, check_takes_weights
 
 log = logging.getLogger(__name__)
 THREADS = "threads.json"
 MODEL_FOLDER = "model"  # below the run folder
+HOT_IDS = 20  # of each sparse table, in the result
 NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
 
 
@@ -88,6 +90,9 @@ class Parts:
     columns: ModelColumns
     task: Task
     gather: Callable[[bytes], list[bytes]]  # between all ranks
+    hooks: Hooks
+    checkpoints: Checkpointer
+    latest: CheckpointInfo | None  # the checkpoint to go on from
     readers: list[Reader] = field(default_factory=list)  # every one that was opened
 
     def open_reader(self, split: str, training: bool) -> Reader:
@@ -96,7 +101,8 @@ class Parts:
         asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
         together = asks_others and world > 1
         gather = data_gather(strategy, world, config.checkpoint.timeout_s) if together else gather_alone
-        batch = config.train.global_batch if training else config.train.eval_batch
+        rows = self.manifest.splits[split].rows
+        batch = config.train.global_batch if training else config.evaluation_batch(rows)
         weight = self.manifest.weight
         names = [*self.columns.read, *([weight["column"]] if weight is not None else [])]
         request = ReadRequest(self.dataset, self.manifest, split, names, batch)
@@ -146,13 +152,17 @@ def train(ctx: WorkerContext) -> WorkerResult:
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
         model = agreed_model(made, config, manifest, ctx)
+        hooks = Hooks(config.train.hooks, ctx.rank == 0)
+        checkpoints = open_checkpoints(ctx, config, run, hooks)
+        # once for the dense part and the tables: where all are damaged, both begin anew
+        latest = checkpoints.latest(config.checkpoint.verify)
         if config.model.start is not None:
             check_starts_without_tables(model.module)
-        if config.warm_start is not None and not committed(run.at("checkpoints"))[0]:
+        if config.warm_start is not None and latest is None:
             model = start_from(model, config, config.warm_start, manifest, ctx.rank)
         started = None
         if config.model.start is not None:
-            model, started = begin_with(model, config.model.start, run, gather, ctx.rank)
+            model, started = begin_with(model, config.model.start, latest is not None, gather, ctx.rank)
         columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
         pad_id = manifest.text.get("pad_id", -100)
         task_args = config.model.task_args
@@ -161,7 +171,9 @@ def train(ctx: WorkerContext) -> WorkerResult:
             check_takes_weights(task)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
-        parts = Parts(ctx, config, dataset, manifest, run, strategy, device, columns, task, gather)
+        parts = Parts(
+            ctx, config, dataset, manifest, run, strategy, device, columns, task, gather, hooks, checkpoints, latest
+        )
         result = replace(_train(parts, model, began), started=started)
         failed = False
         return result
@@ -173,7 +185,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
 
 def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     """Resume, fit, export, score."""
-    ctx, config, strategy = parts.ctx, parts.config, parts.strategy
+    ctx, config, strategy, checkpoints = parts.ctx, parts.config, parts.strategy, parts.checkpoints
     reader = parts.open_reader("train", training=True)
     valid = parts.open_reader(config.train.valid_split, training=False)
     # now, not when training is done: filters may leave nothing of it
@@ -182,15 +194,13 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     sample = next(iter(valid.batches(0)), None) if strategy.needs_sample else None
     ctx.heartbeat(0, "prepare")
     strategy.prepare(model, parts.task, optimizer_factory(config.optim), sample, config.train.compile)
-    hooks = Hooks(config.train.hooks, ctx.rank == 0)
-    checkpoints = open_checkpoints(parts, hooks)
     record: dict[str, Any] = {  # a LoopRecord without its state
         "dataset": parts.manifest.fingerprint,
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
     }
-    callbacks = make_callbacks(parts, reader, valid, checkpoints, record, hooks)
-    begun = resume(parts, checkpoints, record)
+    callbacks = make_callbacks(parts, reader, valid, record)
+    begun = resume(parts, record)
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
     per_epoch = reader.steps_per_epoch
@@ -201,7 +211,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     training = time.monotonic()
     state = fit(strategy, reader, callbacks, ctx, config.train, config.checkpoint, begun)
     checkpoints.wait()
-    hooks.deliver()
+    parts.hooks.deliver()
     train_s = time.monotonic() - training
     result = WorkerResult(
         engine=strategy.engine,
@@ -220,9 +230,10 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         measured=strategy.measure(),
         train_left_out=left_out(reader),
         tables=table_totals(parts),
+        hot_ids=hot_ids(parts),
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
-        exported_step = load_exported_step(parts, checkpoints, state)
+        exported_step = load_exported_step(parts, state)
         with strategy.averaged():
             export(parts, state.step)
             result = replace(result, exported_step=exported_step, weights=MODEL_FOLDER)
@@ -231,24 +242,15 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     return result
 
 
-def make_callbacks(
-    parts: Parts,
-    training: Reader,
-    valid: Reader,
-    checkpoints: Checkpointer,
-    record: dict[str, Any],
-    hooks: Hooks,
-) -> Callbacks:
+def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[str, Any]) -> Callbacks:
     """What the loop calls between two steps.
 
     Args:
         parts: of this rank.
         training, valid: readers of these splits.
-        checkpoints: of the run.
         record: LoopRecord without its state, for every checkpoint.
-        hooks: of the user, which look on.
     """
-    ctx, strategy, per_epoch = parts.ctx, parts.strategy, training.steps_per_epoch
+    ctx, strategy, hooks, per_epoch = parts.ctx, parts.strategy, parts.hooks, training.steps_per_epoch
     audit = open_audit(parts, training)  # gets every batch
     gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
 
@@ -265,12 +267,12 @@ def make_callbacks(
     def save(state: TrainerState, metric: float | None) -> None:
         if audit is not None:
             audit.flush()  # no step a checkpoint vouches for may be missing from the audit
-        checkpoints.save(
+        parts.checkpoints.save(
             state.step,
             strategy.state_dict(),
             {"state": state.to_json()} | record,
             metric,
-            tables=strategy.tables.state(),
+            tables=strategy.tables.copies(),
         )
 
     def on_step(epoch: int, step: int, batch: Batch) -> None:
@@ -295,42 +297,41 @@ def make_callbacks(
     return Callbacks(schedule, evaluate, save, on_step, on_stepped, on_evaluated)
 
 
-def open_checkpoints(parts: Parts, hooks: Hooks) -> Checkpointer:
-    """The run's checkpoints; driver and hooks hear of each that is committed."""
-    keep = parts.config.checkpoint
+def open_checkpoints(ctx: WorkerContext, config: RunConfig, run: Storage, hooks: Hooks) -> Checkpointer:
+    """Open the run's checkpoints; driver and hooks hear of each that is committed. Collective."""
+    keep = config.checkpoint
 
     def on_commit(info: CheckpointInfo) -> None:
         data = {"step": info.step, "uri": info.uri, "metric": info.metric, "bytes": info.bytes, "world": info.world}
-        parts.ctx.event("checkpoint", data)
+        ctx.event("checkpoint", data)
         hooks.committed(CheckpointSeen(info.step, info.uri, info.bytes))
 
     return Checkpointer(
-        parts.run.at("checkpoints"),
-        peers(parts.ctx.world_size, keep.timeout_s),
-        Retention(keep.keep_last, keep.keep_best, keep.keep_every, parts.config.train.best_mode),
+        run.at("checkpoints"),
+        peers(ctx.world_size, keep.timeout_s),
+        Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode),
         asynchronous=keep.asynchronous,
         on_commit=on_commit,
-        on_progress=parts.ctx.on_progress,
+        on_progress=ctx.on_progress,
     )
 
 
-def resume(parts: Parts, checkpoints: Checkpointer, record: dict[str, Any]) -> TrainerState:
+def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     """Load the newest good checkpoint into the strategy and return its state; a new state without a checkpoint.
 
     ValueError where the checkpoint is of another dataset or order, by name. checkpoint.resume is not looked at: it
     decides on the command's run folder, whose checkpoints are this run's own.
     """
-    keep, strategy = parts.config.checkpoint, parts.strategy
-    latest = checkpoints.latest(keep.verify)
+    keep, strategy, checkpoints, latest = parts.config.checkpoint, parts.strategy, parts.checkpoints, parts.latest
     if latest is None:
         if parts.config.warm_start is not None and strategy.tables:
-            begin_tables(parts, checkpoints, parts.config.warm_start)
+            begin_tables(parts, parts.config.warm_start)
         return TrainerState()
     weights = strategy.state_dict(checkpoints.shapes(latest))
     check = TypeAdapter(LoopRecord)
     restored = checkpoints.load(latest, weights, check=check.validate_python)
     strategy.load_state_dict(weights)
-    load_tables(parts, checkpoints, latest)
+    load_tables(parts, latest)
     stored = check.validate_python(restored.trainer)
     before = {"dataset": stored["dataset"]} | stored["order"]
     if differences := explain_difference(before, {"dataset": record["dataset"]} | record["order"]):
@@ -352,32 +353,40 @@ def table_totals(parts: Parts) -> dict[str, dict[str, int]]:
     return {name: {key: sum(rank[name][key] for rank in every) for key in every[0][name]} for name in every[0]}
 
 
-def begin_tables(parts: Parts, checkpoints: Checkpointer, start: WarmStartConfig) -> None:
+def hot_ids(parts: Parts) -> dict[str, IdUses]:
+    """By sparse table: the ids that the batches of all ranks used most. Collective."""
+    own = {name: hot.to_json() for name, hot in parts.strategy.tables.hot.items()}
+    every = [json.loads(answer) for answer in parts.gather(json.dumps(own).encode())]
+    merged = {name: reduce(HotIds.merged, [HotIds.of_json(rank[name]) for rank in every]) for name in own}
+    return {name: IdUses(top=hot.top(HOT_IDS), total=hot.total, missed=hot.missed) for name, hot in merged.items()}
+
+
+def begin_tables(parts: Parts, start: WarmStartConfig) -> None:
     """Begin with the rows of the model to start from, each rank with its buckets. Collective."""
     assert start.model is not None, "starting_model has read it"
     folder, tables = open_storage(start.model), parts.strategy.tables
     wanted = {name: held.table.spec.dim for name, held in tables.tables.items()}
-    checkpoints.peers.together(
+    parts.checkpoints.peers.together(
         f"reading tables of {start.model}", lambda: tables.begin_with(open_tables(folder, wanted))
     )
 
 
-def load_tables(parts: Parts, checkpoints: Checkpointer, info: CheckpointInfo) -> None:
+def load_tables(parts: Parts, info: CheckpointInfo) -> None:
     """Read this rank's buckets of the model's sparse tables. Collective; CheckpointError where they do not fit."""
-    stored = checkpoints.tables(info)
-    checkpoints.peers.together(f"loading tables of {info.uri}", lambda: parts.strategy.tables.load(stored))
+    stored = parts.checkpoints.tables(info)
+    parts.checkpoints.peers.together(f"loading tables of {info.uri}", lambda: parts.strategy.tables.load(stored))
 
 
-def load_exported_step(parts: Parts, checkpoints: Checkpointer, state: TrainerState) -> int:
+def load_exported_step(parts: Parts, state: TrainerState) -> int:
     """Load the weights of the step that `train.export` names; return that step. Collective."""
-    strategy, step = parts.strategy, state.step
+    strategy, checkpoints, step = parts.strategy, parts.checkpoints, state.step
     if parts.config.train.export == "best" and state.best_step not in (None, state.step):
         best = checkpoints.best(parts.config.train.best_mode)
         if best is not None:
             weights = strategy.state_dict(checkpoints.shapes(best))
             checkpoints.load(best, weights, random_state=False)
             strategy.load_state_dict(weights)
-            load_tables(parts, checkpoints, best)
+            load_tables(parts, best)
             step = best.step
     return step
 

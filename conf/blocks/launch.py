@@ -28,6 +28,32 @@ class CompressConfig(Strict):
         return share
 
 
+class AveragingConfig(Strict):
+    """Ranks that train weights of their own, and average these at times instead of gradients in every step."""
+
+    kind: Literal["none", "local_sgd", "diloco", "easgd", "gossip"] = Field(
+        "none", description="what happens when a window of steps ends; none: gradients are summed in every step"
+    )
+    every: PositiveInt = Field(10, description="steps of a window, the same on every rank")
+    inner_state: Literal["local", "averaged"] = Field(
+        "local", description="whether a rank's optimizer keeps its own moments when a window ends, or gets their mean"
+    )
+    groups: Literal["rank", "host"] = Field(
+        "rank", description="who trains weights of its own: each rank, or each host, whose ranks sum their gradients"
+    )
+    outer_lr: PositiveFloat = Field(0.7, description="of `diloco`: rate at which the anchor follows the ranks' mean")
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="of `diloco`: Nesterov momentum of the anchor; 0: none"
+    )
+    elasticity: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="of `easgd`: share of the way to the ranks' mean that the center goes when a window ends"
+    )
+    peers: Literal["ring", "random"] = Field(
+        "ring", description="of `gossip`: whom a rank averages with: both neighbors, or one other rank, drawn by `seed`"
+    )
+    seed: int = Field(0, description="of `gossip` with random peers: the pairs are a function of it and the window")
+
+
 class ParallelConfig(Strict):
     """Sizes of the mesh's axes multiply to launch.world; -1 stands once for the rest."""
 
@@ -59,6 +85,7 @@ class ParallelConfig(Strict):
     sequence_parallel: bool = Field(False, description="also cut norms and residuals along the sequence (needs tp > 1)")
     bucket_bytes: PositiveInt = Field(25 * 2**20, description="gradients are sent in buckets of at most this size")
     compress: CompressConfig = CompressConfig()
+    averaging: AveragingConfig = AveragingConfig()
 
 
 class LaunchConfig(Strict):

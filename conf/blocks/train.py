@@ -162,7 +162,11 @@ class TrainConfig(Strict):
     epochs: PositiveInt | None = 1
     steps: PositiveInt | None = Field(None, description="stop after this many steps; wins over epochs")
     global_batch: PositiveInt = 1024
-    eval_batch: PositiveInt = 8192
+    eval_batch: PositiveInt | None = Field(
+        None,
+        description="rows that all ranks compute at a time in evaluation; None: as many as in training, which is "
+        "global_batch / parallel.accumulate",
+    )
     eval_every_steps: PositiveInt | None = Field(None, description="None: at the end of every epoch")
     valid_split: str = "valid"
     test_split: str | None = "test"

@@ -178,6 +178,36 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or set parallel.compress.codec to powersgd",
     ),
     NoEffect(
+        ("parallel.averaging.every", "parallel.averaging.inner_state", "parallel.averaging.groups"),
+        lambda c: c.parallel.averaging.kind == "none",
+        "where parallel.averaging.kind is none",
+        "remove it, or set parallel.averaging.kind",
+    ),
+    NoEffect(
+        ("parallel.averaging.elasticity",),
+        lambda c: c.parallel.averaging.kind != "easgd",
+        "where parallel.averaging.kind is not easgd",
+        "remove it, or set parallel.averaging.kind to easgd",
+    ),
+    NoEffect(
+        ("parallel.averaging.peers",),
+        lambda c: c.parallel.averaging.kind != "gossip",
+        "where parallel.averaging.kind is not gossip",
+        "remove it, or set parallel.averaging.kind to gossip",
+    ),
+    NoEffect(
+        ("parallel.averaging.seed",),
+        lambda c: c.parallel.averaging.kind != "gossip" or c.parallel.averaging.peers != "random",
+        "but on the random peers of gossip",
+        "remove it, or set parallel.averaging.kind to gossip and its peers to random",
+    ),
+    NoEffect(
+        ("parallel.averaging.outer_lr", "parallel.averaging.outer_momentum"),
+        lambda c: c.parallel.averaging.kind != "diloco",
+        "where parallel.averaging.kind is not diloco",
+        "remove it, or set parallel.averaging.kind to diloco",
+    ),
+    NoEffect(
         ("optim.plateau.factor", "optim.plateau.patience"),
         lambda c: c.optim.schedule != "plateau",
         "where optim.schedule is not plateau",
@@ -209,7 +239,7 @@ def _table_problem(config: RunConfig) -> str | None:
     if not _is_hashed(config):
         return None
     tp, pp, cp = (max(1, ranks) for ranks in (config.parallel.tp, config.parallel.pp, config.parallel.cp))
-    return table_problem(tp, pp, cp, config.optim.ema)
+    return table_problem(tp, pp, cp, config.optim.ema, config.parallel.averaging.kind)
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -271,6 +301,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         lambda c: c.tables.max_rows is not None and c.tables.max_rows < 4 * c.train.global_batch,
         "tables.max_rows = {c.tables.max_rows}: less than 4 times train.global_batch = {c.train.global_batch}; every "
         "row of a batch may have an id of its own, and ids fill buckets unevenly; raise it",
+    ),
+    Conflict(
+        lambda c: c.optim.ema is not None and c.parallel.averaging.kind != "none",
+        "optim.ema = {c.optim.ema}: with parallel.averaging.kind = {c.parallel.averaging.kind} every rank would have a "
+        "mean of weights of its own, which no rank trains with; remove one of the two",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,

@@ -37,6 +37,10 @@ def _coded(facts: Facts) -> bool:
     return bool(facts.parallel["compress"]["codec"] != "none")
 
 
+def _averaged(facts: Facts) -> bool:
+    return bool(facts.parallel["averaging"]["kind"] != "none")
+
+
 # What Horovod's collectives cannot carry, in one place: with parallel.engine=horovod each limit is a refusal (RULES),
 # with engine=auto it is the reason why torch.distributed carries the gradients (training/parallel/compose.py).
 HOROVOD_LIMITS: tuple[Rule, ...] = (
@@ -64,6 +68,16 @@ HOROVOD_LIMITS: tuple[Rule, ...] = (
         "horovod-offload",
         lambda f: f.parallel["offload"] and _sharded(f),
         "parallel.offload=true: only the shards of torch's fully_shard can be offloaded",
+    ),
+    Rule(
+        "horovod-hosts",
+        lambda f: _averaged(f) and f.parallel["averaging"]["groups"] == "host",
+        "parallel.averaging.groups=host: Horovod's collectives are between all ranks here",
+    ),
+    Rule(
+        "horovod-gossip",
+        lambda f: f.parallel["averaging"]["kind"] == "gossip",
+        "parallel.averaging.kind=gossip: Horovod has no send and receive between ranks",
     ),
 )
 
@@ -173,6 +187,46 @@ RULES: tuple[Rule, ...] = (
         refused=False,
     ),
     Rule(
+        "averaging-zero",
+        lambda f: _averaged(f) and _sharded(f),
+        "parallel.averaging.kind={averaging[kind]} with parallel.zero={zero}: ranks whose weights differ have no state "
+        "in common to shard; leave kind at none, or zero at 0",
+    ),
+    Rule(
+        "averaging-model",
+        lambda f: _averaged(f) and f.mesh["tp"] * f.mesh["pp"] * f.mesh["cp"] > 1,
+        "parallel.averaging.kind={averaging[kind]} with tp({tp}), pp({pp}), cp({cp}): a rank must have the whole model "
+        "to train it by itself; use data ranks only, or leave kind at none",
+    ),
+    Rule(
+        "averaging-inner-state",
+        lambda f: (
+            f.parallel["averaging"]["inner_state"] == "averaged"
+            and f.parallel["averaging"]["kind"] in ("easgd", "gossip")
+        ),
+        "parallel.averaging.inner_state=averaged with parallel.averaging.kind={averaging[kind]}: moments that are the "
+        "mean over all ranks would not be of weights that are not; leave inner_state at local",
+    ),
+    Rule(
+        "averaging-gossip-hosts",
+        lambda f: f.parallel["averaging"]["kind"] == "gossip" and f.parallel["averaging"]["groups"] == "host",
+        "parallel.averaging.groups=host with parallel.averaging.kind=gossip: its messages are between single ranks; "
+        "leave groups at rank",
+    ),
+    Rule(
+        "averaging-codec",
+        lambda f: _averaged(f) and _coded(f),
+        "parallel.averaging.kind={averaging[kind]} with parallel.compress.codec={compress[codec]}: codecs make the "
+        "gradients smaller that ranks exchange, and here they exchange none; leave one of the two at none",
+    ),
+    Rule(
+        "averaging-needs-data",  # not refused: recovery may go on with one rank
+        lambda f: _averaged(f) and f.mesh["dp"] == 1,
+        "parallel.averaging.kind={averaging[kind]} with dp({dp}): has no effect, since there is one data rank and "
+        "nothing to average with",
+        refused=False,
+    ),
+    Rule(
         "half-messages-on-cpu",
         lambda f: f.parallel["precision"] == "fp16" and f.device == "cpu" and f.mesh["pp"] * f.mesh["tp"] > 1,
         "parallel.precision=fp16 on CPU with pp({pp}) * tp({tp}): half-precision messages are not tested there; "
@@ -224,13 +278,19 @@ def batch_problem(global_batch: int, dp: int, pp: int, micro_batches: int, accum
     return None
 
 
-def table_problem(tp: int, pp: int, cp: int, ema: float | None) -> str | None:
+def table_problem(tp: int, pp: int, cp: int, ema: float | None, averaging: str = "none") -> str | None:
     """Why a model with sparse tables cannot be trained so, or None.
 
     Args:
         tp, pp, cp: ranks on these axes.
         ema: optim.ema.
+        averaging: parallel.averaging.kind.
     """
+    if averaging != "none":
+        return (
+            f"sparse tables with parallel.averaging.kind={averaging}: a row has one owner and is stepped by all ranks' "
+            "gradients together, so ranks cannot train rows of their own; leave kind at none"
+        )
     if (tp, pp, cp) != (1, 1, 1):
         return (
             f"sparse tables with tp({tp}), pp({pp}), cp({cp}): rows are pulled for a data rank's batch, which these "

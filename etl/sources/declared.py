@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from sparkring.conf.schema import same_but_for_case
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.read import declared_schema
+from sparkring.etl.sources.read import declared_schema, quoted
 
 
 def select_declared(key: str, table: DataFrame, columns: Mapping[str, str]) -> DataFrame:
@@ -28,8 +28,3 @@ def select_declared(key: str, table: DataFrame, columns: Mapping[str, str]) -> D
         shown = "\n".join(f"  - {problem}" for problem in problems)
         raise EtlError(f"{key}: the table does not match the declared columns:\n{shown}")
     return table.select(*[F.col(quoted(name)) for name in columns or found])
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark SQL takes it, whatever it holds."""
-    return "`" + name.replace("`", "``") + "`"

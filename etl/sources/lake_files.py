@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapTyp
 from sparkring.conf.storage import Storage
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import BY_FIELD_ID
-from sparkring.etl.sources.read import declared_schema, local_table
+from sparkring.etl.sources.read import declared_schema, local_table, quoted
 from sparkring.etl.sources.spark_path import HOST, as_glob
 
 LIST_THREADS = 16
@@ -200,11 +200,6 @@ def map_fields(schema: StructType, change: Callable[[StructField, DataType], Str
         return kind
 
     return StructType([change(field, changed(field.dataType)) for field in schema])
-
-
-def quoted(name: str) -> str:
-    """The column of that name, whatever characters are in it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _plain_path(uri: Column) -> Column:

@@ -47,14 +47,19 @@ def read_files(spark: SparkSession, key: str, config: FilesSource, listed: FileL
         return _read_text(spark, key, listed, partitions)
     if config.format == "binaryFile":
         found = _with_files(spark, _scan(spark, "binaryFile", listed).drop("path"), listed, partitions)
-        found = found.select(F.col(PATH).alias("path"), "content", *partitions.names)
+        found = found.select(F.col(PATH).alias("path"), "content", *map(quoted, partitions.names))
         return found.unionByName(_empty_files(spark, listed, partitions))
     _check_columns(spark, key, config.format, listed, (schema, partitions))
     inside = StructType([f for f in schema if f.name not in partitions.names])
     found = _scan(spark, config.format, listed, inside)
     if partitions.names:
         found = _with_partitions(spark, found, listed, partitions)
-    return found.select(*dict.fromkeys([*schema.names, *partitions.names]))
+    return found.select(*map(quoted, dict.fromkeys([*schema.names, *partitions.names])))
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark SQL takes it, whatever it holds."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def declared_schema(key: str, columns: Mapping[str, str], block: str = "columns") -> StructType:
@@ -125,7 +130,7 @@ def _scan(spark: SparkSession, kind: str, listed: FileList, schema: StructType |
 def _read_text(spark: SparkSession, key: str, listed: FileList, partitions: StructType) -> DataFrame:
     """One row per file: `path` below the source's root, `text`, and its partition's values."""
     found = _with_files(spark, _scan(spark, "text", listed).withColumnRenamed("value", "text"), listed, partitions)
-    rows = found.select(F.col(PATH).alias("path"), "text", *partitions.names)
+    rows = found.select(F.col(PATH).alias("path"), "text", *map(quoted, partitions.names))
     broken = rows.where(~F.is_valid_utf8("text")).select("path").limit(SHOWN).collect()
     _raise(key, [f"{row['path']}: is not UTF-8; convert it, or leave it out by another glob" for row in broken])
     return rows
@@ -157,10 +162,10 @@ def _check_columns(
         some = replace(listed, files=tuple(file for file, footer in have if field.name in footer.partition_columns))
         if not some.files:
             continue
-        own = F.col(f"__own_{field.name}")
+        own = F.col(quoted(f"__own_{field.name}"))
         scan = _scan(spark, kind, some, StructType([field])).withColumnRenamed(field.name, f"__own_{field.name}")
         found = _with_files(spark, scan, some, declared[1])
-        differ = found.where(~own.eqNullSafe(F.col(field.name))).select(PATH, own.cast("string").alias("value"))
+        differ = found.where(~own.eqNullSafe(F.col(quoted(field.name)))).select(PATH, own.cast("string").alias("value"))
         wrong = [(row[PATH], row["value"] or "null") for row in differ.limit(SHOWN).collect()]
         _raise(key, [f"{p}: has the partition column {field.name!r} itself, and there it is {v!r}" for p, v in wrong])
 
@@ -190,10 +195,10 @@ def _with_files(spark: SparkSession, scan: DataFrame, listed: FileList, partitio
     found = scan.join(table, F.substr(FILE, begin) == F.col(JOINED), "left")
     unknown = F.raise_error(F.concat(F.lit("a row of a file that was not listed: "), F.col(FILE)))
     known = [
-        F.when(F.col(JOINED).isNotNull(), F.col(name)).otherwise(unknown).alias(name)
+        F.when(F.col(JOINED).isNotNull(), F.col(quoted(name))).otherwise(unknown).alias(name)
         for name in (PATH, *partitions.names)
     ]
-    return found.select(*(name for name in scan.columns if name != FILE), *known)
+    return found.select(*(quoted(name) for name in scan.columns if name != FILE), *known)
 
 
 def local_table(spark: SparkSession, schema: StructType, columns: Sequence[Any]) -> DataFrame:

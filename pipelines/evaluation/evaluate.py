@@ -34,6 +34,7 @@ from sparkring.pipelines.evaluation.ranking import POPULARITY, make_ranking, pop
 from sparkring.pipelines.evaluation.split_rows import SplitRows, split_rows
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.data.features.transform import Categorical
+from sparkring.training.model_folder import attach_tables
 from sparkring.training.models.gpt import perplexity
 from sparkring.training.recipe_model import pick_columns
 from sparkring.training.result import MODEL, GroupScores, LabelBalance, RankedLists, TrainResult
@@ -131,7 +132,7 @@ def ranked_rows(
     wanted = config.report.ranking
     if wanted is None:
         return Ranked()
-    (values,) = text_columns(rows, [wanted.group]).values()
+    values = rows.column(wanted.group, rows.manifest.column(wanted.group).dtype == "string")
     ranking = make_ranking(wanted, values, held_out.labels, held_out.weights)
     item, fits = wanted.item, {}
     if config.report.baselines and item is not None:
@@ -177,7 +178,9 @@ def evaluate_text(config: RunConfig, manifest: DatasetManifest, folder: Storage,
         entropy = manifest.text["splits"][split]["unigram_entropy_nats"]
         scores["unigram frequencies"] = {"loss": entropy, "perplexity": perplexity(entropy)}
     assert result.train.weights is not None, "training is finished"
-    writer = serving.Writer(config, manifest, read_weights(folder.at(result.train.weights)))
+    model = folder.at(result.train.weights)
+    writer = serving.Writer(config, manifest, read_weights(model))
+    attach_tables(writer.model, model)
     row = {"prompt": config.report.sample_prompt, "tokens": config.report.sample_tokens}
     (written,) = writer.predict([row])["text"]
     return replace(result, scores=scores, sample=config.report.sample_prompt + written)

@@ -36,13 +36,18 @@ def multilabel_scores(labels: Array, scores: Array, weights: Array | None = None
 def scores_by_label(
     names: Sequence[str], labels: Array, scores: Array, weights: Array | None = None
 ) -> list[GroupScores]:
-    """Score each label alone; `rows` are those that have it and count for something."""
+    """Score each label alone; `rows` are those that have it and count for something.
+
+    There is no F1 of a label that no row has and none is predicted to have.
+    """
     labels, scores = _checked(labels, scores)
     counted = np.ones(len(labels), bool) if weights is None else weights > 0
     found = []
     for n, name in enumerate(names):
         of_label = binary_scores(labels[:, n], scores[:, n], weights)
         positives = int(np.count_nonzero(labels[counted, n]))
+        if not positives and not (scores[counted, n] > 0.5).any():
+            del of_label["f1"]
         shown = {metric: of_label[metric] for metric in OF_LABEL if metric in of_label}
         found.append(GroupScores(column="label", value=name, rows=positives, scores=shown))
     return found

@@ -53,18 +53,32 @@ class Ranking:
         )
 
 
-def make_ranking(config: RankingConfig, values: Array, labels: Array, weights: Array | None) -> Ranking:
-    """Put the rows of a weight above 0 into lists.
+def make_ranking(config: RankingConfig, values: pa.ChunkedArray, labels: Array, weights: Array | None) -> Ranking:
+    """Put the rows of a weight above 0 into lists. A row without a value is in none: nobody knows whose it is.
 
     Args:
         config: the recipe's `report.ranking`.
-        values: (all rows,) of the column `group`, as text.
+        values: (all rows,) of the column `group`, as `places_in_order` takes them.
         labels: (all rows,) 0 or 1.
         weights: (all rows,) how much each row counts; None: all alike.
     """
-    counted = np.ones(len(labels), bool) if weights is None else weights > 0
-    _, lists = np.unique(values[counted].astype(str), return_inverse=True)
+    numbers = places_in_order(values)
+    counted = (numbers >= 0) & (np.ones(len(labels), bool) if weights is None else weights > 0)
+    _, lists = np.unique(numbers[counted], return_inverse=True)
     return Ranking(config, counted, lists, labels[counted] > 0.5)
+
+
+def places_in_order(values: pa.ChunkedArray) -> Array:
+    """The place of each value among the distinct ones, which are sorted, so no order of rows changes it; -1 of a null.
+
+    (rows,) int64. Texts may be indices of dictionaries.
+    """
+    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    whole = coded.unify_dictionaries().combine_chunks()
+    places = np.full(len(whole.dictionary) + 1, -1)
+    places[pc.array_sort_indices(whole.dictionary).to_numpy()] = np.arange(len(whole.dictionary))
+    found: Array = places[whole.indices.fill_null(len(whole.dictionary)).to_numpy()]
+    return found
 
 
 def ranking_scores(lists: Array, positive: Array, predictions: Array, ks: Sequence[int]) -> Scores:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
-from sparkring.etl.sources.declared import quoted
+from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.sample import TableSample
 
 WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -34,6 +34,13 @@ class Label:
     why: str
     center: float = 0.0
     scale: float = 1.0
+    is_tags: bool = False
+
+    @property
+    def known(self) -> str:
+        """SQL of the rows that have all that is predicted: of tags, no null among them either."""
+        tags = [f"NOT exists({name}, tag -> tag IS NULL)" for name in self.columns if self.is_tags]
+        return " AND ".join([*(f"{name} IS NOT NULL" for name in self.columns), *tags])
 
 
 @dataclass
@@ -51,7 +58,9 @@ class Columns:
 def decide_columns(sample: TableSample, label: str, task: str | None = None) -> Columns:
     """Decide by types and counts of distinct values. `task`: None: by the label. ConfigError where it cannot be."""
     names = list(sample.types)
-    labels = [label] if label in names else list(dict.fromkeys(each.strip() for each in label.split(",")))
+    labels = [label] if label in names else [each.strip() for each in label.split(",")]
+    if len(labels) > 1 and ("" in labels or len({*labels}) < len(labels)):
+        raise ConfigError(str(sample.path), [f"--label {label}: names columns with a comma between, each once"])
     for each in labels:
         if each not in names:
             near = difflib.get_close_matches(each, names, n=1)
@@ -101,7 +110,7 @@ def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | No
         if len(tags) < 2:
             raise ConfigError(str(sample.path), [f"--label {column}: has the tags {tags} only"])
         shown = ", ".join(tags[:SHOWN]) + ", ..." * (len(tags) > SHOWN)
-        return Label({name: quoted(column)}, "multilabel", f"{len(tags)} tags: {shown}")
+        return Label({name: quoted(column)}, "multilabel", f"{len(tags)} tags: {shown}", is_tags=True)
     made = {}
     for column, name in labels.items():
         kind = sample.types[column]

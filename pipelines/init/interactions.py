@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
-from sparkring.etl.sources.declared import quoted
+from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import (
     DATES,
     FEWEST_ROWS,
@@ -174,8 +174,9 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
     shares = 1 - np.searchsorted(numbers, steps) / len(numbers)
     least = float(steps[np.argmin(np.abs(shares - 0.5))])
     share = float(shares[np.argmin(np.abs(shares - 0.5))])
-    why = f"{column} of at least {least:g}, {100 * share:.0f} % of the rows, is taken; the others are not"
-    return Label(LABEL, f"CAST({quoted(column)} >= {least:g} AS int)", why)
+    cut = repr(int(least) if least.is_integer() else least)  # all its digits: it is one of the values
+    why = f"{column} of at least {cut}, {100 * share:.0f} % of the rows, is taken; the others are not"
+    return Label(LABEL, f"CAST({quoted(column)} >= {cut} AS int)", why)
 
 
 def _decide_column(found: Interactions, sample: TableSample, roles: Roles, column: str, name: str) -> None:

@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sparkring.etl.sources.declared import quoted
+from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import counts
 from sparkring.pipelines.init.folder import PREDICTIONS, Project, run_name
 from sparkring.pipelines.init.interactions import PERIOD, Interactions, Roles, decide_interactions

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
-from sparkring.etl.sources.declared import quoted
+from sparkring.etl.sources.read import quoted
 from sparkring.pipelines.init.columns import Columns, counts, decide_columns
 from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample
@@ -49,7 +50,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
         source["options"] = sample.options
     read = " ".join([*label.columns.values(), *columns.selected.values()])
     kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if quoted(n) in read}
-    known, names = " AND ".join(f"{name} IS NOT NULL" for name in label.columns), [*label.columns]
+    names = [*label.columns]
     kept_beside = [name for name in (*columns.key, *label.columns) if not OURS.fullmatch(name)]
     model: dict[str, Any] = {"task": label.task, "args": {"width": 64, "blocks": 1, "dropout": 0.1}}
     if label.task == "regression":
@@ -61,7 +62,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
             "views": {VIEW: view_sql(columns.selected | label.columns)},
             "rows": VIEW,
             **({"key": columns.key} if columns.key else {}),
-            "checks": [{"name": "label_known", "kind": "expression", "sql": known, "level": "row"}],
+            "checks": [{"name": "label_known", "kind": "expression", "sql": label.known, "level": "row"}],
             "split": {"kind": "hash", "shares": {"train": TRAIN_SHARE, "valid": 0.1, "test": 0.1}},
             "features": columns.features,
             "label": names[0] if len(names) == 1 else names,
@@ -108,10 +109,19 @@ def decided(sample: TableSample, columns: Columns) -> list[str]:
     return lines + [f"left out: {name} ({why})" for name, why in columns.left_out.items() if name not in columns.key]
 
 
+def has_null(values: pa.ChunkedArray) -> np.ndarray:
+    """Whether each value is null, or an array with a null in it: (rows,) bool."""
+    whole = values.combine_chunks()
+    found: np.ndarray = np.array(whole.is_null().to_numpy(zero_copy_only=False))
+    if pa.types.is_list(whole.type) or pa.types.is_large_list(whole.type):
+        found[pc.list_parent_indices(whole).filter(pc.list_flatten(whole).is_null())] = True
+    return found
+
+
 def look_at(sample: TableSample, columns: Columns) -> list[str]:
     """What only a person can know, a sentence each."""
-    is_null = [pc.is_null(sample.rows.column(name)) for name in label_columns(sample, columns)]
-    nulls = pc.sum(reduce(pc.or_, is_null)).as_py() or 0
+    unknown = [has_null(sample.rows.column(name)) for name in label_columns(sample, columns)]
+    nulls = np.count_nonzero(np.any(unknown, axis=0))
     lines = [
         "is every feature known when a prediction is made? One that is written later makes scores that do not last",
     ]

@@ -64,7 +64,7 @@ def text_recipe(path: Path, size: int, name: str) -> tuple[dict[str, Any], str]:
             "args": {"width": 128, "layers": 4, "heads": 4},
         },
         "optim": {"lr": 0.003, "weight_decay": 0.1, "warmup_steps": 20, "final_lr_share": 0.1},
-        "train": {"epochs": None, "steps": STEPS, "global_batch": text_batch(size), "eval_batch": 64},
+        "train": {"epochs": None, "steps": STEPS, "global_batch": text_batch(size)},
         "report": {"sample_prompt": "The ", "sample_tokens": 100},
     }
     return recipe, "byte pairs, 2,048 of them, learned from the text" if bpe else "bytes: too little text for others"

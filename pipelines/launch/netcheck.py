@@ -51,7 +51,7 @@ class CodingCost:
 
     @property
     def pays_below(self) -> float:
-        """Bytes per second: on a faster network the dense all-reduce takes less time."""
+        """Bytes per second: on a faster network the dense all-reduce takes less time; 0 or less: on any."""
         return (self.dense_bytes - self.sent_bytes) / self.coding_s
 
     def share_of_dense(self, bytes_per_s: float) -> float:
@@ -83,10 +83,12 @@ class NetReport:
             )
         for cost in self.codecs:
             share, coding_ms, gbits = cost.sent_bytes / cost.dense_bytes, cost.coding_s * 1e3, cost.pays_below * 8 / 1e9
+            saves = (
+                f"saves time below {gbits:,.2f} Gbit/s" if gbits > 0 else f"saves none among {len(self.hosts)} ranks"
+            )
             lines.append(
-                f"{cost.codec}: {share:.1%} of the bytes, {coding_ms:,.0f} ms of coding per 16 MiB: saves time below "
-                f"{gbits:,.2f} Gbit/s; here an exchange takes {cost.share_of_dense(self.ring_bytes_per_s):.2f} of the "
-                "dense ring's time"
+                f"{cost.codec}: {share:.1%} of the bytes, {coding_ms:,.0f} ms of coding per 16 MiB: {saves}; here an "
+                f"exchange takes {cost.share_of_dense(self.ring_bytes_per_s):.2f} of the dense ring's time"
             )
         return "\n".join(lines)
 

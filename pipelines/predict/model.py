@@ -14,8 +14,7 @@ from sparkring.conf.storage import open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.serving import Predictor, check_trusted, copy_model_folder, make_predictor
 from sparkring.pipelines.tracking.rules import client_limits
-from sparkring.training.checkpoint.weights import FILE as WEIGHTS
-from sparkring.training.model_folder import CONFIG, TrainedModel, model_files, read_model_folder
+from sparkring.training.model_folder import CONFIG, TrainedModel, model_files, read_model_folder, weights_sha256
 
 SHORT = 12  # hex digits of a hash that names something
 
@@ -27,7 +26,7 @@ class ScoringModel:
     folder: Path
     uri: str  # models:/<name>/<version>, or the folder's that was given
     name: str
-    version: str  # of a folder: the first digits of the weights' sha256
+    version: str  # of a folder: the first digits of `weights_sha256`
     run_id: str  # of MLflow; "" where it is not known
     weights_sha256: str
     trained: TrainedModel
@@ -63,7 +62,7 @@ def get_model(config: RunConfig, block: PredictConfig, scratch: Path) -> Scoring
     check_trusted(trained.config, f"{uri}/{CONFIG}", own)
     if trained.config.model.task == "language_model":
         raise StoredError(f"{uri}: is a language model; `predict` scores rows of tables")
-    sha256 = copied.sha256(WEIGHTS)
+    sha256 = weights_sha256(copied)
     return ScoringModel(folder, uri, name or trained.config.name, version or sha256[:SHORT], run_id, sha256, trained)
 
 
@@ -76,9 +75,10 @@ def load(folder: Path) -> Predictor:
 
 def pack(model: Path, folder: Path) -> Path:
     """Pack a model into an archive in `folder`. Its name tells the content: Spark takes a name for one content only."""
-    hasher, files = hashlib.sha256(), model_files(open_storage(str(model)))
+    stored = open_storage(str(model))
+    hasher, files = hashlib.sha256(), model_files(stored)
     for name in files:
-        hasher.update(hashlib.sha256((model / name).read_bytes()).digest())
+        hasher.update(bytes.fromhex(stored.sha256(name)))
     archive = folder / f"sparkring-model-{hasher.hexdigest()[:SHORT]}.zip"
     if not archive.exists():
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:

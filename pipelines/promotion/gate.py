@@ -28,7 +28,7 @@ from sparkring.pipelines.promotion.prepare import Prepared, champion_reader, pre
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, reasons_of
 from sparkring.pipelines.tracking.rules import NO_CHAMPION, WEIGHTS, StoreUnreachable, refuse_move
 from sparkring.pipelines.tracking.tracker import JOB
-from sparkring.training.checkpoint.weights import FILE
+from sparkring.training.model_folder import weights_sha256
 from sparkring.training.result import MODEL, Decision, DriftFinding, Promotion, RuleFinding, TrainResult
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class Gate:
         version = champion.version
         if version.date != self.job.ds or WEIGHTS not in version.tags:
             return False
-        return version.tags[WEIGHTS] == self.job.folder.at(self.result.train.weights).sha256(FILE)
+        return version.tags[WEIGHTS] == weights_sha256(self.job.folder.at(self.result.train.weights))
 
     def _rows(self) -> ScoredRows | None:
         """The model's predictions, and the columns of `promote.slices`."""

@@ -245,3 +245,20 @@ def test_the_code_that_a_model_needs_is_named_by_key() -> None:
     own = {"model": {"factory": "a:B", "task": "c:D"}, "data": {"decoders": {"photo": "e:f", "map": "image"}}}
     expected = {"model.factory": "a:B", "model.task": "c:D", "data.decoders.photo": "e:f"}
     assert RunConfig.model_validate({"name": "t"} | own).model_code == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "split_rows", "expected"),
+    [
+        ({}, 10_000, 1024),  # a batch of training
+        ({"parallel": {"accumulate": 8}}, 10_000, 128),  # as much of it as is computed at a time
+        ({"train": {"global_batch": 3}, "parallel": {"accumulate": 4}}, 10_000, 1),
+        ({"train": {"eval_batch": 8192}}, 10_000, 8192),
+        ({"train": {"eval_batch": 8192}}, 250, 250),  # the rest would be padding, and computed
+        ({}, 0, 1),
+    ],
+)
+def test_evaluation_takes_as_many_rows_at_a_time_as_training_does(
+    words: dict[str, Any], split_rows: int, expected: int
+) -> None:
+    assert RunConfig.model_validate({"name": "t"} | words).evaluation_batch(split_rows) == expected

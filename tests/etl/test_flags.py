@@ -57,6 +57,9 @@ def test_one_label_is_not_several_and_texts_are_none_of_several() -> None:
     text = Column(name="kind", dtype="string", role="label", logical="string")
     with pytest.raises(EtlError, match=r"etl.label = \['a', 'kind'\]: 'kind' is string; of several labels each"):
         several_labels([COLUMNS[1], text])
+    day = Column(name="day", dtype="int32", role="label", logical="date")
+    with pytest.raises(EtlError, match=r"'day' is date; of several labels each is a number or a boolean"):
+        several_labels([COLUMNS[1], day])
 
 
 def test_tags_that_no_training_row_has_or_every_one_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -66,12 +66,16 @@ DECODE, T_DECODE = "training/data/decode.py", "tests/training/data/test_decode.p
 T_PROMOTION_SCORES = "tests/pipelines/promotion/test_scores.py"
 T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
+T_INCREMENTS, WRITER = "tests/training/tables/test_increments.py", "training/checkpoint/writer.py"
+T_HOT_IDS = "tests/training/tables/test_hot_ids.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
 XXHASH = "training/data/features/xxhash64"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
+T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
+AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
@@ -431,8 +435,8 @@ MUTANTS = (
     Mutant(TABULAR, "order = [place[column]", "order = [self.numeric_names.index(column)", T_WARM),
     Mutant(
         "training/worker.py",
-        'is not None and not committed(run.at("checkpoints"))[0]',
-        "is not None",
+        "config.warm_start is not None and latest is None",
+        "config.warm_start is not None",
         "tests/training/test_warm_start_run.py",
     ),
     Mutant("conf/storage.py", "os.link(part, target)", "os.replace(part, target)", "tests/conf/test_storage.py"),
@@ -444,6 +448,8 @@ MUTANTS = (
     Mutant(ROWS, "if len(below) == len(sides):", "if not sides:", f"{T_ROWS} -k columns_of_files"),
     Mutant(ROWS, 'F.concat_ws("/", PORTION, SPLIT)', 'F.concat_ws("/", F.lit(0), SPLIT)', T_AT_ONCE),
     Mutant("etl/session.py", "not 0 < rows * row_bytes <= MOST_BATCH_BYTES:", "not rows > 0:", f"{T_ROWS} -k batches"),
+    Mutant("etl/sources/read.py", "map(quoted, dict.from", "list(dict.from", f"{T_FILES} -k any_name"),
+    Mutant("etl/sources/read.py", "(quoted(name) for name in scan", "(name for name in scan", f"{T_FILES} -k any_name"),
     Mutant("etl/sources/read.py", "if len(folders) > 1 or", "if len(folders) > 9 or", f"{T_ROWS} -k later_passes"),
     Mutant(
         "etl/shard.py", "opened = {split: {0: 0} for", "opened = {split: {0: 1} for", "tests/spark/test_etl_shard.py"
@@ -687,6 +693,8 @@ MUTANTS = (
     Mutant(f"{PREDICT}/job.py", "    check_own(target)\n", "", f"{T_PREDICT} -k others"),
     Mutant(f"{PREDICT}/job.py", "if not scored.rows_in:", "if False:", f"{T_PREDICT} -k wrong"),
     Mutant("conf/config.py", 'if ":" in reference}', "}", "tests/conf/test_config.py -k code"),
+    Mutant("conf/config.py", "min(asked, max(1, split_rows))", "asked", "tests/conf/test_config.py -k rows"),
+    Mutant("conf/config.py", " // self.parallel.accumulate", "", "tests/conf/test_config.py -k rows"),
     # Dates: arithmetic, templates, who may publish, what is done again.
     Mutant(DATES, "if given != interval_of(schedule, ds).start:", "if False:", T_DATES),
     Mutant(DATES, "if ds < schedule.begin:", "if ds <= schedule.begin:", T_DATES),
@@ -995,7 +1003,7 @@ MUTANTS = (
     Mutant(MODEL_START, "if not folder.exists(file):", "if False:", T_MODEL_START),
     Mutant(
         "training/starting.py",
-        'if committed(run.at("checkpoints"))[0]:',
+        "if resumed:",
         "if False:",
         "tests/training/test_warm_start_run.py",
     ),
@@ -1026,6 +1034,20 @@ MUTANTS = (
     ),
     Mutant(CODECS, "values.clamp(-largest, largest)).to(dtype)", "values).to(dtype)", T_CODECS),
     Mutant(CODECS, "others * (2 * row + flag", "others * (row + flag", T_CODECS),
+    Mutant(
+        "pipelines/launch/netcheck.py",
+        "if gbits > 0",
+        "if gbits",
+        "tests/pipelines/launch/test_netcheck.py -k saves_no",
+    ),
+    Mutant(
+        "training/planner/plan.py",
+        "workload.kinds, workload.rows_per_pass)",
+        "workload.kinds)",
+        "tests/training/planner/test_plan.py -k many_classes",
+    ),
+    Mutant(CODECS, "return max(1, -(-numel", "return max(0, -(-numel", f"{T_COMPRESS} -k without_elements"),
+    Mutant(CODECS, "return min(numel, max(1,", "return max(1, min(numel,", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),
     Mutant(
         f"{PARALLEL}/residuals.py",
@@ -1047,6 +1069,86 @@ MUTANTS = (
         "sent = self.collectives.sent_bytes",
         "tests/ranks/test_average.py",
     ),
+    # --- replicas that train apart
+    Mutant(f"{AVERAGING}/links.py", ".div_(self.replicas)", "", f"{T_REPLICAS} -k every_step"),
+    Mutant(f"{AVERAGING}/strategy.py", "return self.links.replicas", "return 1", f"{T_REPLICAS} -k every_step"),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        "        self.clock += 1",
+        "        self.clock += not info.skipped",
+        f"{T_REPLICAS} -k skips",
+    ),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        "self.skipped_in_window, 0\n",
+        "self.skipped_in_window, self.skipped_in_window\n",
+        f"{T_REPLICAS} -k skips",
+    ),
+    Mutant(f"{AVERAGING}/strategy.py", "copy_into(changed, kept)", "pass", f"{T_REPLICAS} -k own_training"),
+    Mutant(f"{AVERAGING}/strategy.py", "return self._weights_differ() or ", "return ", f"{T_REPLICAS} -k resume"),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        'int(own["window"]["skipped"]) if "window" in own else 0',
+        "0",
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        'int(given["clock"]["steps"]) if "clock" in given else 0',
+        "0",
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(
+        f"{AVERAGING}/strategy.py",
+        "if len(replicas) == self.links.replicas:",
+        "if replicas:",
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(f"{AVERAGING}/strategy.py", "and name.rpartition", "or name.rpartition", f"{T_REPLICAS} -k own_training"),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "return self.links.mean(weights) if in_window else None",
+        "return None",
+        f"{T_REPLICAS} -k own_training",
+    ),
+    Mutant(f"{AVERAGING}/rules.py", "d.add_(m, alpha=share)", "m", f"{T_REPLICAS} -k nesterov"),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "self._outer_step(weights)[0] if in_window",
+        "None if in_window",
+        f"{T_REPLICAS} -k nesterov",
+    ),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        '"momentum": self.momentum}',
+        '"momentum": [m * 1 for m in self.momentum]}',
+        f"{T_REPLICAS} -k resume",
+    ),
+    Mutant(
+        f"{AVERAGING}/rules.py",
+        "weight.lerp_(center, share / self.links.replicas)",
+        "weight.lerp_(center, share)",
+        T_AVERAGING,
+    ),
+    Mutant(f"{AVERAGING}/rules.py", "for side in (-1, 1)]", "for side in (1,)]", T_AVERAGING),
+    Mutant(f"{AVERAGING}/rules.py", "{config.seed} {window} {r}", "{config.seed} {r}", T_AVERAGING),
+    Mutant(
+        f"{AVERAGING}/strategy.py", "self.clock // self.settings.every)", "self.clock)", f"{T_REPLICAS} -k formulas"
+    ),
+    Mutant(
+        f"{AVERAGING}/hosts.py",
+        "if not hosts or local_rank != len(hosts[-1]):",
+        "if not hosts:",
+        "tests/training/parallel/averaging/test_hosts.py",
+    ),
+    Mutant(f"{PARALLEL}/compose.py", "group=between.inside)", "group=None)", f"{T_REPLICAS} -k hosts"),
+    Mutant(PLAN, "if not name.startswith(OPTIONAL)", "", f"{T_REPLICAS} -k resume"),
+    Mutant(
+        LOOP,
+        "int(info.skipped) if info.counted_skips is None",
+        "int(info.skipped) if True",
+        "tests/training/test_loop.py",
+    ),
     # --- several labels
     Mutant(FLAGS, "pc.unique(good[SPLIT])", "pc.unique(counted[SPLIT])", T_FLAGS),
     Mutant(FLAGS, "if not odd.get(label) and", "if", T_FLAGS),
@@ -1059,6 +1161,9 @@ MUTANTS = (
     Mutant(FEATURES, "self._made(array.flatten())", "self._codes(array.values)", T_RECIPE_MODEL),
     Mutant(TASKS, 'reduction="none").mean(dim=1)', 'reduction="none").sum(dim=1)', T_TASKS),
     Mutant(TASKS, "for name in self.several], dim=1)", "for name in self.several[::-1]], dim=1)", T_TASKS),
+    Mutant(FLAGS, 'or c.logical == "date"]', "]", T_FLAGS),
+    Mutant(MULTILABEL, "if not positives and not", "if not", T_MULTILABEL),
+    Mutant(MULTILABEL, "(scores[counted, n] > 0.5)", "(scores[:, n] > 0.5)", T_MULTILABEL),
     Mutant(TASKS, 'in TABLE_TASKS and kind != "multilabel"', "in TABLE_TASKS and not kind", T_TASKS),
     Mutant(SCORES, "for scores in each if not math.isnan(scores[name])", "for scores in each", T_SCORES),
     Mutant(SCORES, "labels_NL.flatten(), every)", "labels_NL.flatten(), None)", T_SCORES),
@@ -1153,6 +1258,9 @@ MUTANTS = (
     Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
+    Mutant(f"{INIT}/columns.py", "self.columns if self.is_tags]", "() if self.is_tags]", T_INIT),
+    Mutant(f"{INIT}/columns.py", '"" in labels or len', "len", T_INIT),
+    Mutant(f"{INIT}/table.py", "found[pc.list_parent", "found.copy()[pc.list_parent", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
     Mutant(f"{INIT}/interactions.py", 'pc.field("id").is_valid()', "pc.scalar(True)", T_RECOMMENDER),
     Mutant(f"{INIT}/interactions.py", "1, len(distinct) - 2)", "0, len(distinct) - 1)", T_RECOMMENDER),
@@ -1186,6 +1294,15 @@ MUTANTS = (
     Mutant(RANKING, "np.minimum(positives[counted], k) - 1", "k - 1", T_RANKING),
     Mutant(RANKING, "found * share)[counted]", "found * share)", T_RANKING),
     Mutant(RANKING, "np.ones(len(labels), bool) if weights is None else weights > 0", "labels > -1", T_RANKING),
+    Mutant(
+        f"{INIT}/interactions.py",
+        "repr(int(least) if least.is_integer() else least)",
+        'f"{least:g}"',
+        "tests/pipelines/init/test_recommender.py -k nearest_to_halves",
+    ),
+    Mutant(RANKING, "(numbers >= 0) &", "(numbers > -2) &", T_RANKING),
+    Mutant(RANKING, "places[pc.array_sort_indices(whole.dictionary).to_numpy()]", "places[:-1]", T_RANKING),
+    Mutant(RANKING, "coded.unify_dictionaries().combine_chunks()", "coded.chunk(0)", T_RANKING),
     Mutant(RANKING, "rows <= min(self.config.k)", "rows < min(self.config.k)", T_RANKING),
     Mutant(RANKING, "if manifest.weight is not None:", "if False:", T_RANKING),
     Mutant(RANKING, "table.filter(is_positive)", "table", T_RANKING),
@@ -1256,6 +1373,30 @@ MUTANTS = (
     Mutant(
         f"{TABLES}/lookup.py", "out[own[known]] = part.rows[place[known]]", "out[own] = part.rows[0]", T_TABLE_FILES
     ),
+    Mutant(f"{TABLES}/held.py", "self._marks[slots] |= CHANGED", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "self._gone.append(ids[saved])", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "        self._gone = []\n\n    def touch", "\n    def touch", T_INCREMENTS),
+    Mutant(f"{TABLES}/held.py", "self._marks[:] = SAVED", "self._marks |= SAVED", T_INCREMENTS),
+    Mutant(f"{TABLES}/table.py", "if copied_bytes > most_bytes:", "if False:", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "2 * age + 1)", "2 * age)", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "follows &= clocks == clocks.max()", "pass", T_INCREMENTS),
+    Mutant(f"{TABLES}/files.py", "clocks[part.buckets] == part.since", "True", T_INCREMENTS),
+    Mutant(POLICY, "len(written) > MOST_INCREMENTS", "False", T_INCREMENTS),
+    Mutant(POLICY, " - sum(written[1:])", "", T_INCREMENTS),
+    Mutant(WRITER, "before, self._tables = self._tables, {}", "before = self._tables", T_INCREMENTS),
+    Mutant(WRITER, "for path in info.needs}", "for path in ()}", T_INCREMENTS),
+    Mutant("training/checkpoint/checkpointer.py", "sorted(info.needs.items())", "()", T_INCREMENTS),
+    Mutant(
+        CATALOG,
+        "gone.add(path if old in folders else old)",
+        "gone.add(old)",
+        "tests/training/checkpoint/test_catalog.py",
+    ),
+    Mutant(f"{TABLES}/hot_ids.py", "counts[kept] - cut", "counts[kept]", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "missed + cut", "missed", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "[rank::world]", "", T_HOT_IDS),
+    Mutant(f"{TABLES}/hot_ids.py", "newest[writer].total <= total", "False", T_HOT_IDS),
+    Mutant(f"{PARALLEL}/sparse.py", "with_uses(ids, uses)", "with_uses(ids, uses // uses)", T_SPARSE),
     Mutant(STEP, "self.tables.drop()", "self.tables.apply(lr, 1.0)", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.pull(batch.columns, training=False)", "pass", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.apply(lr, factor)", "self.tables.apply(lr, 1.0)", T_SPARSE),
@@ -1264,9 +1405,22 @@ MUTANTS = (
     Mutant("training/models/sparse_embedding.py", ".diff().to(rows_ND.device)", ".diff()", T_SPARSE_EMBEDDING),
     Mutant(
         "training/models/sparse_embedding.py",
-        "torch.equal(ids.offsets[0], weights.offsets[0])",
-        "True",
+        "torch.nonzero(have != wanted)",
+        "torch.nonzero(have > 99)",
         T_SPARSE_EMBEDDING,
+    ),
+    Mutant("pipelines/evaluation/evaluate.py", "attach_tables(writer.model, model)", "pass", T_EVALUATE),
+    Mutant(
+        "training/model_folder.py",
+        'hashlib.sha256("".join(found).encode()).hexdigest()',
+        "found[0]",
+        T_TABLE_FILES,
+    ),
+    Mutant(
+        "training/worker.py",
+        "if config.warm_start is not None and latest is None:",
+        'if config.warm_start is not None and not run.exists("checkpoints"):',
+        "tests/training/test_worker_tables.py -k warm_start",
     ),
     Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),

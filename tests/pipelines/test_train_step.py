@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from sparkring.conf.load import load_config
+from sparkring.conf.manifest import digest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.display.training import ProgressDisplay
+from sparkring.pipelines.tracking.tracker import Tracker
 from sparkring.pipelines.train_step import (
     Events,
     busy_by_rank,
@@ -20,6 +23,7 @@ from sparkring.pipelines.train_step import (
     per_step_s,
     point_at_checkpoints,
     policy,
+    record_tables,
 )
 from sparkring.training.checkpoint.catalog import MARKER, encode_marker
 from sparkring.training.launch.messages import (
@@ -33,7 +37,9 @@ from sparkring.training.launch.messages import (
     Straggler,
 )
 from sparkring.training.launch.restart import best_world
-from sparkring.training.result import FailedAttempt
+from sparkring.training.result import FailedAttempt, IdUses
+from tests.pipelines.results import rank_result
+from tests.pipelines.tracking.test_tracker import away, journaled
 
 
 @pytest.mark.parametrize(
@@ -195,3 +201,21 @@ def test_a_stop_says_where_the_command_goes_on(
     with pytest.raises(KeyboardInterrupt), going_on_said(run):
         raise KeyboardInterrupt
     assert caplog.messages == [f"stopped; the same command goes on {said}"]
+
+
+def test_what_sparse_tables_hold_and_their_most_used_ids_are_recorded(tmp_path: Path) -> None:
+    tables = {"hashed.user": {"rows": 5, "admitted": 7, "evicted": 2, "bytes": 900}}
+    hot = {"hashed.user": IdUses(top=[(-42, 9), (7, 3)], total=30, missed=1)}
+    tracker = Tracker(away(tmp_path), job="j", name="flights")
+    with tracker.part("train"):
+        record_tables(tracker, rank_result(steps=10, tables=tables, hot_ids=hot))
+        record_tables(tracker, rank_result())
+    tracker.close(timeout_s=30)
+    ops = [op for op in journaled(tmp_path) if op["op"] in ("metrics", "artifact")]
+    (points,) = [op["points"] for op in ops if op["op"] == "metrics"]
+    found = {name: (value, step) for name, value, step, _ in points}
+    name = "tables/hashed_user-" + digest("hashed.user")[:8]
+    values = {"rows": 5.0, "admitted": 7.0, "evicted": 2.0, "bytes": 900.0}
+    assert found == {f"{name}/{key}": (value, 10) for key, value in values.items()}
+    (file,) = [path for path in tmp_path.rglob("*hot_ids.json") if path.is_file()]
+    assert json.loads(file.read_text()) == {"hashed.user": {"top": [[-42, 9], [7, 3]], "total": 30, "missed": 1}}

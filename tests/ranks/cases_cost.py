@@ -12,14 +12,17 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkring.conf.blocks.train import OptimConfig
-from sparkring.training.data.batch import Batch
+from sparkring.training.data.batch import Batch, Ragged
 from sparkring.training.models.gpt import GPT, LanguageModelTask
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.planner import Workload, make_plan
+from sparkring.training.tables.sharded import sent_bytes
+from tests.ranks.cases_tables import recommending
 from tests.ranks.problem import make_strategy, rank_part
 
 STEPS = 3
+TABLE_IDS = 40_000  # distinct ids of a column and rank: the buckets of so many are spread evenly within half a percent
 
 
 class Wide(nn.Module):
@@ -95,6 +98,32 @@ def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             "measured": strategy.measure(),
             "stage": asdict(plan.stages[strategy.mesh.coordinates(rank).pp]),
         }
+        strategy.data_parallel.close(failed=True)
+    dist.destroy_process_group()
+    return results
+
+
+def tables_cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """Case -> bytes per rank and step that pull and push of a model's tables send, and what the formula says."""
+    results = {}
+    for name, settings in payload["cases"].items():
+        strategy = recommending(rank, world, {"tables": settings, "dense": False}, torch.float32)
+        tables = strategy.tables
+        ids = torch.randint(-(1 << 62), 1 << 62, (3, TABLE_IDS), generator=torch.Generator().manual_seed(rank))
+        offsets = torch.arange(TABLE_IDS + 1)
+        columns = {"user": ids[0], "friend": ids[1], "tags": Ragged(ids[2].repeat(2), (2 * offsets,))}
+        before = settled_bytes()
+        for _ in range(STEPS):
+            tables.pull(columns, training=True)
+            tables.reduce(1.0)
+            tables.apply(0.1, 1.0)
+        after = settled_bytes()
+        value_bytes = 2 if settings.get("wire") == "bf16" else 4
+        predicted = sum(
+            sent_bytes(settings.get("place") == "replicate", count, each.table.spec.dim * value_bytes, world)
+            for each, count in zip(tables.tables.values(), (2 * TABLE_IDS, TABLE_IDS), strict=True)
+        )
+        results[name] = {"sent": (after - before) / world / STEPS, "predicted": predicted}
         strategy.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results

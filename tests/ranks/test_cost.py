@@ -27,6 +27,13 @@ CODECS = {
     "topk": {"compress": {"codec": "topk", "share": 0.02}},
     "powersgd": {"compress": {"codec": "powersgd", "rank": 32}},
 }
+AVERAGED = {  # every 3 steps, of which three are counted
+    "local_sgd": {"averaging": {"kind": "local_sgd", "every": 3}},
+    "local_sgd averaged": {"averaging": {"kind": "local_sgd", "every": 3, "inner_state": "averaged"}},
+    "diloco": {"averaging": {"kind": "diloco", "every": 3}},
+    "easgd": {"averaging": {"kind": "easgd", "every": 3}},
+    "gossip": {"averaging": {"kind": "gossip", "every": 3}},
+}
 GPT_ZERO = {f"gpt zero{level}": {"engine": "torch", "zero": level} for level in (1, 2, 3)}
 HYBRID = {"zero3 hybrid": {"engine": "torch", "zero": 3, "shard": 2}}
 HOROVOD = {
@@ -56,9 +63,13 @@ def may_isolate() -> bool:
     return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
 
 
-def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
+def need_isolation() -> None:
     if not may_isolate():
         pytest.skip("a private network namespace (unshare --net) is not allowed here: bytes were NOT checked")
+
+
+def assert_as_planned(launch: Any, world: int, cases: dict[str, Any], engine: str = "torch") -> None:
+    need_isolation()
     ranks = launch(world, "cases_cost:cost", {"cases": cases}, engine=engine, prefix=NAMESPACE)
     wrong = []
     for name in cases:
@@ -113,5 +124,19 @@ def test_gradients_through_a_codec_on_horovod(launch: Any) -> None:
     assert_as_planned(launch, 2, {"int8": ("wider", {"engine": "horovod", **CODECS["int8"]})}, engine="horovod")
 
 
+def test_averages_of_weights(launch: Any) -> None:
+    assert_as_planned(launch, 3, {name: ("wide", {"engine": "torch", **case}) for name, case in AVERAGED.items()})
+
+
 def test_model_parallel(launch: Any) -> None:
     assert_as_planned(launch, 2, {name: ("gpt", case) for name, case in GPT.items()})
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
+    """Each distinct id once, however many of a rank's rows have it."""
+    need_isolation()
+    cases = {"shard": {}, "shard bf16": {"wire": "bf16"}, "replicate": {"place": "replicate"}}
+    for rank in launch(world, "cases_cost:tables_cost", {"cases": cases}, prefix=NAMESPACE):
+        for name, found in rank.items():
+            assert 0.99 < found["sent"] / found["predicted"] <= 1.02, (name, found)

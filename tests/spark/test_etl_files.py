@@ -247,6 +247,20 @@ def test_orc_columns_of_every_type_are_read(spark, tmp_path):
     assert found.exceptAll(written).count() == 0 and found.count() == 3
 
 
+@pytest.mark.parametrize("days", [1, 2], ids=["a constant", "by file"])
+def test_columns_of_any_name_are_read(spark, tmp_path, days):
+    session = build_session(spark, {})
+    names = ["petal.length", "a`b", "c d"]
+    table = pa.table({name: [1, 2] for name in names})
+    for day in range(days):
+        folder = tmp_path / "t" / f"the.day={day}"
+        folder.mkdir(parents=True)
+        pq.write_table(table, folder / "rows.parquet")
+    found = source(tmp_path / "t", "parquet", dict.fromkeys(names, "bigint"), {"the.day": "int"}).read(session)
+    assert found.columns == [*names, "the.day"]
+    assert sorted(map(tuple, found.collect())) == sorted((v, v, v, day) for day in range(days) for v in (1, 2))
+
+
 @pytest.mark.parametrize(
     ("written", "declared"),
     [p for p in itertools.product(["int", "bigint", "timestamp", "timestamp_ntz", "string"], repeat=2) if p[0] != p[1]],

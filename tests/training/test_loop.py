@@ -27,11 +27,13 @@ from sparkring.training.loop import (
     TrainerState,
     TrainingDiverged,
     after_evaluation,
+    after_step,
     fit,
     improved,
     on_skipped,
     total_steps,
 )
+from sparkring.training.parallel.strategy import StepInfo
 
 CONFIG = TrainConfig(epochs=3, early_stopping=EarlyStopping(patience=2))
 NO_CHECKPOINTS = CheckpointConfig(every_s=None, on_improvement=False)
@@ -76,6 +78,16 @@ def test_a_metric_that_does_not_exist_is_named() -> None:
         after_evaluation(TrainerState(), {"loss": 1.0}, changed(CONFIG, best_metric="auc"))
 
 
+def test_skipped_steps_of_replicas_are_counted_when_all_know_of_them() -> None:
+    batch = Batch({}, 1, 1, 7)
+    alone = after_step(TrainerState(skipped_steps=1), batch, StepInfo(math.nan, skipped=True, counted_skips=0))
+    assert (alone.skipped_steps, alone.skipped_in_a_row, alone.step, alone.consumed_samples) == (1, 1, 1, 7)
+    all_of_it = after_step(alone, batch, StepInfo(1.0, counted_skips=3))
+    assert (all_of_it.skipped_steps, all_of_it.skipped_in_a_row) == (4, 0)
+    ring = after_step(all_of_it, batch, StepInfo(math.nan, skipped=True))
+    assert (ring.skipped_steps, ring.skipped_in_a_row) == (5, 1)
+
+
 def test_steps_skipped_in_a_row_end_training_and_steps_skipped_in_all_do_not() -> None:
     told: list[str] = []
     reporter: Any = SimpleNamespace(event=lambda kind, _: told.append(kind))
@@ -100,7 +112,7 @@ class Still:
         return torch.tensor(0.0)
 
     def step(self, lr: float) -> Any:
-        return SimpleNamespace(grad_norm=0.0, skipped=False, first_bad_rank=None)
+        return StepInfo(grad_norm=0.0)
 
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         return values

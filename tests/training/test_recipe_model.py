@@ -64,8 +64,12 @@ def test_columns_of_other_values_have_no_names_of_labels() -> None:
 
 
 def test_a_model_of_other_labels_is_no_start() -> None:
-    with pytest.raises(WarmStartError, match=r"trained on the labels \['k', 'l'\], dataset 'several' has \['k', 'm'\]"):
-        compare_features(of_tags("k", "l"), of_tags("k", "m"))
+    for old, new, key in (
+        (of_tags("k", "l"), of_tags("k", "m"), "etl.classes"),
+        (of_columns("a", "b"), of_columns("b", "a"), "etl.label"),
+    ):
+        with pytest.raises(WarmStartError, match=rf"trained on the labels .* has \[.* fix their list by {key}"):
+            compare_features(old, new)
 
 
 def test_tags_become_0_and_1_in_the_order_of_their_names() -> None:

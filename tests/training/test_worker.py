@@ -514,6 +514,29 @@ def test_a_codecs_residuals_go_on_after_a_kill_and_in_a_world_of_one(
     assert alone.result.finished and alone.losses[30] == pytest.approx(oracle.losses[30], rel=0.05)
 
 
+def test_replicas_go_on_inside_a_window_after_a_kill_and_with_fewer_ranks(
+    group: WorkerGroup, oracle: Job, table: Path, tmp_path: Path
+) -> None:
+    """Bit-equal on the same world; a smaller one begins with the mean; every row is read once in both."""
+    apart = "parallel.averaging={kind: local_sgd, every: 7}"
+    whole = Job(tmp_path / "whole", table, apart).run(group, 3)
+    assert whole.losses[30] != pytest.approx(oracle.losses[30], rel=1e-6), "the ring's gradients were summed"
+    job, killed = Job(tmp_path / "run", table, apart), list[int]()
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        job.run(group, 3, on_step=lambda step: kill_one_rank(step, 12, killed))
+    job.run(group, 3, attempt=2)
+    assert job.from_step in (5, 10), "not where a window ends"
+    assert [job.losses[30], job.valid[30]] == [whole.losses[30], whole.valid[30]]
+    for name, expected in whole.weights().items():
+        assert torch.equal(job.weights()[name], expected), name
+    fewer, control = Job(tmp_path / "fewer", table, apart), Control()
+    fewer.run(group, 3, on_step=lambda step: control.stop() if step == 8 else None, control=control)
+    fewer.run(group, 2, attempt=2)
+    assert fewer.result.finished and fewer.losses[30] == pytest.approx(oracle.losses[30], rel=0.1)
+    for run in (job, fewer):
+        assert (report := audit_run(str(run.folder))).ok, report.lines()
+
+
 def test_hooks_see_every_step_on_rank_0_and_change_nothing(
     group: WorkerGroup, pair: Job, table: Path, tmp_path: Path
 ) -> None:

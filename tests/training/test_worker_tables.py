@@ -94,6 +94,9 @@ def test_two_ranks_leave_the_tables_of_one(alone: Job, pair: Job, tmp_path: Path
     assert pair.result.valid == pytest.approx(alone.result.valid, rel=1e-9)
     totals = {name: count for name, count in pair.result.tables[TABLE].items() if name != "bytes"}
     assert totals == {"rows": 7, "admitted": 7, "evicted": 0}
+    hot = pair.result.hot_ids[TABLE]
+    assert hot == alone.result.hot_ids[TABLE] and (hot.total, hot.missed) == (pair.result.consumed_samples, 0)
+    assert {id_ for id_, _ in hot.top} == set(hash_whole(np.arange(7)).tolist())
 
 
 def test_a_killed_rank_changes_no_bit_of_a_table(group: WorkerGroup, hashed: Path, pair: Job, tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_a_killed_rank_changes_no_bit_of_a_table(group: WorkerGroup, hashed: Pat
     assert (rows_of(job, tmp_path / "again") == rows_of(pair, tmp_path / "before")).all()
     for name, weight in pair.weights().items():
         assert torch.equal(job.weights()[name], weight), name
-    assert job.result.tables == pair.result.tables
+    assert job.result.tables == pair.result.tables and job.result.hot_ids == pair.result.hot_ids
 
 
 def test_a_warm_start_begins_with_the_rows_of_the_model_before(
@@ -116,6 +119,11 @@ def test_a_warm_start_begins_with_the_rows_of_the_model_before(
     words = (f"warm_start.model={alone.folder}/model", "optim.lr=1e-12", "tables.lr=1e-12", "optim.warmup_steps=0")
     job = Job(tmp_path / "run", hashed, *SETTINGS, *words, "train.epochs=1").run(group, 2)
     assert np.abs(rows_of(job, tmp_path / "after") - before).max() < 1e-6
+    assert job.result.test["loss"] == pytest.approx(alone.result.test["loss"], rel=1e-6)
+    for file in job.folder.glob("checkpoints/step-*/*/rank-00000.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])  # with no good checkpoint, dense part and tables begin so again
+    job.run(group, 2, attempt=2)
+    assert job.from_step == 0 and np.abs(rows_of(job, tmp_path / "again") - before).max() < 1e-6
     assert job.result.test["loss"] == pytest.approx(alone.result.test["loss"], rel=1e-6)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -18,7 +18,7 @@ from sparkring.training.checkpoint.format import decode_value, encode_value, to_
 from sparkring.training.checkpoint.rng import checked_rng
 
 MARKER = "COMMIT.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of a checkpoint that needs files of earlier steps; 1: of one that stands alone
 SHARED = ("index.json", "trainer.json")
 
 
@@ -33,6 +33,7 @@ class CheckpointInfo:
     metric: float | None
     files: dict[str, dict[str, Any]]  # path below the step's folder -> {"bytes", "sha256"}
     skipped: tuple[str, ...] = ()
+    needs: dict[str, dict[str, Any]] = field(default_factory=dict)  # likewise, of files below earlier steps' folders
 
     @property
     def bytes(self) -> int:
@@ -54,6 +55,7 @@ class Marker(Stored):
     metric: Annotated[float | None, BeforeValidator(decode_value)]
     time: str
     files: dict[RelativePath, WrittenFile]
+    needs: dict[RelativePath, WrittenFile] = {}
     digest: Sha256
 
     @model_validator(mode="after")
@@ -80,7 +82,12 @@ class RankFile(Stored):
 
 
 def encode_marker(
-    step: int, generation: str, world: int, metric: float | None, files: dict[str, dict[str, Any]]
+    step: int,
+    generation: str,
+    world: int,
+    metric: float | None,
+    files: dict[str, dict[str, Any]],
+    needs: dict[str, dict[str, Any]] | None = None,
 ) -> bytes:
     """Content of COMMIT.json.
 
@@ -90,16 +97,17 @@ def encode_marker(
         world: number of ranks that wrote it.
         metric: what checkpoints are compared by, if any.
         files: path below the step's folder -> {"bytes", "sha256"}.
+        needs: the same of files of earlier steps, by path below the folder of all steps.
     """
     marker = {
-        "format": FORMAT_VERSION,
+        "format": FORMAT_VERSION if needs else 1,
         "step": step,
         "generation": generation,
         "world": world,
         "metric": encode_value(metric, "metric"),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "files": files,
-    }
+    } | ({"needs": needs} if needs else {})
     return to_json(marker | {"digest": digest(marker)})
 
 
@@ -109,8 +117,8 @@ def parse_marker(data: bytes, uri: str) -> CheckpointInfo:
     expected = content.pop("digest")
     if digest(content) != expected:
         raise StoredError(f"{uri}/{MARKER}: its digest does not match its content")
-    files = {path: file.model_dump() for path, file in marker.files.items()}
-    return CheckpointInfo(marker.step, uri, marker.generation, marker.world, marker.metric, files)
+    files, needs = ({path: file.model_dump() for path, file in part.items()} for part in (marker.files, marker.needs))
+    return CheckpointInfo(marker.step, uri, marker.generation, marker.world, marker.metric, files, needs=needs)
 
 
 def committed(storage: Storage) -> tuple[list[CheckpointInfo], dict[int, str]]:
@@ -142,19 +150,28 @@ def damage(
     return None
 
 
-def leftovers(paths: list[str], kept: dict[str, str]) -> list[str]:
-    """Pick the files and folders that killed saves left among `paths`. `kept`: step folder -> its generation.
+def leftovers(paths: list[str], kept: dict[str, str], needed: Collection[str] = ()) -> list[str]:
+    """Pick the files and folders that killed saves, and deleted steps, left among `paths`.
 
     A folder whose marker cannot be read is left alone: a newer sparkring may have written it.
+
+    Args:
+        paths: of all files.
+        kept: step folder -> its generation.
+        needed: files that checkpoints of other steps need.
     """
+    folders = {"/".join(path.split("/")[:depth]) for path in needed for depth in (1, 2)}
     marked = {path.split("/")[0] for path in paths if path.endswith(f"/{MARKER}")}
     gone = set()
     for path in paths:
         parts = path.split("/")
-        if not re.fullmatch(r"step-\d+", parts[0]) or len(parts) == 1:
+        if not re.fullmatch(r"step-\d+", parts[0]) or len(parts) == 1 or path in needed:
             continue
         if parts[0] in kept and parts[1] not in (MARKER, kept[parts[0]]):
-            gone.add("/".join(parts[:2]))
+            old = "/".join(parts[:2])
         elif parts[0] not in marked:
-            gone.add(parts[0])
+            old = parts[0]
+        else:
+            continue
+        gone.add(path if old in folders else old)
     return sorted(gone)

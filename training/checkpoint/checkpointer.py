@@ -3,7 +3,8 @@
     step-<N>/COMMIT.json                           written last, by rank 0: the generation, the hash of every file
     step-<N>/<generation>/rank-00000.safetensors   the boxes of tensors that rank 0 wrote
     step-<N>/<generation>/rank-00000.json          rank 0's random state
-    step-<N>/<generation>/tables/<table>/rank-00000.safetensors   the buckets of a sparse table that rank 0 owns
+    step-<N>/<generation>/tables/<table>/rank-00000.safetensors   the buckets of a sparse table that rank 0 owns, or
+                                                   what changed in them since an earlier step, whose file stays
     step-<N>/<generation>/index.json               where each tensor's boxes are, and the values that are not tensors
     step-<N>/<generation>/trainer.json             step, cursor, schedule, ... of the training loop, and versions
 
@@ -51,7 +52,8 @@ from sparkring.training.checkpoint.writer import CheckpointWriter
 from sparkring.training.waiting import waits_for_ranks
 
 log = logging.getLogger(__name__)
-NO_TABLES: Mapping[str, Mapping[str, torch.Tensor]] = MappingProxyType({})
+TableCopy = Callable[[int], Mapping[str, torch.Tensor]]
+NO_TABLES: Mapping[str, TableCopy] = MappingProxyType({})
 POLL_S = 1.0  # how often the progress of the writing thread is looked at, while training waits for it
 
 
@@ -119,7 +121,7 @@ class Checkpointer:
         trainer: dict[str, Any],
         metric: float | None = None,
         rank_state: dict[str, Any] | None = None,
-        tables: Mapping[str, Mapping[str, torch.Tensor]] = NO_TABLES,
+        tables: Mapping[str, TableCopy] = NO_TABLES,
     ) -> None:
         """Copy `state` to host memory and write it behind training; raises the error of the save before this one.
 
@@ -130,7 +132,9 @@ class Checkpointer:
             trainer: the loop's own plain values, the same on all ranks.
             metric: what `best` and retention compare; None: never the best.
             rank_state: plain values of this rank alone, stored beside its random state.
-            tables: this rank's part of each table, as named tensors that nobody changes any more.
+            tables: functions that copy this rank's part of each table to named tensors, called once the save before
+                is written: one copy at a time is in memory. They are given how many bytes the changes since the last
+                call may have; with more, or a negative number, they copy all.
         """
         began = time.monotonic()
         self.wait()
@@ -160,7 +164,7 @@ class Checkpointer:
                 paths=dict(metadata.planner_data),
                 trainer={"trainer": encode_value(trainer, "trainer"), "versions": library_versions()},
                 rank=encode_value({"rng": capture_rng(), "state": rank_state}, "rank_state"),
-                tables=tables,
+                tables={name: copy(self._writer.most_increment_bytes(name)) for name, copy in tables.items()},
             )
         except Exception as error:  # the other ranks learn of it when the parts are counted
             snapshot = error
@@ -256,8 +260,10 @@ class Checkpointer:
             self.on_progress(f"verify step-{info.step}: piece {next(pieces)}")
 
         def check() -> list[str]:
-            share = sorted(info.files)[self.peers.rank :: self.peers.world]
-            return [problem for path in share if (problem := damage(folder, path, info.files[path], on_piece))]
+            every = [(folder, path, want) for path, want in sorted(info.files.items())]
+            every += [(self.storage, path, want) for path, want in sorted(info.needs.items())]
+            share = every[self.peers.rank :: self.peers.world]
+            return [problem for place, path, want in share if (problem := damage(place, path, want, on_piece))]
 
         answers = self.peers.together(f"verifying the checkpoint of step {info.step}", check)
         return [problem for answer in answers for problem in answer]
@@ -277,9 +283,8 @@ class Checkpointer:
 
     def tables(self, info: CheckpointInfo) -> dict[str, list[dict[str, StoredTensor]]]:
         """Open the files of tables: all ranks' parts by table, whose tensors are read when they are asked for."""
-        folder = self.storage.at(f"step-{info.step}")
         found: list[dict[str, list[dict[str, StoredTensor]]]] = []
-        self.peers.together(f"opening tables of {info.uri}", lambda: found.append(open_tables(folder, info)))
+        self.peers.together(f"opening tables of {info.uri}", lambda: found.append(open_tables(self.storage, info)))
         return found[0]
 
     def load(

@@ -38,6 +38,8 @@ from sparkring.conf.storage import Storage
 from sparkring.conf.stored import CLOSED, Count, RelativePath, StoredError, read
 from sparkring.training.checkpoint.format import DTYPE_NAMES, DTYPES, CheckpointError, Chunk, decode_value, encode_value
 
+OPTIONAL = "averaging."  # of replicas (parallel.averaging): of use to as many others only
+
 
 class JsonSavePlanner(DefaultSavePlanner):
     """Writes values that are not tensors as JSON."""
@@ -230,11 +232,12 @@ def stored_shapes(index: Index) -> dict[str, list[int] | None]:
 def mismatch(have: dict[str, list[int] | None], index: Index, all_names: set[str]) -> list[str]:
     """Say why a stored checkpoint cannot fill a state, one line per kind of problem; empty when it fits.
 
-    `have`: `state_shapes` of this rank; `all_names`: names of all ranks (a pipeline rank has a part).
+    `have`: `state_shapes` of this rank; `all_names`: names of all ranks (a pipeline rank has a part). What is stored
+    of parts that are OPTIONAL may be left unread.
     """
     stored = stored_shapes(index)
     missing = sorted(have.keys() - stored.keys())
-    unexpected = sorted(stored.keys() - all_names)
+    unexpected = sorted(name for name in stored.keys() - all_names if not name.startswith(OPTIONAL))
     differing = [name for name in sorted(have.keys() & stored.keys()) if have[name] != stored[name]]
     shapes = [f"{name} {_kind(stored[name])} there, {_kind(have[name])} here" for name in differing]
     lines = [

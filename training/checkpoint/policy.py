@@ -1,11 +1,14 @@
-"""Decide which checkpoints may be deleted, and rank them by their metric."""
+"""Decide which checkpoints may be deleted, rank them by their metric, and when a table is written whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+MOST_INCREMENTS = 8  # of one base
+INCREMENTS_SHARE = 0.5  # of the base's bytes, together
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,16 @@ def expendable(committed: Iterable[tuple[int, float | None]], keep: Retention) -
     if keep.every:
         kept |= {step for step, _ in by_step if step % keep.every == 0}
     return [step for step, _ in by_step if step not in kept]
+
+
+def most_increment_bytes(written: Sequence[int]) -> int:
+    """Bytes at most that the next checkpoint of a table may add to `written`, those of its base and increments.
+
+    -1: write a base. Loading then reads at most one and a half times what it must, from at most nine files a rank.
+    """
+    if not written or len(written) > MOST_INCREMENTS:
+        return -1
+    return int(INCREMENTS_SHARE * written[0]) - sum(written[1:])
 
 
 def ranked_steps(committed: Iterable[tuple[int, float | None]], mode: Literal["min", "max"]) -> list[int]:

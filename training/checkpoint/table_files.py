@@ -1,6 +1,7 @@
 """The files of sparse tables in a checkpoint: one safetensors file per table and rank, with what the rank owns.
 
-Which buckets these are is in the file; any world reads from all files what it owns (training/tables/files.py).
+Which buckets these are is in the file; any world reads from all files what it owns (training/tables/files.py). A file
+may have only what changed since an earlier one, which the marker names as needed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from sparkring.conf.storage import Storage
 from sparkring.training.checkpoint.catalog import CheckpointInfo
-from sparkring.training.checkpoint.format import Chunk, layout, raw_bytes
+from sparkring.training.checkpoint.format import CheckpointError, Chunk, layout, raw_bytes
 from sparkring.training.checkpoint.weights import StoredTensor, open_weights
 
 
@@ -28,10 +29,22 @@ def whole_tensors(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes
     return header, [raw_bytes(tensor) for tensor in tensors.values()]
 
 
-def open_tables(folder: Storage, info: CheckpointInfo) -> dict[str, list[dict[str, StoredTensor]]]:
-    """The tensors of every table's files, in order of ranks. `folder`: of the step."""
+def has_changes_only(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a table's tensors are changes since the file before."""
+    return "since" in tensors and len(tensors["since"]) > 0
+
+
+def open_tables(storage: Storage, info: CheckpointInfo) -> dict[str, list[dict[str, StoredTensor]]]:
+    """The tensors of every table's files, those of earlier steps that it needs included.
+
+    `storage`: of all steps. CheckpointError names a file that is gone.
+    """
     found: dict[str, list[dict[str, StoredTensor]]] = {}
-    for path in sorted(info.files):
-        if named := re.fullmatch(re.escape(info.generation) + r"/tables/(.+)/rank-\d+\.safetensors", path):
-            found.setdefault(named[1], []).append(open_weights(folder, path))
+    for path in sorted([*(f"step-{info.step}/{own}" for own in info.files), *info.needs]):
+        if named := re.fullmatch(r"step-\d+/[^/]+/tables/(.+)/rank-\d+\.safetensors", path):
+            if not storage.exists(path):
+                raise CheckpointError(
+                    f"{storage.uri}/{path}: is gone, and the tables of step {info.step} need it; delete that step too"
+                )
+            found.setdefault(named[1], []).append(open_weights(storage, path))
     return found

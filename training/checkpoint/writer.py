@@ -21,11 +21,12 @@ from sparkring.training.checkpoint.catalog import (
 from sparkring.training.checkpoint.dcp import build_index
 from sparkring.training.checkpoint.format import DTYPE_NAMES, CheckpointError, layout, raw_bytes, to_json
 from sparkring.training.checkpoint.peers import Peers
-from sparkring.training.checkpoint.policy import Retention, expendable
+from sparkring.training.checkpoint.policy import Retention, expendable, most_increment_bytes
 from sparkring.training.checkpoint.snapshot import Snapshot
-from sparkring.training.checkpoint.table_files import table_file, whole_tensors
+from sparkring.training.checkpoint.table_files import has_changes_only, table_file, whole_tensors
 
 log = logging.getLogger(__name__)
+Files = dict[str, dict[str, Any]]  # path -> {"bytes", "sha256"}, in the order written
 
 
 class CheckpointWriter:
@@ -41,14 +42,21 @@ class CheckpointWriter:
         self._storage, self._peers, self._keep, self._on_commit = storage, peers, keep, on_commit
         self.progress = 0
         self.damaged: set[int] = set()
+        self._tables: dict[str, Files] = {}  # this rank's files of the last checkpoint: base, then increments
+
+    def most_increment_bytes(self, table: str) -> int:
+        """How many bytes of changes may follow this rank's files of a table; -1: write it whole."""
+        return most_increment_bytes([file["bytes"] for file in self._tables.get(table, {}).values()])
 
     def write(self, step: int, snapshot: Snapshot | Exception) -> None:
         """Write and commit; `snapshot` is the error where this rank could not copy its state, which fails all ranks."""
 
+        before, self._tables = self._tables, {}  # after a failure they are written whole
+
         def write_part() -> dict[str, Any]:
             if isinstance(snapshot, Exception):
                 raise snapshot
-            return self._write_part(snapshot)
+            return self._write_part(snapshot, before)
 
         parts = self._peers.together(f"writing the checkpoint of step {step}", write_part)
 
@@ -58,8 +66,9 @@ class CheckpointWriter:
                 self._commit(snapshot, parts)
 
         self._peers.together(f"committing the checkpoint of step {step}", commit)
+        self._tables = parts[self._peers.rank]["tables"]
 
-    def _write_part(self, snapshot: Snapshot) -> dict[str, Any]:
+    def _write_part(self, snapshot: Snapshot, before: dict[str, Files]) -> dict[str, Any]:
         folder, name = self._folder(snapshot), f"{snapshot.generation}/rank-{self._peers.rank:05d}"
         header, chunks = layout([chunk for chunk, _ in snapshot.chunks], f"{name}.safetensors")
         data: list[bytes | memoryview] = [header, *(raw_bytes(tensor) for _, tensor in snapshot.chunks)]
@@ -67,12 +76,15 @@ class CheckpointWriter:
             f"{name}.safetensors": write_file(folder, f"{name}.safetensors", data, self._count),
             f"{name}.json": write_file(folder, f"{name}.json", [to_json(snapshot.rank)], self._count),
         }
+        tables: dict[str, Files] = {}
         for table, tensors in snapshot.tables.items():
             file = table_file(snapshot.generation, table, self._peers.rank)
             placed, parts = whole_tensors(tensors, file)
             files[file] = write_file(folder, file, [placed, *parts], self._count)
+            own = {f"step-{snapshot.step}/{file}": files[file]}
+            tables[table] = before[table] | own if has_changes_only(tensors) else own
         rows = [vars(chunk) | {"dtype": DTYPE_NAMES[chunk.dtype], "name": chunk.name} for chunk in chunks]
-        return {"files": files, "chunks": rows, "values": snapshot.values}
+        return {"files": files, "chunks": rows, "values": snapshot.values, "tables": tables}
 
     def _commit(self, snapshot: Snapshot, parts: list[dict[str, Any]]) -> None:
         folder = self._folder(snapshot)
@@ -87,7 +99,9 @@ class CheckpointWriter:
         for name, value in shared.items():
             path = f"{snapshot.generation}/{name}"
             files[path] = write_file(folder, path, [to_json(value)], self._count)
-        marker = encode_marker(snapshot.step, snapshot.generation, self._peers.world, snapshot.metric, files)
+        every = {path: info for part in parts for table in part["tables"].values() for path, info in table.items()}
+        needs = {path: info for path, info in every.items() if path.removeprefix(f"step-{snapshot.step}/") not in files}
+        marker = encode_marker(snapshot.step, snapshot.generation, self._peers.world, snapshot.metric, files, needs)
         folder.put_atomic(MARKER, marker)
         info = parse_marker(marker, folder.uri)
         log.info("checkpoint of step %d committed: %s, %d bytes", info.step, info.uri, info.bytes)
@@ -104,12 +118,14 @@ class CheckpointWriter:
             self.damaged.discard(new)
             whole = [(info.step, info.metric) for info in good if info.step not in self.damaged]
             gone = [step for step in expendable(whole, self._keep) if step != new] + sorted(self.damaged)
+            kept = {f"step-{info.step}": info.generation for info in good if info.step not in gone}
+            needed = {path for info in good if info.step not in gone for path in info.needs}
             for step in gone:
                 self._storage.delete(f"step-{step}/{MARKER}")  # first, so that no reader meets half a checkpoint
-                self._storage.delete(f"step-{step}")
+                if not any(path.startswith(f"step-{step}/") for path in needed):
+                    self._storage.delete(f"step-{step}")
                 self._count()
-            kept = {f"step-{info.step}": info.generation for info in good if info.step not in gone}
-            for path in leftovers(self._storage.list_files(), kept):
+            for path in leftovers(self._storage.list_files(), kept, needed):
                 self._storage.delete(path)
         except Exception as error:
             log.warning("old checkpoints in %s could not be deleted: %s", self._storage.uri, error)

@@ -249,7 +249,7 @@ def generate(
     sampling = sampling or Sampling()
     if not prompt:
         raise ValueError("generate needs a prompt of at least one token")
-    device = next(model.parameters()).device
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))  # tables alone have none
     source = torch.Generator(device="cpu").manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(count):

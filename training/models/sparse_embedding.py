@@ -72,8 +72,9 @@ class SparseEmbedding(nn.Module):
             raise ValueError(f"SparseEmbedding {self.columns}: a bag is one list of ids a row, without lists in it")
         sizes_B = ids.offsets[0].diff().to(rows_ND.device)  # offsets stay in the host's memory
         if weights is not None:
-            if self.bag != "sum" or not _same_bags(ids, weights):
-                raise ValueError(f"SparseEmbedding {self.columns}: weights are for sums, one weight for each id")
+            if self.bag != "sum":
+                raise ValueError(f"SparseEmbedding {self.columns}: weights are for sums; bag is {self.bag!r}")
+            _check_one_each(self.columns, ids, weights)
             rows_ND = rows_ND * weights.values.to(rows_ND.dtype)[:, None]
         of_row = torch.repeat_interleave(
             torch.arange(len(sizes_B), device=rows_ND.device), sizes_B, output_size=len(rows_ND)
@@ -93,11 +94,17 @@ class SparseEmbedding(nn.Module):
         return self.source.rows_of(ids.long())
 
 
-def _same_bags(ids: Ragged, weights: Ragged) -> bool:
-    """Whether each row has as many weights as ids."""
-    if ids.values.shape != weights.values.shape or len(weights.offsets) != 1:
-        return False
-    return ids.values.is_meta or torch.equal(ids.offsets[0], weights.offsets[0])
+def _check_one_each(columns: Sequence[str], ids: Ragged, weights: Ragged) -> None:
+    """Raise ValueError that names the first row without one weight for each id."""
+    where = f"SparseEmbedding {tuple(columns)}: weights"
+    if len(weights.offsets) != 1 or weights.values.dim() != 1 or len(weights.offsets[0]) != len(ids.offsets[0]):
+        raise ValueError(f"{where} are a list of numbers for each row of ids")
+    if ids.values.is_meta:
+        return
+    have, wanted = weights.offsets[0].diff(), ids.offsets[0].diff()
+    if len(odd := torch.nonzero(have != wanted)):
+        row = int(odd[0])
+        raise ValueError(f"{where} are one for each id; row {row} of the batch has {have[row]} for {wanted[row]} ids")
 
 
 def sparse_embeddings(model: nn.Module) -> dict[str, SparseEmbedding]:

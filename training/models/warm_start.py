@@ -90,9 +90,10 @@ def compare_features(old: DatasetManifest, new: DatasetManifest) -> FeatureChang
         ("labels", old.label_names, new.label_names),
     ):
         if theirs != ours:
+            key = "etl.label" if "flags" in new.features else "etl.classes"
             raise WarmStartError(
                 f"the model was trained on the {what} {theirs}, dataset {new.name!r} has {ours}; train from "
-                "scratch, or fix their list by etl.classes"
+                f"scratch, or fix their list by {key}"
             )
     if old.text.get("tokenizer_json") != new.text.get("tokenizer_json"):
         raise WarmStartError(

@@ -16,9 +16,17 @@ import torch
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.rules.strategies import horovod_limits, strategy_notes, strategy_problems
+from sparkring.training.parallel.averaging.hosts import HostCollectives, find_hosts
+from sparkring.training.parallel.averaging.links import Links
+from sparkring.training.parallel.averaging.strategy import AveragedStrategy
 from sparkring.training.parallel.data_parallel.base import DataParallel, SingleProcess
-from sparkring.training.parallel.data_parallel.ddp import TorchRing, host_transport
-from sparkring.training.parallel.data_parallel.horovod_ring import HorovodRing, available, start_horovod
+from sparkring.training.parallel.data_parallel.ddp import GroupTransport, TorchRing, host_transport
+from sparkring.training.parallel.data_parallel.horovod_ring import (
+    HorovodCollectives,
+    HorovodRing,
+    available,
+    start_horovod,
+)
 from sparkring.training.parallel.data_parallel.horovod_zero import HorovodZero1
 from sparkring.training.parallel.data_parallel.zero import TorchZero
 from sparkring.training.parallel.mesh import Mesh, resolve_mesh
@@ -95,7 +103,32 @@ def build_strategy(
         start_process_group(info, device, timeout)
         device_mesh = make_device_mesh(mesh, config.shard, device)
     context = RankContext(config, mesh, info, device, device_mesh)
+    if config.averaging.kind != "none" and mesh.dp > 1:
+        if ema is not None:
+            raise ValueError(f"optim.ema = {ema}: does not go with parallel.averaging.kind={config.averaging.kind}")
+        if replicas := make_replicas(context, engine):
+            return AveragedStrategy(context, replicas[0], make_placement(context), clip_norm, replicas[1])
     return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema, tables)
+
+
+def make_replicas(context: RankContext, engine: str) -> tuple[DataParallel, Links] | None:
+    """What combines gradients within a replica, and averages replicas; None where there is only one. Collective."""
+    config = context.config
+    alone = SingleProcess(engine_name(context, engine))
+    if config.averaging.groups == "host":
+        hosts = find_hosts(context.info)
+        if len(hosts) == 1:
+            log.warning("parallel.averaging.groups=host: has no effect, since all ranks are on one host")
+            return None
+        between = HostCollectives(hosts, context.rank)
+        return TorchRing(context, config.bucket_bytes, group=between.inside), Links(between, config.bucket_bytes)
+    if engine == "horovod":
+        return alone, Links(HorovodCollectives(context.rank, context.mesh.dp), config.bucket_bytes)
+    return alone, Links(GroupTransport(context.batch_mesh().get_group()), config.bucket_bytes)
+
+
+def engine_name(context: RankContext, engine: str) -> str:
+    return "horovod" if engine == "horovod" else f"torch-{device_backend(context.device)}"
 
 
 def make_data_parallel(context: RankContext, engine: str) -> DataParallel:
@@ -108,7 +141,7 @@ def make_data_parallel(context: RankContext, engine: str) -> DataParallel:
             return HorovodZero1(context.axis("dp"), config.bucket_bytes)
         return HorovodRing(context.rank, mesh.dp, config.bucket_bytes, config.compress)
     if mesh.dp * mesh.cp == 1:
-        return SingleProcess(f"torch-{device_backend(context.device)}")
+        return SingleProcess(engine_name(context, engine))
     if config.zero:
         return TorchZero(context)
     dense = config.compress.codec == "none"  # a codec's exchange has one level

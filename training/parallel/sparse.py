@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.rules.strategies import table_problem
@@ -17,6 +19,7 @@ from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.tables.exchange import Alone, Exchange, TorchExchange
 from sparkring.training.tables.files import RowFile, stored_dumps, to_tensors
 from sparkring.training.tables.hashing import Ids
+from sparkring.training.tables.hot_ids import HotIds, hot_ids_of
 from sparkring.training.tables.lookup import LookupTable
 from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableSpec
@@ -58,6 +61,7 @@ class SparseTables:
             for name, module in modules.items()
         }
         self._pulled: dict[str, PulledRows] = {}
+        self.hot = {name: HotIds() for name in modules}  # of this rank's batches, since the run began
 
     def __bool__(self) -> bool:
         return bool(self.tables)
@@ -73,12 +77,13 @@ class SparseTables:
     def pull(self, columns: Columns, training: bool) -> None:
         """Give every module the rows of the batch's ids. Collective; a rank without rows takes part."""
         for name, module in self._modules.items():
-            ids = distinct_ids(name, module, columns)
+            ids, uses = distinct_ids(name, module, columns)
             rows = torch.from_numpy(self.tables[name].pull(ids, training)).to(self._device)
             pulled = PulledRows(torch.from_numpy(ids).to(self._device), rows.requires_grad_(training))
             module.source = pulled
             if training:
                 self._pulled[name] = pulled
+                self.hot[name] = self.hot[name].with_uses(ids, uses)
 
     def reduce(self, divisor: float) -> float:
         """Send all gradients, over `divisor`, to their owners; returns this rank's sum of squares. Collective."""
@@ -94,9 +99,13 @@ class SparseTables:
         for table in self.tables.values():
             table.apply(lr * self._lr_share, factor)
 
-    def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copy this rank's buckets of each table, for a checkpoint."""
-        return {name: to_tensors(each.table.dump(each.own_buckets)) for name, each in self.tables.items()}
+    def copies(self) -> dict[str, Callable[[int], dict[str, torch.Tensor]]]:
+        """By table: a function that copies this rank's buckets for a checkpoint (ShardedTable.save)."""
+
+        def copy(name: str, most_bytes: int) -> dict[str, torch.Tensor]:
+            return to_tensors(self.tables[name].save(most_bytes)) | self.hot[name].to_tensors()
+
+        return {name: partial(copy, name) for name in self.tables}
 
     def load(self, stored: Mapping[str, Sequence[Mapping[str, RowFile]]]) -> None:
         """Read this rank's buckets in place of what the tables hold; `stored`: files of all ranks, by table.
@@ -108,9 +117,10 @@ class SparseTables:
             raise ValueError(f"tables of the checkpoint: {differing[0]!r} is {kind}; the model has {[*self.tables]}")
         for name, each in self.tables.items():
             each.load(stored_dumps(name, stored[name], each.held_buckets))
+            self.hot[name] = hot_ids_of(stored[name], self._exchange.rank, self._exchange.world)
 
     def measured(self) -> dict[str, dict[str, int]]:
-        """Of this rank's part of each table: rows held, admitted and evicted so far, and the bytes they take."""
+        """Measure this rank's part of each table: rows held, admitted and evicted so far, and the bytes they take."""
         found = {}
         for name, each in self.tables.items():
             admitted, evicted = each.table.counts[each.own_buckets].sum(axis=0).tolist()
@@ -129,9 +139,9 @@ class SparseTables:
             table.drop()
 
 
-def check_tables(modules: Mapping[str, SparseEmbedding], mesh: Mesh, ema: float | None) -> None:
+def check_tables(modules: Mapping[str, SparseEmbedding], mesh: Mesh, ema: float | None, averaging: str) -> None:
     """Raise ValueError where the layout, or averages of the weights, do not go with tables."""
-    if problem := table_problem(mesh.tp, mesh.pp, mesh.cp, ema):
+    if problem := table_problem(mesh.tp, mesh.pp, mesh.cp, ema, averaging if mesh.world > 1 else "none"):
         raise ValueError(f"{problem} (tables: {', '.join(modules)})")
 
 
@@ -149,8 +159,11 @@ def _spec(name: str, module: SparseEmbedding, settings: TableSettings) -> TableS
     )
 
 
-def distinct_ids(name: str, module: SparseEmbedding, columns: Columns) -> Ids:
-    """The ids of the module's columns, each once, sorted. ValueError names a column that is missing or of no ids."""
+def distinct_ids(name: str, module: SparseEmbedding, columns: Columns) -> tuple[Ids, NDArray[np.int64]]:
+    """The ids of the module's columns, each once, sorted, and how often each is there.
+
+    ValueError names a column that is missing or of no ids.
+    """
     parts: list[Any] = []
     for column in module.columns:
         if column not in columns:
@@ -162,5 +175,4 @@ def distinct_ids(name: str, module: SparseEmbedding, columns: Columns) -> Ids:
             kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
             raise ValueError(f"SparseEmbedding {name!r}: column {column!r} is {kind}; ids are whole numbers")
         parts.append(values.reshape(-1).cpu().numpy().astype(np.int64, copy=False))
-    ids: Ids = np.unique(np.concatenate(parts))
-    return ids
+    return np.unique(np.concatenate(parts), return_counts=True)

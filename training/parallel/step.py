@@ -38,7 +38,7 @@ from sparkring.training.parallel.model_parallel.pipeline import PassFunctions, P
 from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.precision import autocast, loss_scale
 from sparkring.training.parallel.process_groups import RankContext, abort_process_groups
-from sparkring.training.parallel.residuals import FACTORS, RESIDUALS, Residuals
+from sparkring.training.parallel.residuals import Residuals
 from sparkring.training.parallel.sparse import SparseTables, TableSettings, check_tables
 from sparkring.training.parallel.state import (
     TensorInfo,
@@ -151,7 +151,7 @@ class MeshStrategy(Strategy):
         initial = model if isinstance(model, InitialModel) else eager_model(model, "it has memory", self.rank == 0)
         check_trainable(initial.module)
         if embeddings := sparse_embeddings(initial.module):
-            check_tables(embeddings, self.mesh, self.ema)
+            check_tables(embeddings, self.mesh, self.ema, self.config.averaging.kind)
             self.tables = SparseTables(embeddings, self.table_settings, self.mesh.world, self.device)
         plain_keys = list(initial.module.state_dict(keep_vars=True))
         self.aliases = dict(initial.aliases)
@@ -381,7 +381,8 @@ class MeshStrategy(Strategy):
             dist.all_gather_object(everyone, mine)
         return combined(everyone)
 
-    def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
+    def own_state(self) -> dict[str, Any]:
+        """What this rank trains with, by part of a checkpoint: the tensors themselves."""
         prepared = self.prepared
         state = {
             "model": model_tensors(prepared.module, self.aliases),
@@ -390,14 +391,18 @@ class MeshStrategy(Strategy):
         }
         if prepared.average is not None:
             state |= {"ema": prepared.average.tensors(self.aliases), "ema_steps": {"steps": prepared.average.steps}}
+        return state
+
+    def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
+        state, named = self.own_state(), self.prepared.named
         if stored is None:
             return state | self.residuals.tensors()
-        like = prepared.named[0][1] if prepared.named else torch.empty(0)  # a stage may be frozen as a whole
+        like = named[0][1] if named else torch.empty(0)  # a stage may be frozen as a whole
         return state | self.residuals.room_for(stored, local_tensor(like.detach()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        mine = self.state_dict()
-        for part in (name for name in mine if name not in ("scaler", "optimizer", RESIDUALS, FACTORS)):
+        mine = self.own_state()
+        for part in (name for name in mine if name not in ("scaler", "optimizer")):
             load_tensors(mine[part], state[part], part)
         load_optimizer_state(self.prepared.optimizer, self.prepared.named, self.aliases, state["optimizer"])
         self.scaler.load(state["scaler"])

@@ -31,6 +31,9 @@ class StepInfo:
     grad_norm: float  # global, before clipping
     skipped: bool = False  # gradients were not finite on some rank, so no rank stepped
     first_bad_rank: int | None = None
+    # of parallel.averaging, whose replicas skip steps by themselves: what to add now to the run's count of skipped
+    # steps, on every rank the same
+    counted_skips: int | None = None
 
 
 class Strategy(ABC):
@@ -104,7 +107,7 @@ class Strategy(ABC):
     def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
         """`{"model": ..., "optimizer": ..., "scaler": ...}` for torch.distributed.checkpoint, under names that do not
         depend on the layout; with averages `ema` and `ema_steps` too, with a gradient codec `residuals` of this rank
-        and `factors`.
+        and `factors`, with parallel.averaging `averaging`.
 
         `stored`: shapes by name in a checkpoint that is to be loaded into the result, which then has room for what
         this rank takes over of the codec of another world or recipe.

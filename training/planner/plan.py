@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkring.training.parallel.averaging.strategy import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.planner.memory import StageMemory, activation_numel, stage_memory
-from sparkring.training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
+from sparkring.training.planner.time import (
+    activation_bytes,
+    averaged_bytes,
+    batch_axes_bytes,
+    schedule_cost,
+    tied_weight_bytes,
+)
 from sparkring.training.planner.trace import Trace, Untraceable, trace_model
 from sparkring.training.planner.workload import RankParameters, Workload
+
+MANY_HOSTS = 10**6  # how ranks are packed is known when they are started: the most that a host sends
 
 
 @dataclass(frozen=True)
@@ -24,8 +33,8 @@ class CostPlan:
     bubble: float  # idle over ideal time
     micro_batches: int
     measured_cut: bool = False  # training will cut the stages by measured costs, here they are cut by estimated ones
-    codec: str = "none"  # of the gradients
-    dense_bytes: int = 0  # what dp x cp would send without it
+    fewer_bytes_by: str = ""  # what makes dp x cp send less than whole gradients in every step: codec, averaging
+    dense_bytes: int = 0  # what it would send without
     untraced: str = ""  # why activations, and the bytes sent because of them, are not planned
 
 
@@ -42,6 +51,8 @@ def make_plan(workload: Workload) -> CostPlan:
     sent = {"dp x cp": sum(batch_axes_bytes(rank) for rank in ranks) // mesh.pp}
     if trace is not None:
         sent |= activation_bytes(workload, trace)
+    if workload.is_averaged and workload.config.averaging.groups == "host":
+        sent[BETWEEN_HOSTS] = averaged_bytes(ranks[0], MANY_HOSTS)
     sent["pp tied weights"] = tied_weight_bytes(workload)
     sizes = [p.numel() for p in workload.model.parameters()]
     return CostPlan(
@@ -54,7 +65,7 @@ def make_plan(workload: Workload) -> CostPlan:
         bubble=schedule.bubble,
         micro_batches=workload.micro_batches,
         measured_cut=workload.config.balance == "measured",
-        codec=workload.config.compress.codec if workload.is_coded else "none",
+        fewer_bytes_by=workload.fewer_bytes_by,
         dense_bytes=sum(batch_axes_bytes(rank, dense=True) for rank in ranks) // mesh.pp,
         untraced=untraced,
     )
@@ -76,6 +87,6 @@ def _try_trace(workload: Workload) -> tuple[Trace | None, str]:
             raise workload.inputs
         layers = [name for stage in workload.stages for name in stage]
         names = {*workload.kinds, *layers, *workload.attention_cores, *workload.block_names}
-        return trace_model(workload.model, workload.inputs, names, workload.kinds), ""
+        return trace_model(workload.model, workload.inputs, names, workload.kinds, workload.rows_per_pass), ""
     except Untraceable as error:
         return None, str(error)

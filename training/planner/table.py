@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparkring.training.parallel.averaging.strategy import BETWEEN_HOSTS
 from sparkring.training.parallel.mesh import describe
 from sparkring.training.planner.plan import CostPlan
 
@@ -32,10 +33,12 @@ def table_rows(plan: CostPlan, measured: dict[str, float] | None = None) -> list
 
 
 def sent_unit(plan: CostPlan, axis: str) -> str:
-    """What a count of bytes is of; gradients that go through a codec have the bytes without it beside them."""
+    """What a count of bytes is of; where a codec or averages make it less, the bytes without them are beside it."""
+    if axis == BETWEEN_HOSTS:
+        return f"per host and step, at most, {plan.fewer_bytes_by}"
     unit = "per rank and step"
-    coded = plan.codec != "none" and axis == "dp x cp"
-    return f"{unit}, {plan.codec} ({plan.dense_bytes:,} without)" if coded else unit
+    is_less = plan.fewer_bytes_by and axis == "dp x cp" and BETWEEN_HOSTS not in plan.sent_bytes
+    return f"{unit}, {plan.fewer_bytes_by} ({plan.dense_bytes:,} without)" if is_less else unit
 
 
 def format_rows(rows: list[dict[str, Any]]) -> str:

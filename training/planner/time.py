@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sparkring.training.parallel.averaging.rules import RULES
 from sparkring.training.parallel.data_parallel.codecs import sent_bytes
 from sparkring.training.parallel.data_parallel.reduce import bucket_limit, plan_buckets
 from sparkring.training.parallel.measure import ring_share
@@ -30,13 +31,15 @@ def schedule_cost(workload: Workload) -> ScheduleCost:
 def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
     """Bytes one rank sends over dp x cp per step: gradients, gathered weights, and flags of reached parameters.
 
-    `dense`: as if there were no gradient codec.
+    `dense`: as if there were neither gradient codec nor averaging.
     """
     workload, element = rank.workload, rank.workload.element_bytes
     micro, mesh = workload.micro_batches, workload.mesh
     batch_ranks, flags = mesh.dp * mesh.cp, len(rank.local)
     if not rank.zero and workload.is_coded and not dense:
         return coded_bytes(rank)
+    if workload.is_averaged and workload.config.averaging.groups == "rank" and not dense:
+        return averaged_bytes(rank, mesh.dp)
     if not rank.zero:
         return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
     reductions = 1 if mesh.pp > 1 or rank.zero <= 1 else micro
@@ -61,6 +64,16 @@ def coded_bytes(rank: RankParameters) -> int:
     shapes = [[trained[i].shape for i in bucket] for bucket in buckets]
     ranks = workload.mesh.dp * workload.mesh.cp
     return int(sum(sent_bytes(workload.config.compress, each, ranks, element) for each in shapes))
+
+
+def averaged_bytes(rank: RankParameters, ranks: int) -> int:
+    """Bytes one of `ranks` replicas sends per step for averages of the weights: those of a window over its steps."""
+    workload, averaging = rank.workload, rank.workload.config.averaging
+    trained = sum(p.numel() for p in rank.parameters.values() if p.requires_grad)
+    sent = RULES[averaging.kind].sent(averaging, ranks)
+    if averaging.inner_state == "averaged":
+        sent += 2 * ring_share(ranks) * workload.optimizer_states
+    return int(sent * trained * workload.element_bytes / averaging.every)
 
 
 def activation_bytes(workload: Workload, trace: Trace) -> dict[str, int]:

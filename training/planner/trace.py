@@ -22,15 +22,15 @@ class Untraceable(ValueError):
 
 @dataclass
 class Trace:
-    """Elements per module of the model, for one row of whole sequences."""
+    """Elements per module of the model, for one row of whole sequences; a row's part of what is there once for all."""
 
     taken: dict[str, int] = field(default_factory=dict)  # of its inputs
     returned: dict[str, int] = field(default_factory=dict)  # of its output
     # kept for backward, by place: `inner`, between cut layers, where a tensor rank has its part; `entered`, the inputs
     # of cut layers, whole on every rank; `between`, all else, whole unless under sequence parallelism
-    kept: dict[str, dict[str, int]] = field(default_factory=dict)
+    kept: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def keep(self, names: Iterable[str], place: str, numel: int) -> None:
+    def keep(self, names: Iterable[str], place: str, numel: float) -> None:
         for name in names:
             places = self.kept.setdefault(name, {})
             places[place] = places.get(place, 0) + numel
@@ -57,7 +57,19 @@ def fused_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: fl
     return flash_attention_on_meta(q, k, v, attn_mask, dropout_p)
 
 
-def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str], kinds: Mapping[str, str]) -> Trace:
+def repeated(given: Any, rows: int) -> Any:
+    """An input of one row as one of `rows` rows, on the meta device: a tensor, or a dict of them."""
+    if isinstance(given, Mapping):
+        return {name: repeated(value, rows) for name, value in given.items()}
+    if not isinstance(given, torch.Tensor):
+        return given
+    one = given.to("meta")
+    return one.new_empty(rows, *one.shape[1:]) if one.shape[:1] == (1,) else one
+
+
+def trace_model(
+    model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str], kinds: Mapping[str, str], rows: int = 1
+) -> Trace:
     """Trace the named modules in one forward of a copy of `model`.
 
     A storage counts once; those of weights and of the batch do not count. Untraceable if the forward needs values
@@ -68,9 +80,10 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str],
         inputs: positional, for one row.
         names: modules to trace.
         kinds: module name -> how it is cut over tensor ranks (models/sharding_plan.py).
+        rows: in the forward, as many as in a pass: what is made of weights alone is kept once, whatever the rows.
     """
     traced = copy.deepcopy(model).to("meta")
-    given = [i.to("meta") if isinstance(i, torch.Tensor) else i for i in inputs]
+    given = [repeated(i, rows) for i in inputs]
     trace = Trace()
     seen = {storage_key(t) for t in [*traced.parameters(), *given] if isinstance(t, torch.Tensor)}
     running: list[str] = []  # the named modules around the current operation
@@ -80,7 +93,7 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str],
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             running.append(name)
             tensors = [a for a in args if isinstance(a, torch.Tensor)]
-            trace.taken[name] = sum(a.numel() for a in tensors)
+            trace.taken[name] = sum(a.numel() for a in tensors) // rows
             if kinds.get(name) in ("enter", "vocab_head"):
                 entered.update(storage_key(a) for a in tensors)
 
@@ -89,7 +102,7 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str],
     def after(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
             running.remove(name)
-            trace.returned[name] = out.numel() if isinstance(out, torch.Tensor) else 0
+            trace.returned[name] = out.numel() // rows if isinstance(out, torch.Tensor) else 0
 
         return hook
 
@@ -99,7 +112,7 @@ def trace_model(model: nn.Module, inputs: tuple[Any, ...], names: Iterable[str],
             seen.add(storage)
             cut = any(kinds.get(name) == "enter" for name in running)
             place = "entered" if storage in entered else "inner" if cut else "between"
-            trace.keep(running, place, saved.untyped_storage().nbytes() // saved.element_size())
+            trace.keep(running, place, saved.untyped_storage().nbytes() / saved.element_size() / rows)
         return saved
 
     for name in names:

@@ -13,6 +13,7 @@ from torch import nn
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.training.models.sharding_plan import ShardingPlan, plan_of
+from sparkring.training.parallel.averaging.rules import RULES
 from sparkring.training.parallel.batching import part_bounds
 from sparkring.training.parallel.mesh import Mesh, shard_groups
 from sparkring.training.parallel.model_parallel.blocks import own_units, repeated_blocks
@@ -79,6 +80,24 @@ class Workload:
     def is_coded(self) -> bool:
         """Whether gradients go through a codec."""
         return self.config.compress.codec != "none" and self.mesh.dp * self.mesh.cp > 1
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether ranks average weights, and no gradients."""
+        return self.config.averaging.kind != "none" and self.mesh.dp > 1
+
+    @property
+    def states(self) -> int:
+        """Tensors as large as the trained parameters beside weights and gradients."""
+        carried = RULES[self.config.averaging.kind].carried if self.is_averaged else 0
+        return self.optimizer_states + carried
+
+    @property
+    def fewer_bytes_by(self) -> str:
+        """What makes the batch axes send less than a ring of whole gradients; empty: nothing."""
+        if self.is_averaged:
+            return f"{self.config.averaging.kind}, mean of {self.config.averaging.every} steps"
+        return self.config.compress.codec if self.is_coded else ""
 
     @property
     def compute_bytes(self) -> int:

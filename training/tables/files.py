@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkring.training.tables.hashing import BUCKETS, bucket_of
+from sparkring.training.tables.hashing import BUCKETS, Ids, bucket_of, hash_of
 from sparkring.training.tables.table import TableDump
 
 Array = NDArray[Any]
+AT_ONCE = 64  # buckets that are read at once: memory holds so much of a table twice
 
 
 class RowFile(Protocol):
@@ -33,48 +34,110 @@ def to_tensors(dump: TableDump) -> dict[str, torch.Tensor]:
 
 
 def stored_dumps(table: str, files: Sequence[Mapping[str, RowFile]], wanted: NDArray[np.int64]) -> Iterator[TableDump]:
-    """Read the `wanted` buckets, sorted, from files of some ranks' dumps; only their rows are read.
+    """Read the `wanted` buckets, sorted, some at a time, from files of some ranks' dumps and of later changes.
 
-    ValueError where the files do not hold each bucket once.
+    Only their rows are read. ValueError where the files do not hold each bucket once, with all of its changes.
     """
-    owned = [_whole(file["buckets"]) for file in files]
-    times = np.bincount(np.concatenate([np.zeros(0, np.int64), *owned]), minlength=BUCKETS)
-    odd = np.flatnonzero(times != 1)
-    if len(odd):
-        how = "missing" if not times[odd[0]] else "stored twice"
-        raise ValueError(
-            f"table {table!r}: {len(odd)} of {BUCKETS} buckets are missing or stored twice, the first is bucket "
-            f"{odd[0]}, {how}; the checkpoint is damaged, delete its step"
-        )
-    for file, buckets in zip(files, owned, strict=True):
-        picked = np.flatnonzero(np.isin(buckets, wanted))
-        if len(picked):
-            yield _picked(file, buckets, picked)
+    parts = sorted((_Part(file) for file in files), key=lambda part: (part.clock, part.since is not None, part.since))
+    _check_whole(table, parts)
+    for start in range(0, len(wanted), AT_ONCE):
+        buckets = wanted[start : start + AT_ONCE]
+        found = [part.dump(picked) for part in parts if len(picked := np.flatnonzero(np.isin(part.buckets, buckets)))]
+        yield found[0] if len(found) == 1 else newest(buckets, found)
 
 
-def _picked(file: Mapping[str, RowFile], buckets: Array, picked: Array) -> TableDump:
-    """The buckets at places `picked` of a file."""
-    starts, seen = _whole(file["starts"]), _whole(file["seen"])
-    runs = np.split(picked, np.flatnonzero(np.diff(picked) > 1) + 1)  # buckets that are neighbors are read at once
-    spans = [(int(starts[run[0]]), int(starts[run[-1] + 1])) for run in runs]
-
-    def rows(name: str) -> Array:
-        parts = [file[name].read_rows(start, stop).numpy() for start, stop in spans]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    sizes = np.diff(starts)[picked]
+def newest(buckets: NDArray[np.int64], dumps: Sequence[TableDump]) -> TableDump:
+    """The content of `buckets`, sorted, after all of `dumps` of them, the older first."""
+    rows = _latest([dump.ids for dump in dumps], [dump.removed for dump in dumps])
+    seen = _latest([np.ascontiguousarray(dump.seen[:, 0]) for dump in dumps], [dump.forgotten for dump in dumps])
+    ids = np.concatenate([dump.ids for dump in dumps])[rows]
+    use = np.concatenate([dump.use for dump in dumps])
+    counts = np.zeros((BUCKETS, 2), np.int64)
+    for dump in dumps:
+        counts[dump.buckets] = dump.counts
     return TableDump(
-        buckets=buckets[picked],
-        starts=np.concatenate([[0], np.cumsum(sizes)]),
-        ids=rows("ids"),
-        rows=rows("rows"),
-        use=rows("use") if file["use"].shape[0] else np.zeros((0, 2), np.int64),
-        seen=seen[np.isin(bucket_of(np.ascontiguousarray(seen[:, 0])), buckets[picked])],
-        counts=_whole(file["counts"])[picked],
-        clock=_whole(file["clock"]),
+        buckets=buckets,
+        starts=np.concatenate([[0], np.cumsum(np.bincount(bucket_of(ids), minlength=BUCKETS)[buckets])]),
+        ids=ids,
+        rows=np.concatenate([dump.rows for dump in dumps])[rows],
+        use=use[rows] if len(use) else use,
+        seen=np.concatenate([dump.seen for dump in dumps])[seen],
+        counts=counts[buckets],
+        clock=dumps[-1].clock,
     )
 
 
-def _whole(file: RowFile) -> Array:
+def _latest(ids: Sequence[Ids], gone: Sequence[Ids]) -> NDArray[np.int64]:
+    """Where, among all `ids`, each has its latest place that nothing later in `gone` ends; in order of hashes.
+
+    What is gone of a dump went before its ids came.
+    """
+    each = np.concatenate([*ids, *gone])
+    ages = [np.full(len(part), 2 * age + 1) for age, part in enumerate(ids)]
+    ages += [np.full(len(part), 2 * age) for age, part in enumerate(gone)]
+    hashes = hash_of(each)
+    order = np.lexsort((np.concatenate(ages), hashes))
+    last = order[np.append(np.diff(hashes[order].view(np.int64)) != 0, True)[: len(order)]]
+    return last[last < sum(map(len, ids))]
+
+
+class _Part:
+    """A file of a table in a checkpoint. `since`: None where it has its buckets' whole content."""
+
+    def __init__(self, file: Mapping[str, RowFile]) -> None:
+        self._file = file
+        self.buckets, self.clock = whole(file["buckets"]), int(whole(file["clock"])[0])
+        since = whole(file["since"]) if "since" in file else np.zeros(0, np.int64)  # older checkpoints are whole
+        self.since = int(since[0]) if len(since) else None
+        self._starts, self._seen, self._counts = (whole(file[name]) for name in ("starts", "seen", "counts"))
+        self._gone = {name: whole(file[name]) for name in ("removed", "forgotten") if name in file}
+
+    def dump(self, picked: NDArray[np.int64]) -> TableDump:
+        """The buckets at places `picked` of the file."""
+        runs = np.split(picked, np.flatnonzero(np.diff(picked) > 1) + 1)  # buckets that are neighbors are read at once
+        spans = [(int(self._starts[run[0]]), int(self._starts[run[-1] + 1])) for run in runs]
+        buckets = self.buckets[picked]
+
+        def rows(name: str) -> Array:
+            parts = [self._file[name].read_rows(start, stop).numpy() for start, stop in spans]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+        def inside(ids: Array) -> NDArray[np.bool_]:
+            return np.isin(bucket_of(np.ascontiguousarray(ids)), buckets)
+
+        return TableDump(
+            buckets=buckets,
+            starts=np.concatenate([[0], np.cumsum(np.diff(self._starts)[picked])]),
+            ids=rows("ids"),
+            rows=rows("rows"),
+            use=rows("use") if self._file["use"].shape[0] else np.zeros((0, 2), np.int64),
+            seen=self._seen[inside(self._seen[:, 0])],
+            counts=self._counts[picked],
+            clock=np.array([self.clock]),
+            **{name: ids[inside(ids)] for name, ids in self._gone.items()},
+        )
+
+
+def _check_whole(table: str, parts: Sequence[_Part]) -> None:
+    """Raise ValueError unless each bucket has its content once, and every change after it."""
+    times, clocks, follows = np.zeros(BUCKETS, np.int64), np.full(BUCKETS, -1), np.ones(BUCKETS, np.bool_)
+    for part in parts:
+        if part.since is None:
+            times[part.buckets] += 1
+        else:
+            follows[part.buckets] &= clocks[part.buckets] == part.since
+        clocks[part.buckets] = part.clock
+    follows &= clocks == clocks.max()  # all ranks save at one clock
+    odd = np.flatnonzero((times != 1) | ~follows)
+    if len(odd):
+        how = "missing" if not times[odd[0]] else "stored twice" if times[odd[0]] > 1 else "without some of its changes"
+        raise ValueError(
+            f"table {table!r}: {len(odd)} of {BUCKETS} buckets are not there once and whole, the first is bucket "
+            f"{odd[0]}, {how}; the checkpoint is damaged, delete its step"
+        )
+
+
+def whole(file: RowFile) -> Array:
+    """All values of a tensor in a file."""
     found: Array = file.read_rows(0, file.shape[0]).numpy()
     return found

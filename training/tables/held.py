@@ -1,6 +1,7 @@
 """Ids that are held, each with a slot: any number, or so many of each bucket, where the longest untouched give way.
 
-Every decision looks at one bucket only, and no slot decides anything: what is held is the same on any world.
+Every decision looks at one bucket only, and no slot decides anything: what is held is the same on any world. For
+checkpoints of changes it is known which ids were touched since they were last saved, and which of those saved are gone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sparkring.training.tables.slots import AnySlots, BucketSlots, places_in_run
 
 TRIMMED = 0.9  # a bucket without room is cut to this share, so that not every push evicts
 FREE = -1  # in place of the last push
+CHANGED, SAVED = 1, 2  # since the last checkpoint; in it
 
 
 class HeldIds:
@@ -28,10 +30,12 @@ class HeldIds:
         self._slots: AnySlots | BucketSlots = AnySlots() if share is None else BucketSlots(share)
         self._use = Slab(3, np.int64)  # last push, pushes, id
         self._in_bucket = np.zeros(BUCKETS, np.int64)
+        self._marks = np.zeros(0, np.uint8)  # of each slot
+        self._gone: list[Ids] = []  # ids of the last checkpoint that were removed
 
     @property
     def bytes(self) -> int:
-        return self.map.bytes + self._use.bytes + self._slots.bytes
+        return self.map.bytes + self._use.bytes + self._slots.bytes + self._marks.nbytes
 
     @property
     def end(self) -> int:
@@ -42,8 +46,21 @@ class HeldIds:
         """(n, 2) the last push of each, and how many there were."""
         return self._use.gather(slots)[:, :2]
 
+    def changed(self) -> tuple[Ids, Slots]:
+        """The ids that were added or touched since `mark_saved`, and their slots."""
+        return self.map.items_of(self._marks & CHANGED != 0)
+
+    def gone(self) -> Ids:
+        """The ids that `mark_saved` saw and that were removed since, be they held again or not; each once."""
+        return np.concatenate([np.zeros(0, np.int64), *self._gone])
+
+    def mark_saved(self) -> None:
+        self._marks[:] = SAVED  # of free slots too: what takes one is marked anew
+        self._gone = []
+
     def touch(self, slots: Slots, clock: int) -> None:
         """Note a push of ids that are held."""
+        self._marks[slots] |= CHANGED
         if self.share is not None and len(slots):
             use = self._use.gather(slots)
             use[:, 0], use[:, 1] = clock, use[:, 1] + 1
@@ -55,6 +72,10 @@ class HeldIds:
         slots = self._slots.take(bucket)
         self.map.insert(ids, slots)
         self._in_bucket += np.bincount(bucket, minlength=BUCKETS)
+        if self.end > len(self._marks):
+            places = max(1024, 1 << self.end.bit_length())
+            self._marks = np.concatenate([self._marks, np.zeros(places - len(self._marks), np.uint8)])
+        self._marks[slots] = CHANGED
         if self.share is not None:
             self._use.reserve(self.end)
             self._use.scatter(slots, np.column_stack([use, ids]))
@@ -65,6 +86,8 @@ class HeldIds:
         self.map.remove(ids)
         self._in_bucket -= np.bincount(bucket, minlength=BUCKETS)
         self._slots.give(slots, bucket)
+        if (saved := self._marks[slots] & SAVED != 0).any():
+            self._gone.append(ids[saved])
         if self.share is not None:
             self._use.scatter(slots, np.full((len(slots), 3), FREE))
 

@@ -59,6 +59,16 @@ class IdMap:
         held = np.flatnonzero(self._slots >= 0)
         return self._keys[held], self._slots[held]
 
+    def items_of(self, wanted: NDArray[np.bool_]) -> tuple[Ids, Slots]:
+        """The ids whose slots are `wanted`, by slot, and their slots; looks at some places at a time."""
+        picked = [np.zeros(0, np.int64)]
+        for start in range(0, len(self._slots), _AT_ONCE):
+            slots = self._slots[start : start + _AT_ONCE]
+            held = np.flatnonzero(slots >= 0)
+            picked.append(start + held[wanted[slots[held]]])
+        places = np.concatenate(picked)
+        return self._keys[places], self._slots[places]
+
     def _first_places(self, ids: Ids) -> NDArray[np.int64]:
         return (hash_of(ids) & np.uint64(len(self._keys) - 1)).astype(np.int64)
 

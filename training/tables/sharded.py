@@ -112,12 +112,15 @@ class ShardedTable:
         (ids, sums), self._pushed = self._pushed, None
         self.table.push(ids, sums * sums.dtype.type(factor), lr)
 
+    def save(self, most_bytes: int) -> TableDump:
+        """Copy this rank's buckets for a checkpoint: the changes since the last, or all where they are more."""
+        return self.table.save(self.own_buckets, most_bytes)
+
     def load(self, dumps: Iterable[TableDump]) -> None:
         """Hold the dumps' content and nothing else."""
-        fresh = Table(self.table.spec)
+        self.table = Table(self.table.spec)  # the memory of what was held is free before the first is read
         for dump in dumps:
-            fresh.load(dump)
-        self.table = fresh
+            self.table.load(dump)
 
     def drop(self) -> None:
         """Forget the kept sums: the step is skipped."""

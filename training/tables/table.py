@@ -8,7 +8,7 @@ at one bucket only, so that a table cut by buckets over ranks is, row by row, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from sparkring.training.tables.hashing import (
     table_key,
 )
 from sparkring.training.tables.held import HeldIds
+from sparkring.training.tables.id_map import Slots
 from sparkring.training.tables.slab import Slab
 from sparkring.training.tables.update_rules import UpdateRule
 
@@ -61,6 +62,10 @@ class TableSpec:
             )
 
 
+def _no_ids() -> Ids:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class TableDump:
     """The content of some buckets, in order of the ids' hashes: equal tables give equal dumps, on any world.
@@ -69,6 +74,10 @@ class TableDump:
     use: (n, 2) the push that last touched a row, and how many did. seen: (m, 3) ids that are not yet admitted, how
     many pushes they had, and the last one, which older checkpoints lack. counts: (k, 2) rows admitted and evicted so
     far. clock: (1,) pushes so far.
+
+    Of changes since another dump of the same buckets: ids, rows, use and seen have those that changed, `removed` and
+    `forgotten` the ids that were evicted, and those that were no longer waiting, before these were stored. since: (1,)
+    the clock of the dump before; (0,) where this is the whole content.
     """
 
     buckets: NDArray[np.int64]
@@ -79,6 +88,9 @@ class TableDump:
     seen: NDArray[np.int64]
     counts: NDArray[np.int64]
     clock: NDArray[np.int64]
+    removed: Ids = field(default_factory=_no_ids)
+    forgotten: Ids = field(default_factory=_no_ids)
+    since: NDArray[np.int64] = field(default_factory=_no_ids)
 
 
 class Table:
@@ -89,6 +101,7 @@ class Table:
         self.scale = np.broadcast_to(np.asarray(spec.scale, spec.dtype), (spec.dim,))
         self.clock = 0  # pushes so far
         self.counts = np.zeros((BUCKETS, 2), np.int64)  # rows admitted, evicted
+        self._saved_at: int | None = None  # the clock of the last checkpoint
         self._key = table_key(spec.seed, spec.name)
         self._held = HeldIds(None if spec.max_rows is None else spec.max_rows // BUCKETS)
         self._waiting = HeldIds(WAITING)  # to be admitted
@@ -177,8 +190,32 @@ class Table:
 
     def dump(self, buckets: NDArray[np.int64]) -> TableDump:
         """Copy the content of `buckets`, (k,), which are sorted."""
-        ids, slots, starts = _by_bucket(*self._held.map.items(), buckets)
-        seen, seen_slots, _ = _by_bucket(*self._waiting.map.items(), buckets)
+        return self._copied(buckets, self._held.map.items(), self._waiting.map.items())
+
+    def save(self, buckets: NDArray[np.int64], most_bytes: int) -> TableDump:
+        """Copy what changed in `buckets` since the last call, or all where that is more than `most_bytes`."""
+        changes = None if self._saved_at is None else self._changes(buckets, most_bytes)
+        self._held.mark_saved()
+        self._waiting.mark_saved()
+        self._saved_at = self.clock
+        return self.dump(buckets) if changes is None else changes
+
+    def _changes(self, buckets: NDArray[np.int64], most_bytes: int) -> TableDump | None:
+        """Copy what changed in `buckets` since the last save; None where it is too much."""
+        held, waiting = _inside(*self._held.changed(), buckets), _inside(*self._waiting.changed(), buckets)
+        removed, forgotten = (_by_bucket(ids, ids, buckets)[0] for ids in (self._held.gone(), self._waiting.gone()))
+        limited = self.spec.max_rows is not None
+        row_bytes = 8 + self._rows.width * self._rows.dtype.itemsize + 16 * limited
+        copied_bytes = row_bytes * len(held[0]) + 24 * len(waiting[0]) + 8 * (len(removed) + len(forgotten))
+        if copied_bytes > most_bytes:
+            return None
+        changes = self._copied(buckets, held, waiting)
+        return replace(changes, removed=removed, forgotten=forgotten, since=np.array([self._saved_at]))
+
+    def _copied(self, buckets: NDArray[np.int64], held: tuple[Ids, Slots], waiting: tuple[Ids, Slots]) -> TableDump:
+        """Copy ids that are held and ids that wait, and what is known of each of `buckets`."""
+        ids, slots, starts = _by_bucket(*held, buckets)
+        seen, seen_slots, _ = _by_bucket(*waiting, buckets)
         limited = self.spec.max_rows is not None
         return TableDump(
             buckets=buckets,
@@ -216,17 +253,22 @@ class Table:
         self.clock = int(dump.clock[0])
 
 
+def _inside(ids: Ids, slots: NDArray[Any], buckets: NDArray[np.int64]) -> tuple[Ids, NDArray[Any]]:
+    """Those of the ids, and their slots, that are in `buckets`."""
+    if len(buckets) == BUCKETS:
+        return ids, slots
+    inside = np.isin(bucket_of(ids), buckets)
+    return ids[inside], slots[inside]
+
+
 def _by_bucket(
-    ids: Ids, slots: NDArray[np.int32], buckets: NDArray[np.int64]
-) -> tuple[Ids, NDArray[np.int32], NDArray[np.int64]]:
+    ids: Ids, slots: NDArray[Any], buckets: NDArray[np.int64]
+) -> tuple[Ids, NDArray[Any], NDArray[np.int64]]:
     """Ids of `buckets` in order of their hashes, their slots, and (k + 1,) where each bucket begins."""
+    ids, slots = _inside(ids, slots, buckets)
     hashes = hash_of(ids)
-    bucket = bucket_of_hash(hashes)
-    if len(buckets) < BUCKETS:
-        inside = np.isin(bucket, buckets)
-        ids, slots, bucket, hashes = ids[inside], slots[inside], bucket[inside], hashes[inside]
     order = np.argsort(hashes)
-    counts = np.bincount(bucket, minlength=BUCKETS)[buckets]
+    counts = np.bincount(bucket_of_hash(hashes), minlength=BUCKETS)[buckets]
     return ids[order], slots[order], np.concatenate([[0], np.cumsum(counts)])
 
 

@@ -96,6 +96,7 @@ IMAGE = f"etl={ETL.removesuffix('}')}, i: {{kind: image, shape: [8, 8, 3]}}}}}}"
 HASHED = f"etl={ETL.removesuffix('}')}, user: {{kind: hashed, column: a}}}}}}"
 BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024-01-01'}}}}}}"
 BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
+LOCAL_SGD = "parallel.averaging.kind=local_sgd"
 PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
 SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
 
@@ -143,6 +144,14 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["optim.schedule=my:own"], "optim.final_lr_share=0.5"),
         ([], "parallel.compress.share=0.5"),
         ([], "parallel.compress.rank=2"),
+        ([], "parallel.averaging.every=5"),
+        ([], "parallel.averaging.inner_state=averaged"),
+        ([], "parallel.averaging.groups=host"),
+        ([LOCAL_SGD], "parallel.averaging.outer_lr=0.5"),
+        ([LOCAL_SGD], "parallel.averaging.elasticity=0.5"),
+        ([LOCAL_SGD], "parallel.averaging.peers=random"),
+        (["parallel.averaging.kind=gossip"], "parallel.averaging.seed=1"),
+        ([LOCAL_SGD], "parallel.averaging.outer_momentum=0.5"),
         (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
         (["optim.schedule=linear"], "optim.plateau.patience=1"),
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),
@@ -204,6 +213,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
             ["tables.max_rows=1024", "train.global_batch=257"],
             "tables.max_rows = 1024: less than 4 times train.global_batch = 257",
         ),
+        (SMALL, ["optim.ema=0.9", LOCAL_SGD], "optim.ema = 0.9: with parallel.averaging.kind = local_sgd every rank"),
     ],
 )
 def test_each_conflict_is_refused_with_its_keys(tmp_path: Path, text: str, overrides: list[str], words: str) -> None:
@@ -217,6 +227,7 @@ def test_each_conflict_is_refused_with_its_keys(tmp_path: Path, text: str, overr
         ("parallel.tp=2", "sparse tables with tp(2), pp(1), cp(1): rows are pulled for a data rank's batch"),
         ("parallel.pp=2", "sparse tables with tp(1), pp(2), cp(1)"),
         ("optim.ema=0.9", "sparse tables with optim.ema = 0.9: rows are not averaged"),
+        (LOCAL_SGD, "sparse tables with parallel.averaging.kind=local_sgd: a row has one owner"),
     ],
 )
 def test_sparse_tables_are_trained_by_data_ranks_without_averages(tmp_path: Path, override: str, words: str) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sparkring.etl.errors import EtlError
-from sparkring.etl.sources.declared import quoted, select_declared
+from sparkring.etl.sources.declared import select_declared
+from sparkring.etl.sources.read import quoted
 
 pytestmark = pytest.mark.spark
 

@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from torch import nn
 
+from sparkring.conf.config import RunConfig
+from sparkring.conf.storage import open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.pipelines.evaluation.evaluate import check_finite, check_labels, count_unseen, group_values, lost_to
+from sparkring.pipelines.evaluation.evaluate import (
+    check_finite,
+    check_labels,
+    count_unseen,
+    evaluate_text,
+    group_values,
+    lost_to,
+)
+from sparkring.training.model_folder import write_tables
+from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.result import MODEL
+from sparkring.training.tables.exchange import Alone
+from sparkring.training.tables.sharded import ShardedTable
+from sparkring.training.tables.table import TableSpec
+from tests.pipelines.results import rank_result, train_result
+from tests.pipelines.served import export, text_folder
+
+
+class NextByte(nn.Module):
+    """A language model whose logits are the rows of its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = SparseEmbedding("tokens", dim=258)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.rows(tokens))
+
 
 BASELINES = {"majority rate": {"loss": 0.6, "auc": 0.5}, "logistic regression": {"loss": 0.5, "auc": 0.7}}
 
@@ -71,6 +102,22 @@ def test_a_prediction_that_is_not_finite_names_the_columns_that_are_not() -> Non
     stored["x"] = stored["y"]
     with pytest.raises(EtlError, match=r"2 of 3 predictions .*: it diverged"):
         check_finite(np.array([[0.1, 0.9], [math.nan, 1.0], [1.0, math.inf]]), rows)
+
+
+def test_text_of_a_model_with_a_sparse_table_is_written_with_its_rows(tmp_path: Path) -> None:
+    config, manifest = text_folder(tmp_path)
+    changed = {
+        "model": {"factory": f"{__name__}:NextByte", "task": "language_model"},
+        "report": {"baselines": False, "sample_prompt": "a"},
+    }
+    config = RunConfig.model_validate(config.model_dump(exclude_unset=True) | changed)
+    table = ShardedTable(TableSpec("rows", 258), Alone())
+    ids = np.arange(258)
+    table.table.begin_with(ids, 100 * np.eye(258, dtype=np.float32)[(ids + 1) % 256])  # after each byte comes the next
+    write_tables(export(tmp_path / "model", NextByte()), {"rows": table}, lambda block: None)
+    result = train_result(train=rank_result(test={"loss": 1.0}))
+    scored = evaluate_text(config, manifest, open_storage(str(tmp_path)), result)
+    assert scored.sample is not None and scored.sample.startswith("abc")
 
 
 def test_a_label_that_is_not_finite_is_named() -> None:

@@ -30,6 +30,11 @@ def test_each_label_has_its_positives_and_scores_by_name() -> None:
     assert second.scores["f1"] == pytest.approx(sklearn.f1_score(labels[1::2, 1], SCORES[1::2, 1] > 0.5))
     assert third.scores.keys() == {"f1", "loss"}, "no row has it, so nothing is ranked"
     assert "macro_auc" not in multilabel_scores(labels * 0, SCORES)
+    low = SCORES / 2
+    low[0] = 0.9  # of weight 0
+    missed, _, never = scores_by_label(["a", "b", "c"], labels, low, weights)
+    assert never.scores.keys() == {"loss"}, "nor predicted: the mean of F1 leaves it out, and so does the table"
+    assert missed.scores["f1"] == 0
 
 
 @pytest.mark.parametrize(

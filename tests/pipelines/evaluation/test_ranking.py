@@ -95,7 +95,7 @@ def test_many_lists_of_distinct_predictions_equal_a_sort_of_each() -> None:
 
 
 def test_lists_are_counted_by_what_they_can_say() -> None:
-    users = np.array(["a", "a", "a", "b", "b", "c", "d"], object)
+    users = pa.chunked_array([["a", "a", "a", "b", "b", "c", "d"]])
     labels, predictions = np.array([1.0, 0, 0, 1, 0, 0, 1]), np.linspace(0, 1, 7)
     counts = make_ranking(USER, users, labels, None).counts
     assert (counts.column, counts.counted, counts.without_positive) == ("user", 3, 1)
@@ -104,10 +104,26 @@ def test_lists_are_counted_by_what_they_can_say() -> None:
 
 
 def test_rows_of_weight_0_are_in_no_list() -> None:
-    users, labels = np.array(["a", "a", "b", "b"], object), np.array([1.0, 0, 1, 0])
+    users, labels = pa.chunked_array([["a", "a", "b", "b"]]), np.array([1.0, 0, 1, 0])
     ranking = make_ranking(USER, users, labels, np.array([1.0, 2.0, 0.0, 0.0]))
     assert (ranking.counts.counted, ranking.counts.without_positive, ranking.counts.rows) == (1, 0, 2)
     assert ranking.scores(np.array([0.1, 0.9, 0.9, 0.1]))["ndcg_at_2"] == pytest.approx(1 / math.log2(3))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [["null", "a", None], ["a", None]],
+        [[2**53 + 1, 2**53, None], [2**53, None]],
+        [[True, False, None], [False, None]],
+        [pa.array(["y", "x", None]).dictionary_encode(), pa.array(["x", None]).dictionary_encode()],
+    ],
+    ids=["texts", "numbers", "booleans", "dictionaries"],
+)
+def test_rows_of_nobody_are_in_no_list(chunks: list[Any]) -> None:
+    ranking = make_ranking(USER, pa.chunked_array(chunks), np.array([1.0, 0, 1, 1, 1]), None)
+    assert (ranking.counts.counted, ranking.counts.rows) == (2, 3)
+    assert ranking.lists.tolist() == [1, 0, 0], "by value, whichever row is first"
 
 
 def dataset(folder: Path, weighted: bool = False, texts: bool = False) -> Dataset:

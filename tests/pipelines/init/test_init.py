@@ -106,6 +106,8 @@ def test_several_columns_of_0_and_1_are_labels_of_one_task(tmp_path: Path) -> No
         ("new,rooms", None, r"--label rooms: has the values .*each of several labels is 0 and 1"),
         ("new,kind", None, r"--label kind: has the values \['flat'"),
         ("new,far", None, r"--label far: no such column"),
+        ("new,new", None, r"--label new,new: names columns with a comma between, each once"),
+        ("new,", None, r"--label new,: names columns"),
         ("new,is far", "binary", r"--task binary: has one label, and \['new', 'is far'\] are several"),
         ("new", "multilabel", r"--task multilabel: 'new' is one label; name several columns with commas"),
     ):
@@ -125,6 +127,12 @@ def test_a_column_of_arrays_of_texts_is_a_label_of_tags(tmp_path: Path) -> None:
     found = decide_columns(read_sample(str(tmp_path / "rows.parquet")), "tags")
     assert (found.label.columns, found.label.task) == ({"tags": "`tags`"}, "multilabel")
     assert found.label.why == "2 tags: new, old"
+    tags[1], tags[5] = None, ["old", None]
+    pq.write_table(pa.table(plain | {"tags": tags}), tmp_path / "nulls.parquet")
+    project = table_project(str(tmp_path / "nulls.parquet"), "tags", None, tmp_path / "mine")
+    (check,) = project.recipe["etl"]["checks"]
+    assert check["sql"] == "tags IS NOT NULL AND NOT exists(tags, tag -> tag IS NULL)", "as the ETL proposes"
+    assert any("2 rows have no tags" in line for line in project.look_at)
 
 
 def test_numbers_with_a_word_for_null_are_numbers(tmp_path: Path) -> None:

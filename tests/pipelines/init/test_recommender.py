@@ -74,6 +74,11 @@ def test_a_rating_is_cut_where_the_rows_are_nearest_to_halves(tmp_path: Path) ->
     label = decide(tmp_path, Roles("user id", "movie", "at", "stars")).label
     assert (label.name, label.sql) == ("taken", "CAST(`stars` >= 4 AS int)")
     assert "stars of at least 4, 6" in label.why
+    played_ms = [1_234_560 + row % 6 for row in range(ROWS)]
+    label = decide(tmp_path, Roles("user id", "movie", "at", "stars"), stars=played_ms).label
+    assert label.sql == "CAST(`stars` >= 1234563 AS int)", "all digits of the value"
+    label = decide(tmp_path, Roles("user id", "movie", "at", "stars"), stars=[ms / 1e7 for ms in played_ms]).label
+    assert label.sql == "CAST(`stars` >= 0.1234563 AS int)"
 
 
 def test_rows_are_held_out_by_time(tmp_path: Path) -> None:

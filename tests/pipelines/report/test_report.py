@@ -22,7 +22,7 @@ from sparkring.pipelines.report.drawing import draw
 from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import build_report, number, redraw, verdict, write_report
 from sparkring.pipelines.runs import Runs
-from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, RankedLists
+from sparkring.training.result import MODEL, SUMMARY, FailedAttempt, GroupScores, IdUses, RankedLists
 from tests.pipelines.results import rank_result, train_result
 
 VOID = {"meta", "br", "link", "path", "use", "rect", "img", "hr", "input"}
@@ -155,6 +155,10 @@ def test_sparse_tables_are_among_the_facts_with_what_they_hold() -> None:
     tables = {"users": {"rows": 5100, "admitted": 6000, "evicted": 900, "bytes": 3_000_000}}
     text = Page(build_report(inputs(train=rank_result(tables=tables)))).text
     assert "sparse table users5 100 rows, 3.0 MB" in text and "admitted 6 000, evicted 900" in text
+    assert "most used" not in text
+    hot = {"users": IdUses(top=[(42, 7000), (-5, 30)], total=9000, missed=11)}
+    text = Page(build_report(inputs(train=rank_result(tables=tables, hot_ids=hot)))).text
+    assert "most used ids, of 9 000 uses; counts are at most 11 too low: 42 7 000, -5 30" in text
     assert "sparse table" not in build_report(inputs())
 
 

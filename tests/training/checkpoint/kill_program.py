@@ -1,4 +1,4 @@
-"""Fork a child that saves two checkpoints and kills itself at its n-th write call, for every n there is.
+"""Fork a child that saves three checkpoints and kills itself at its n-th write call, for every n there is.
 
 usage: checkpoint_kill_program.py local|bucket FOLDER
 
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs as pafs
 import torch
 from fsspec.implementations.local import LocalFileSystem
@@ -25,6 +26,9 @@ import sparkring.conf.storage
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.checkpoint.checkpointer import Checkpointer
 from sparkring.training.checkpoint.policy import Retention
+from sparkring.training.tables.files import to_tensors
+from sparkring.training.tables.hashing import BUCKETS
+from sparkring.training.tables.table import Table, TableSpec
 
 
 class Bomb:
@@ -132,12 +136,31 @@ def state_of(step: int) -> dict[str, Any]:
     return {"model": {"w": torch.full((64,), float(step)), "b": torch.full((3,), -float(step))}, "lr": 1.0 / step}
 
 
+def table_of(step: int) -> Table:
+    """A table after so many pushes."""
+    table = Table(TableSpec("users", 2))
+    for number in range(step):
+        push(table, number)
+    return table
+
+
+def push(table: Table, number: int) -> None:
+    ids = np.arange(3000) if number == 0 else np.arange(number, number + 9)
+    table.push(ids, np.full((len(ids), 2), 0.5, np.float32), 0.1)
+
+
 def child(kind: str, folder: str, n: int, report: int) -> None:
     os.makedirs(folder, exist_ok=True)
     bomb = Bomb(n, report)
     checkpointer = Checkpointer(storage_for(kind, folder, bomb), keep=Retention(last=1, best=0))
-    for step in (1, 2):
-        checkpointer.save(step, state_of(step), {"step": step})
+    table = table_of(0)
+    for step in (1, 2, 3):
+        push(table, step - 1)
+
+        def copy(most_bytes: int, whole: bool = step == 3) -> dict[str, torch.Tensor]:
+            return to_tensors(table.save(np.arange(BUCKETS), -1 if whole else most_bytes))
+
+        checkpointer.save(step, state_of(step), {"step": step}, tables={"users": copy})
         checkpointer.wait()
         os.write(report, f"[{step}]".encode())
 

@@ -57,3 +57,17 @@ def test_leftovers() -> None:
         "other/g0/x",
     ]
     assert leftovers(paths, {"step-1": "g1"}) == ["step-1/COMMIT.json.abc.part", "step-1/g0", "step-2"]
+
+
+def test_leftovers_that_a_checkpoint_needs_stay_and_nothing_beside_them() -> None:
+    paths = [
+        "step-1/COMMIT.json",
+        "step-1/g0/a",
+        "step-1/g0/b",
+        "step-1/g1/a",
+        "step-2/g/a",
+        "step-2/g/b",
+        "step-3/g/a",
+    ]
+    gone = leftovers(paths, {"step-1": "g1"}, {"step-1/g0/b", "step-2/g/a"})
+    assert gone == ["step-1/g0/a", "step-2/g/b", "step-3"]

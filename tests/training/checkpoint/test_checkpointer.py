@@ -151,6 +151,27 @@ def test_training_may_change_everything_while_it_is_written(tmp_path: Path, monk
     assert_same(before, target["model"])
 
 
+def test_tables_are_copied_when_the_save_before_is_written_and_training_waits_for_the_copy(tmp_path: Path) -> None:
+    """Before, memory would hold a second copy beside the table."""
+    seen: list[str] = []
+
+    def copy(most_bytes: int) -> dict[str, torch.Tensor]:
+        seen.append("copied")
+        time.sleep(0.05)
+        return {"ids": torch.arange(3)}
+
+    def on_commit(info: Any) -> None:
+        time.sleep(0.2)
+        seen.append(f"step {info.step}")
+
+    checkpointer = Checkpointer(open_storage(str(tmp_path)), on_commit=on_commit)
+    for step in (1, 2):
+        checkpointer.save(step, {"w": torch.ones(1)}, {}, tables={"users": copy})
+        assert checkpointer.times.stall_s > checkpointer.times.copy_s >= 0.05
+    checkpointer.wait()
+    assert seen == ["copied", "step 1", "copied", "step 2"]
+
+
 def test_a_damaged_checkpoint_is_skipped_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpointer = Checkpointer(open_storage(str(tmp_path)), keep=Retention(last=5))
     for step in (1, 2, 3, 4):

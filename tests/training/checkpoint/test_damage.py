@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file_before_a_tensor_is
     "change",
     [
         put("files", {}),
-        put("format", 2),
+        put("format", 3),
         put("step", -1),
         put("step", 3),
         put("world", 10**15),
@@ -119,6 +119,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file_before_a_tensor_is
         lambda marker: put("files", {path: {"bytes": 1} for path in marker["files"]})(marker),
         lambda marker: put("files", {path: {"bytes": -1, "sha256": "0" * 64} for path in marker["files"]})(marker),
         lambda marker: put("files", {path: {"bytes": 1, "sha256": "../x"} for path in marker["files"]})(marker),
+        put("needs", {"../../x": {"bytes": 1, "sha256": "0" * 64}}),
         lambda _: [],
     ],
 )

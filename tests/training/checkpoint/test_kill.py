@@ -5,12 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sparkring.conf.storage import open_storage
 from sparkring.training.checkpoint.catalog import committed, damage
 from sparkring.training.checkpoint.checkpointer import Checkpointer, Retention
+from sparkring.training.tables.files import newest, stored_dumps
+from sparkring.training.tables.hashing import BUCKETS
+from tests.training.checkpoint.kill_program import table_of
 
 PROGRAM = Path(__file__).with_name("kill_program.py")
 ROOT = Path(__file__).parents[3]
@@ -33,14 +37,14 @@ def test_killed_at_every_write_call_the_newest_committed_one_loads(tmp_path: Pat
     assert calls == (
         {"write", "fsync", "replace", "makedirs", "delete"} if kind == "local" else {"write", "put", "delete"}
     )
-    if kind == "local":  # the probe, and in each of two checkpoints four files and the marker: content, then folder
-        assert [run["said"].endswith("fsync") for run in runs].count(True) == 2 * (1 + 2 * 5)
+    if kind == "local":  # the probe, and in each of three checkpoints five files and the marker: content, then folder
+        assert [run["said"].endswith("fsync") for run in runs].count(True) == 2 * (1 + 3 * 6)
     found = []
     for run in runs:
         checkpointer = Checkpointer(open_storage(str(tmp_path / str(run["n"]))), keep=Retention(last=1, best=0))
         info = checkpointer.latest()
         found.append(info.step if info else 0)
-        returned = 2 if "[2]" in run["said"] else 1 if "[1]" in run["said"] else 0
+        returned = max((step for step in (1, 2, 3) if f"[{step}]" in run["said"]), default=0)
         assert found[-1] >= returned, run  # what wait() called committed is there
         if info is None:
             continue
@@ -48,12 +52,16 @@ def test_killed_at_every_write_call_the_newest_committed_one_loads(tmp_path: Pat
         for marked in committed(checkpointer.storage)[0]:  # no marker names what is half written or half deleted
             folder = checkpointer.storage.at(f"step-{marked.step}")
             assert not [path for path, want in marked.files.items() if damage(folder, path, want)], run
+            assert not [path for path, want in marked.needs.items() if damage(checkpointer.storage, path, want)], run
+            assert len(marked.needs) == (marked.step == 2)
         state = {"model": {"w": torch.zeros(64), "b": torch.zeros(3)}, "lr": 0.0}
         assert checkpointer.load(info, state).trainer == {"step": info.step}
         assert state["model"]["w"].eq(info.step).all() and state["model"]["b"].eq(-info.step).all()
         assert state["lr"] == 1 / info.step
+        dumps = [*stored_dumps("users", checkpointer.tables(info)["users"], np.arange(BUCKETS))]
+        assert (newest(np.arange(BUCKETS), dumps).rows == table_of(info.step).dump(np.arange(BUCKETS)).rows).all()
         checkpointer.save(9, state, {})  # and the next save cleans up whatever the killed one left
         checkpointer.wait()
         left = tmp_path / str(run["n"])
-        assert [p.name for p in left.iterdir() if p.is_dir() and any(p.iterdir())] == ["step-9"]
-    assert found == sorted(found) and set(found) == {0, 1, 2}
+        assert {path.relative_to(left).parts[0] for path in left.rglob("*/*") if path.is_file()} == {"step-9"}
+    assert found == sorted(found) and set(found) == {0, 1, 2, 3}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring.training.checkpoint.policy import Retention, expendable, ranked_steps
+from sparkring.training.checkpoint.policy import Retention, expendable, most_increment_bytes, ranked_steps
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,11 @@ def test_the_newest_and_the_best_always_stay(
     if best and (ranked := ranked_steps(steps.items(), "min")):
         assert ranked[0] in left
     assert len(left) <= last + best + (len([s for s in steps if every and s % every == 0]))
+
+
+@pytest.mark.parametrize(
+    ("written", "most"),
+    [([], -1), ([100], 50), ([100, 20, 20], 10), ([100, 60], -10), ([100, *[1] * 7], 43), ([100, *[1] * 8], -1)],
+)  # fmt: skip
+def test_a_table_is_written_whole_after_increments_of_half_its_bytes_or_eight(written: list[int], most: int) -> None:
+    assert most_increment_bytes(written) == most

@@ -39,8 +39,11 @@ def test_bags_are_sums_means_and_weighted_sums_and_an_empty_one_is_zero() -> Non
 
 def test_weights_of_other_bags_are_refused_where_their_total_is_the_same() -> None:
     others = Ragged(torch.tensor([1.0, 2.0, -1.0]), (torch.tensor([0, 1, 2, 3]),))
-    with pytest.raises(ValueError, match="one weight for each id"):
+    with pytest.raises(ValueError, match=r"\('tags',\): weights are one for each id; row 0 .* has 1 for 2 ids"):
         embedding()(bags(), others)
+    fewer_rows = Ragged(torch.tensor([1.0, 2.0, -1.0]), (torch.tensor([0, 2, 3]),))
+    with pytest.raises(ValueError, match="weights are a list of numbers for each row"):
+        embedding()(bags(), fewer_rows)
 
 
 class _RowsOnGpu:

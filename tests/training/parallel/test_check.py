@@ -21,6 +21,7 @@ from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.tasks import BinaryTask
 
 INT8 = {"compress": {"codec": "int8"}}
+LOCAL_SGD = {"averaging": {"kind": "local_sgd"}}
 # rule -> (world, settings, device): the least that makes it apply
 APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "zero3-split-backward": (4, {"pp": 2, "zero": 3, "schedule": "zero-bubble"}, "cpu"),
@@ -44,6 +45,14 @@ APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "compress-tensor": (2, {"tp": 2, **INT8}, "cpu"),
     "compress-pipeline": (2, {"pp": 2, **INT8}, "cpu"),
     "compress-needs-data": (1, INT8, "cpu"),
+    "averaging-zero": (2, {"zero": 1, **LOCAL_SGD}, "cpu"),
+    "averaging-model": (2, {"tp": 2, **LOCAL_SGD}, "cpu"),
+    "horovod-hosts": (2, {"averaging": {"kind": "diloco", "groups": "host"}, "engine": "horovod"}, "cpu"),
+    "averaging-gossip-hosts": (2, {"averaging": {"kind": "gossip", "groups": "host"}}, "cpu"),
+    "horovod-gossip": (2, {"averaging": {"kind": "gossip"}, "engine": "horovod"}, "cpu"),
+    "averaging-inner-state": (2, {"averaging": {"kind": "easgd", "inner_state": "averaged"}}, "cpu"),
+    "averaging-codec": (2, {**INT8, **LOCAL_SGD}, "cpu"),
+    "averaging-needs-data": (1, LOCAL_SGD, "cpu"),
     "half-messages-on-cpu": (2, {"pp": 2, "precision": "fp16"}, "cpu"),
     "nccl-two-way-link": (2, {"pp": 2}, "cuda"),
 }

@@ -124,4 +124,4 @@ def test_bytes_of_the_other_exchanges(settings: dict[str, Any], sent: float) -> 
 
 
 def test_top_k_sends_one_element_at_least() -> None:
-    assert [kept_count(n, 0.01) for n in (1, 100, 101)] == [1, 1, 2]
+    assert [kept_count(n, 0.01) for n in (0, 1, 100, 101)] == [0, 1, 1, 2]

@@ -252,3 +252,25 @@ def test_what_a_codec_carries_is_loaded_bit_for_bit(codec: str) -> None:
 
     for on, again in on_ranks(2, CODECS[codec], work):
         assert all(torch.equal(on[name], again[name]) for name in on)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bucket_without_elements_is_summed_like_any_other(codec: str) -> None:
+    board = Board(2)
+
+    def work(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        transport = compressed(CompressConfig(**CODECS[codec]), ThreadCollectives(rank, board))
+        ring = BucketedDataParallel(2, "threads", transport, bucket_bytes=700)
+        full, empty = nn.Parameter(torch.zeros(300)), nn.Parameter(torch.zeros(0))
+        ring.wrap(nn.ParameterList([full, empty]))  # buckets begin with the last
+        full.grad, empty.grad = torch.ones(300), torch.ones(0)
+        ring.finish_reduction()
+        ring.after_step()
+        assert len(ring.reducers[0].buckets[0].buffer) == 1, "how many ranks have a gradient"
+        assert empty.grad is not None and empty.grad.shape == (0,)
+        return full.grad, ring.codec_state().residuals["0"]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(work, range(2)))
+    off = found[0][0] + sum(residual for _, residual in found) - 2
+    assert off.abs().max() < 1e-6

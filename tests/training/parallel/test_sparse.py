@@ -138,6 +138,19 @@ def test_the_bytes_of_the_pull_are_measured_too(monkeypatch: pytest.MonkeyPatch)
     assert within == [True]
 
 
+def test_uses_of_ids_are_counted_in_training_and_not_in_evaluation() -> None:
+    strategy = recommending(0, 1, {"tables": {}})
+    batches = [rating_batch(step) for step in range(2)]
+    for batch in batches:
+        strategy.forward_backward(batch)
+        strategy.step(1e-2)
+        strategy.evaluate(batch)
+    seen = torch.cat([batch.columns[name] for batch in batches for name in ("user", "friend")])
+    ids, counts = np.unique(seen.numpy(), return_counts=True)
+    hot = strategy.tables.hot["users"]
+    assert (hot.ids == ids).all() and (hot.counts == counts).all() and hot.total == 2 * 2 * 24
+
+
 def test_a_checkpoint_of_other_tables_is_refused_by_name() -> None:
     made = SparseTables({"users": Recommender().users}, TableSettings(TablesConfig()), 1, CPU)
     with pytest.raises(ValueError, match="'items' is another model's; the model has \\['users'\\]"):

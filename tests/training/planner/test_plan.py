@@ -16,9 +16,11 @@ from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.load import load_config
 from sparkring.conf.rank_info import RankInfo
 from sparkring.training.models.gpt import GPT, LanguageModelTask
+from sparkring.training.models.tabular import Tabular
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.check import layout_problems
 from sparkring.training.parallel.dtensor import local_tensor
+from sparkring.training.parallel.measure import ActivationMeter
 from sparkring.training.parallel.mesh import Mesh, resolve_mesh
 from sparkring.training.planner import Workload, format_rows, make_plan, table_rows
 
@@ -141,3 +143,15 @@ def test_the_plan_shows_the_schedules_bubble_and_fewer_activations_with_checkpoi
     rows = table_rows(plans[False], {"weights_bytes": 5.0})
     assert next(row for row in rows if row["quantity"] == "weights_bytes")["measured"] == 5.0
     assert {row["quantity"] for row in rows} >= {"mesh", "sent_bytes pp", "sent_bytes dp x cp", "bubble_share"}
+
+
+def test_activations_of_many_classes_are_as_measured() -> None:
+    """The tabular model keeps a copy of its curves' heights, by class and not by row, for backward."""
+    model, rows = Tabular({}, ["price", "size"], width=8, outputs=1000), 64
+    of_rows = [{"price": torch.zeros(n), "size": torch.zeros(n)} for n in (1, rows)]
+    inputs, batch = ({name: value.to("meta") for name, value in of_rows[0].items()},), (of_rows[1],)
+    plan = make_plan(Workload(model, ParallelConfig(), Mesh(dp=2), "torch-gloo", inputs, 2 * rows))
+    meter = ActivationMeter()
+    with meter.measuring(model, batch):
+        model(*batch)
+    assert plan.stages[0].activations == pytest.approx(meter.peak, rel=0.02)

@@ -33,7 +33,7 @@ def test_numbers_are_grouped_and_shares_have_four_digits() -> None:
 def test_gradients_through_a_codec_have_their_bytes_without_it_beside_them() -> None:
     stages = (StageMemory(10, 40, 40, 80, 44, 0, 7, residuals=80),)
     coded = CostPlan(
-        Mesh(dp=2), "horovod", 10, 8, stages, {"dp x cp": 10_000}, 0.0, 1, codec="int8", dense_bytes=40_000
+        Mesh(dp=2), "horovod", 10, 8, stages, {"dp x cp": 10_000}, 0.0, 1, fewer_bytes_by="int8", dense_bytes=40_000
     )
     rows = {row["quantity"]: row for row in table_rows(coded)}
     assert rows["sent_bytes dp x cp"]["unit"] == "per rank and step, int8 (40,000 without)"

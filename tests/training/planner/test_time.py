@@ -7,6 +7,8 @@ import torch
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.training.models.gpt import GPT
 from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.planner.plan import make_plan
+from sparkring.training.planner.table import table_rows
 from sparkring.training.planner.time import activation_bytes, batch_axes_bytes, schedule_cost, tied_weight_bytes
 from sparkring.training.planner.trace import trace_model
 from sparkring.training.planner.workload import RankParameters, Workload
@@ -38,6 +40,29 @@ def test_gradients_through_a_codec_are_its_formula_bucket_by_bucket() -> None:
     assert batch_axes_bytes(rank, dense=True) == batch_axes_bytes(RankParameters(workload(Mesh(dp=4)), 0))
     alone = RankParameters(workload(Mesh(), compress=compress), 0)
     assert batch_axes_bytes(alone) == 0
+
+
+def test_averages_send_the_weights_once_in_a_window() -> None:
+    averaging = {"kind": "local_sgd", "every": 10}
+    ring = RankParameters(workload(Mesh(dp=4)), 0)
+    rank = RankParameters(workload(Mesh(dp=4), averaging=averaging), 0)
+    assert batch_axes_bytes(rank) == int(2 * 3 / 4 * 4 * rank.whole / 10)
+    assert batch_axes_bytes(rank, dense=True) == batch_axes_bytes(ring)
+    with_moments = RankParameters(workload(Mesh(dp=4), averaging={**averaging, "inner_state": "averaged"}), 0)
+    assert batch_axes_bytes(with_moments) == int(3 * 2 * 3 / 4 * 4 * rank.whole / 10)
+    assert batch_axes_bytes(RankParameters(workload(Mesh(), averaging=averaging), 0)) == 0
+
+
+def test_hosts_that_train_apart_ring_within_and_average_between() -> None:
+    averaging = {"kind": "diloco", "every": 10, "groups": "host"}
+    plan = make_plan(workload(Mesh(dp=4), averaging=averaging))
+    ring = make_plan(workload(Mesh(dp=4)))
+    weights = RankParameters(workload(Mesh(dp=4)), 0).whole * 4
+    assert plan.sent_bytes == ring.sent_bytes | {"between hosts": int(2 * weights * (1 - 1e-6) / 10)}
+    units = {row["quantity"]: row["unit"] for row in table_rows(plan)}
+    assert units["sent_bytes between hosts"] == "per host and step, at most, diloco, mean of 10 steps"
+    assert units["sent_bytes dp x cp"] == "per rank and step"
+    assert plan.stages[0].optimizer == 2 * ring.stages[0].optimizer, "the anchor and its momentum"
 
 
 def test_horovods_zero_sends_flags_in_full() -> None:

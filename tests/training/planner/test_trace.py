@@ -17,6 +17,20 @@ def test_kept_storages_count_once_and_weights_and_batch_do_not() -> None:
     assert (trace.taken["0"], trace.returned["0"]) == (4, 16)
 
 
+def test_what_is_made_of_weights_alone_is_kept_once_for_all_rows() -> None:
+    class Curves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.height = nn.Parameter(torch.zeros(500, 3))
+
+        def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+            return columns["x"].exp() @ torch.tanh(self.height).T
+
+    given = ({"x": torch.zeros(1, 3, device="meta")},)
+    trace = trace_model(Curves(), given, [""], {}, rows=10)
+    assert trace.kept[""] == {"between": 3 + 500 * 3 / 10} and trace.returned[""] == 500
+
+
 def test_tensors_between_cut_layers_are_counted_separately() -> None:
     model = GPT(vocab=16, width=8, layers=1, heads=2, hidden=12)
     kinds = PLAN.kinds(model)

@@ -13,8 +13,16 @@ from torch import nn
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import StoredError
 from sparkring.training.checkpoint.checkpointer import Checkpointer
-from sparkring.training.checkpoint.weights import open_weights
-from sparkring.training.model_folder import TABLES, attach_tables, model_files, open_tables, part_file, write_tables
+from sparkring.training.checkpoint.weights import FILE, open_weights, write_weights
+from sparkring.training.model_folder import (
+    TABLES,
+    attach_tables,
+    model_files,
+    open_tables,
+    part_file,
+    weights_sha256,
+    write_tables,
+)
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.files import stored_dumps, to_tensors
@@ -50,7 +58,7 @@ def saved_by(world: int, table: Table, folder: Storage, spoil: Callable[[dict[st
         tensors = to_tensors(table.dump(np.flatnonzero(owners == rank)))
         spoil(tensors, rank)
         saver = Checkpointer(folder.at(f"of-rank-{rank}"), asynchronous=False)
-        saver.save(3, {"step": 3}, {}, tables={"users.all": tensors})
+        saver.save(3, {"step": 3}, {}, tables={"users.all": lambda most_bytes, own=tensors: own})
         info = saver.latest()
         assert info is not None
         (files,) = saver.tables(info)["users.all"]
@@ -135,6 +143,18 @@ def test_another_run_begins_with_the_rows_of_a_model(table: Table, tmp_path: Pat
         assert np.array_equal(value, getattr(in_pieces.dump(ALL), name)), name
     filled = len(np.unique(bucket_of(ids)))
     assert len(full) == filled == int(full.counts.sum())
+
+
+def test_the_hash_of_a_model_tells_its_tables_too(table: Table, tmp_path: Path) -> None:
+    folder, part = open_storage(str(tmp_path)), ShardedTable(SPEC, Alone())
+    write_weights(folder, [], [], {})
+    dense = folder.sha256(FILE)
+    assert weights_sha256(folder) == dense
+    write_tables(folder, {"users": part}, lambda block: None)
+    empty = weights_sha256(folder)
+    part.load([table.dump(ALL)])
+    write_tables(folder, {"users": part}, lambda block: None)
+    assert len({dense, empty, weights_sha256(folder)}) == 3 and folder.sha256(FILE) == dense
 
 
 def test_an_empty_table_is_a_table(tmp_path: Path) -> None:

@@ -131,13 +131,13 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 
 def chunk_numel(numel: int, ranks: int, block: int) -> int:
-    """Elements of a rank's chunk: equal for all ranks, and whole blocks."""
-    return -(-numel // (ranks * block)) * block
+    """Elements of a rank's chunk: equal for all ranks, and whole blocks; one block of padding for no elements."""
+    return max(1, -(-numel // (ranks * block))) * block
 
 
 def kept_count(numel: int, share: float) -> int:
-    """k of top-k, at least 1."""
-    return max(1, math.ceil(share * numel))
+    """k of top-k, at least 1 where there are elements."""
+    return min(numel, max(1, math.ceil(share * numel)))
 
 
 def largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

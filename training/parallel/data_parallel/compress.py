@@ -46,7 +46,9 @@ from sparkring.training.parallel.data_parallel.reduce import Bucket, Transport
 
 
 class Collectives(Transport):
-    """What a codec is built on: start a collective over `ranks`, then wait for its result."""
+    """What codecs and averages are built on: start a collective over `ranks`, then wait for its result."""
+
+    leads = True  # of the processes that are one rank here, this one speaks for them
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -61,6 +63,10 @@ class Collectives(Transport):
 
     @abstractmethod
     def wait(self, handle: Any) -> torch.Tensor: ...
+
+    def close(self) -> None:
+        """After the last collective, on every rank."""
+        return None
 
 
 @dataclass

@@ -106,9 +106,20 @@ def host_transport(info: RankInfo) -> HostTransport | None:
 class TorchRing(BucketedDataParallel):
     """Gradients are summed by torch's all-reduce."""
 
-    def __init__(self, context: RankContext, bucket_bytes: int, transport: Transport | None = None) -> None:
-        """`transport`: other than all-reduce over all batch ranks, as parallel.compress says."""
-        self.group = context.batch_mesh().get_group()
+    def __init__(
+        self,
+        context: RankContext,
+        bucket_bytes: int,
+        transport: Transport | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Args:
+        context: this process among the ranks.
+        bucket_bytes: largest bucket.
+        transport: other than all-reduce over the group, as parallel.compress says.
+        group: ranks whose gradients are summed; None: all batch ranks.
+        """
+        self.group = group or context.batch_mesh().get_group()
         super().__init__(
             context.mesh.dp * context.mesh.cp,
             f"torch-{device_backend(context.device)}",

@@ -84,6 +84,11 @@ class HorovodCollectives(Collectives):
         result = hvd.synchronize(handle)
         return result[0] if isinstance(result, tuple) else result
 
+    def close(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.shutdown()
+
 
 def start_horovod(rank: int, world_size: int) -> None:
     """hvd.init() from the launcher's HOROVOD_* environment; RuntimeError if it formed another ring."""
@@ -123,6 +128,4 @@ class HorovodRing(BucketedDataParallel):
     def close(self, failed: bool) -> None:
         super().close(failed)
         if not failed:
-            import horovod.torch as hvd
-
-            hvd.shutdown()
+            self.collectives.close()

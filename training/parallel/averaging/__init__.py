@@ -1,0 +1,1 @@
+"""Train ranks on weights of their own, and average these at times."""

@@ -1,0 +1,251 @@
+"""Steps of replicas that train apart: each clips and applies its own gradient, and a rule averages the weights.
+
+A replica's gradient is that of  n x sum over its rows of weight_i * loss_i / global_rows,  n replicas, so the mean of
+the replicas' gradients is the gradient of the global batch, whatever rows each has. In a checkpoint, `model` and
+`optimizer` are the means over the replicas, which a run of any other world or strategy goes on from; what differs
+between replicas is beside them, by replica.
+
+Bytes sent per replica and step: those of the rule, 2 (n-1)/n x bytes of the trained weights but for gossip, / every;
+three times that for AdamW with inner_state: averaged. An evaluation or a checkpoint inside a window sends the mean once
+more.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.initial import InitialModel
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.averaging.links import Links
+from sparkring.training.parallel.averaging.rules import RULES, copy_into
+from sparkring.training.parallel.data_parallel.base import DataParallel
+from sparkring.training.parallel.measure import storage_bytes
+from sparkring.training.parallel.model_parallel.placement import ModelPlacement
+from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.state import load_optimizer_state, load_tensors, persistent_buffers, plain_name
+from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.parallel.strategy import OptimizerFactory, StepInfo
+
+AVERAGING = "averaging"  # part of a checkpoint's state
+BETWEEN_HOSTS = "between hosts"  # of a host, where its ranks are one replica
+STEP_COUNT = "step"  # key of an optimizer's state
+
+
+class AveragedStrategy(MeshStrategy):
+    """See strategy.Strategy."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        data_parallel: DataParallel,
+        placement: ModelPlacement,
+        clip_norm: float | None,
+        links: Links,
+    ) -> None:
+        """Take the parts that compose.py has made.
+
+        Args:
+            context: this process among the ranks.
+            data_parallel: combines gradients within this rank's replica.
+            placement: of the model, which is whole.
+            clip_norm: largest norm of a replica's gradient; None: not clipped.
+            links: between the replicas.
+        """
+        super().__init__(context, data_parallel, placement, clip_norm)
+        self.settings, self.links = context.config.averaging, links
+        self.rule = RULES[self.settings.kind](self.settings, links)
+        self.clock = 0  # steps so far, skipped ones included: the same on every rank
+        self.skipped_in_window = 0  # steps, by this replica
+        self.window_bytes = 0.0  # sent by this rank when the last window ended
+
+    @property
+    def in_window(self) -> bool:
+        return self.clock % self.settings.every != 0
+
+    @property
+    def own_key(self) -> str:
+        """This replica's part of a checkpoint. Of another kind it would not fit, so the kind is in the name."""
+        return f"{self.settings.kind}-{self.links.replica:05d}"
+
+    def prepare(
+        self,
+        model: nn.Module | InitialModel,
+        task: Task,
+        make_optimizer: OptimizerFactory,
+        sample: Batch | None = None,
+        compiled: bool = False,
+    ) -> None:
+        super().prepare(model, task, make_optimizer, sample, compiled)
+        self.rule.begin(self._weights())
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [parameter.detach() for _, parameter in self.prepared.named]
+
+    def _names(self) -> list[str]:
+        """Of `_weights`, as checkpoints name them."""
+        names = [plain_name(name) for name, _ in self.prepared.named]
+        return [self.aliases.get(name, name) for name in names]
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def _averaged_ranks(self) -> int:
+        return self.links.replicas
+
+    def _first_bad_rank(self) -> int | None:
+        return None if math.isfinite(float(self.loss_sum)) else self.rank
+
+    def step(self, lr: float) -> StepInfo:
+        """Step this replica. Its skipped steps are counted by all ranks when the window ends."""
+        info = super().step(lr)
+        self.clock += 1
+        self.skipped_in_window += info.skipped
+        if self.in_window:
+            return replace(info, counted_skips=0)
+        with self.data_parallel.waiting():
+            return replace(info, counted_skips=self._end_window())
+
+    def _end_window(self) -> int:
+        """Average; returns the steps that replicas skipped in the window, all together."""
+        sent = self.links.sent_bytes
+        self.rule.end_window(self._weights(), self.clock // self.settings.every)
+        copy_into(self.prepared.buffers, self.links.of_first(self.prepared.buffers))
+        if self.settings.inner_state == "averaged":
+            means = self._mean_optimizer(self.own_state()["optimizer"])
+            load_optimizer_state(self.prepared.optimizer, self.prepared.named, self.aliases, means)
+        self.window_bytes = self.links.sent_bytes - sent
+        skipped, self.skipped_in_window = self.skipped_in_window, 0
+        return self.links.total(skipped)
+
+    def _mean_optimizer(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """`<parameter>.<key>` -> the mean over the replicas; of step counts and plain numbers the largest."""
+        moments: list[str] = []
+        counts: list[str] = []
+        for name, value in state.items():
+            is_moment = isinstance(value, torch.Tensor) and value.is_floating_point()
+            (moments if is_moment and name.rpartition(".")[2] != STEP_COUNT else counts).append(name)
+        means: dict[str, Any] = dict(zip(moments, self.links.mean([state[name] for name in moments]), strict=True))
+        largest = self.links.largest([float(state[name]) for name in counts])
+        for name, number in zip(counts, largest, strict=True):
+            value = state[name]
+            tensor = isinstance(value, torch.Tensor)
+            means[name] = torch.full_like(value, number) if tensor else type(value)(number)
+        return {name: means[name] for name in state}
+
+    # --- between steps -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, the weights are what the rule says is evaluated, and buffers rank 0's. Collective."""
+        weights, buffers = self._weights(), self.prepared.buffers
+        with self.data_parallel.waiting():
+            values = self.rule.evaluated(weights, self.in_window)
+            firsts = self.links.of_first(buffers) if self.in_window else []
+        changed = [*(weights if values is not None else []), *(buffers if firsts else [])]
+        kept = [tensor.clone() for tensor in changed]
+        copy_into(changed, [*(values or []), *firsts])
+        yield  # not in a `try`: after an error nothing is evaluated any more
+        copy_into(changed, kept)
+
+    def measure(self) -> dict[str, float]:
+        sent = self.window_bytes / self.settings.every
+        self.data_parallel.step_bytes = sent if self.settings.groups == "rank" else 0.0
+        found = super().measure()
+        if self.settings.groups == "host":
+            found[f"sent_bytes {BETWEEN_HOSTS}"] = sent
+        carried = storage_bytes(t for tensors in self.rule.shared().values() for t in tensors)
+        return found | {"optimizer_bytes": found["optimizer_bytes"] + carried} if self.memory else found
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
+        """See Strategy.state_dict; `averaging` has the clock, what the rule carries, and this replica's own part.
+
+        Collective without `stored`: the means over the replicas are made.
+        """
+        names = self._names()
+        carried = {part: dict(zip(names, tensors, strict=True)) for part, tensors in self.rule.shared().items()}
+        averaging: dict[str, Any] = {"clock": {"steps": torch.tensor(self.clock)}, **carried}
+        if stored is None:
+            own = self._own_part()
+            return self._means() | self.residuals.tensors() | {AVERAGING: averaging | own}
+        have = {name.split(".")[1] for name in stored if name.startswith(f"{AVERAGING}.")}
+        room = {part: tensors for part, tensors in averaging.items() if part in have}
+        replicas = [part for part in have if part.startswith(f"{self.settings.kind}-")]
+        if len(replicas) == self.links.replicas:  # else each goes on from the means
+            room[self.own_key] = self._room(stored)
+        return super().state_dict(stored) | ({AVERAGING: room} if room else {})
+
+    def _means(self) -> dict[str, Any]:
+        """Saved once for all ranks: the means over the replicas, and rank 0's buffers and loss scale."""
+        state = self.own_state()
+        if self._weights_differ():
+            state["model"] |= zip(self._names(), self.links.mean(self._weights()), strict=True)
+            buffers = self._buffers()
+            state["model"] |= zip(buffers, self.links.of_first([*buffers.values()]), strict=True)
+        if self._optimizers_differ():
+            state["optimizer"] = self._mean_optimizer(state["optimizer"])
+            state["scaler"] = dict(zip(state["scaler"], self.links.of_first([*state["scaler"].values()]), strict=True))
+        return state
+
+    def _own_part(self) -> dict[str, Any]:
+        """What differs between replicas, by replica; ranks of one replica write the same."""
+        state, parts = self.own_state(), dict[str, Any]()
+        if self._weights_differ():
+            parts["model"] = dict(zip(self._names(), self._weights(), strict=True)) | self._buffers()
+        if self._optimizers_differ():
+            parts |= {part: state[part] for part in ("optimizer", "scaler")}
+        if self.in_window:
+            parts["window"] = {"skipped": torch.tensor(self.skipped_in_window)}
+        return {self.own_key: parts} if parts else {}
+
+    def _room(self, stored: Iterable[str]) -> dict[str, Any]:
+        """Copies to load this replica's own part into; of names that the model does not have there are none."""
+        state = self.own_state() | {"window": {"skipped": torch.tensor(0)}}
+        parts: dict[str, Any] = {}
+        for part, _, name in (n.split(".", 2)[2].partition(".") for n in stored if n.startswith(self._prefix)):
+            if name in state[part]:
+                parts.setdefault(part, {})[name] = copy.deepcopy(state[part][name])
+        return parts
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        given = state.get(AVERAGING, {})
+        own = given.get(self.own_key, {})
+        super().load_state_dict(state | {part: state[part] | own[part] for part in own if part in state})
+        self.clock = int(given["clock"]["steps"]) if "clock" in given else 0
+        self.skipped_in_window = int(own["window"]["skipped"]) if "window" in own else 0
+        carried = self.rule.shared()
+        if carried.keys() <= given.keys():
+            for part, tensors in carried.items():
+                load_tensors(dict(zip(self._names(), tensors, strict=True)), given[part], part)
+        else:
+            self.rule.begin(self._weights())
+
+    @property
+    def _prefix(self) -> str:
+        """Of the full names of this replica's own part."""
+        return f"{AVERAGING}.{self.own_key}."
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """By the names of checkpoints."""
+        plain = {plain_name(name): buffer for name, buffer in persistent_buffers(self.prepared.module).items()}
+        return {self.aliases.get(name, name): buffer for name, buffer in plain.items()}
+
+    def _weights_differ(self) -> bool:
+        return self.in_window or not self.rule.meets
+
+    def _optimizers_differ(self) -> bool:
+        return self._weights_differ() or self.settings.inner_state == "local"
+
+    def close(self, failed: bool = False) -> None:
+        if not failed:
+            self.links.close()
+        super().close(failed)
