@@ -94,8 +94,8 @@ def _predict(champion: Champion, config: RunConfig, dataset: Dataset, rows: Spli
     attach_tables(model, champion.folder)
     task_args = trained.config.model.task_args
     task: Any = build_task(config.model.task, columns.features, columns.label, inputs, args=task_args)
-    batch = config.evaluation_batch(manifest.splits[split].rows)
-    request = ReadRequest(dataset.folder, manifest, split, columns.read, batch)
+    at_a_time = config.evaluation_batch(manifest.splits[split].rows)
+    request = ReadRequest(dataset.folder, manifest, split, columns.read, at_a_time)
     data = config.data.model_copy(update={"decoders": trained.config.data.decoders})
     reader = make_reader(data, request, evaluation=True)
     found = Predictions(task)

@@ -38,10 +38,10 @@ def expanded(name: str) -> list[str]:
 
 
 def exists(page: str, name: str) -> bool:
-    """From the root, beside the page, as any file of ours is named, or written by the page or by `sparkring init`."""
+    """From the root, beside the page, as any file of ours is named, or made by the page or by `sparkring init`."""
     name = name.rstrip("./")
     if name in (RECIPE, images.MODULE, recommender.MODULE) or re.search(
-        rf"^```\w+ {re.escape(name)}$", PAGES[page], re.M
+        rf"^(```\w+|cp \S+) {re.escape(name)}$", PAGES[page], re.M
     ):
         return True
     if (ROOT / name).exists() or (ROOT / page).parent.joinpath(name).exists():

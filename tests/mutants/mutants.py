@@ -1047,6 +1047,8 @@ MUTANTS = (
         "workload.kinds)",
         "tests/training/planner/test_plan.py -k many_classes",
     ),
+    Mutant(COMPRESS, "residual.zero_()\n", "pass\n", f"{T_COMPRESS} -k begins_anew"),
+    Mutant(COMPRESS, "not None and given.shape == q.shape:", "not None:", f"{T_COMPRESS} -k begins_anew"),
     Mutant(CODECS, "return max(1, -(-numel", "return max(0, -(-numel", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "return min(numel, max(1,", "return max(1, min(numel,", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),
