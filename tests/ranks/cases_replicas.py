@@ -94,6 +94,7 @@ def trained(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             "evaluated": evaluated,
             "restored": all(torch.equal(before[key], after[key]) for key in before),
             "infos": infos,
+            "moments": run.moments(),
             "measured": run.strategy.measure(),
         }
         run.close()

@@ -170,6 +170,8 @@ def test_a_replica_skips_a_step_alone_and_all_count_it_when_the_window_ends(laun
         weights = [rank[name]["weights"] for rank in ranks]
         assert all(torch.equal(each[key], weights[0][key]) for each in weights for key in each)
         assert all(bool(t.isfinite().all()) for t in weights[0].values())
+    for rank in ranks:  # the largest count of steps, where moments are averaged
+        assert {float(v) for k, v in rank["fp16"]["moments"].items() if k.endswith(".step")} == {6.0}
 
 
 SAVED = {  # name -> case, steps before the checkpoint
