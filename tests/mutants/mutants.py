@@ -1006,6 +1006,7 @@ MUTANTS = (
         "if resumed:",
         "if False:",
         "tests/training/test_warm_start_run.py",
+        equivalent="the checkpoint is loaded over the file's values: only the reading would be lost",
     ),
     Mutant(
         AVERAGE, "share = (1 - self.decay) / (1 - self.decay ** int(self.steps))", "share = 1 - self.decay", T_AVERAGE
@@ -1046,6 +1047,8 @@ MUTANTS = (
         "workload.kinds)",
         "tests/training/planner/test_plan.py -k many_classes",
     ),
+    Mutant(COMPRESS, "residual.zero_()\n", "pass\n", f"{T_COMPRESS} -k begins_anew"),
+    Mutant(COMPRESS, "not None and given.shape == q.shape:", "not None:", f"{T_COMPRESS} -k begins_anew"),
     Mutant(CODECS, "return max(1, -(-numel", "return max(0, -(-numel", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "return min(numel, max(1,", "return max(1, min(numel,", f"{T_COMPRESS} -k without_elements"),
     Mutant(CODECS, "rank * (rows + columns) < rows * columns", "rank < min(rows, columns)", T_CODECS),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sparkring.conf.blocks.launch import CompressConfig
+from sparkring.training.parallel.data_parallel.base import CodecState
 from sparkring.training.parallel.data_parallel.compress import Collectives, compressed
 from sparkring.training.parallel.data_parallel.reduce import BucketedDataParallel
 
@@ -274,3 +275,17 @@ def test_a_bucket_without_elements_is_summed_like_any_other(codec: str) -> None:
         found = list(pool.map(work, range(2)))
     off = found[0][0] + sum(residual for _, residual in found) - 2
     assert off.abs().max() < 1e-6
+
+
+def test_what_a_checkpoint_lacks_or_has_of_another_rank_begins_anew() -> None:
+    def work(rank: Rank) -> Any:
+        first = {name: factor.shape for name, factor in rank.ring.codec_state().factors.items()}
+        steps(rank, 2)
+        wider = {name: torch.ones(shape[0], shape[1] + 1) for name, shape in first.items()}
+        rank.ring.load_codec_state(CodecState(factors=wider))
+        left = rank.residuals()
+        rank.reduce(rank.gradient(3))
+        return left, first, {name: factor.shape for name, factor in rank.ring.codec_state().factors.items()}
+
+    for left, first, shapes in on_ranks(2, CODECS["powersgd"], work):
+        assert not any(residual.any() for residual in left.values()) and shapes == first
