@@ -134,6 +134,8 @@ def test_a_recommender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: scores[MODEL][name] for name in expected} == pytest.approx(expected, abs=1e-12)
     for name in (POPULARITY, ALS_NAME):
         assert set(scores[name]) == set(expected) and all(0 < value < 1 for value in scores[name].values())
+    better = {name: scores[MODEL][name] / scores[POPULARITY][name] for name in expected}
+    assert all(ratio > 1.2 for ratio in better.values()), "films are near a user's number, and equally popular"
 
 
 def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1107,7 +1107,7 @@ MUTANTS = (
         "if replicas:",
         f"{T_REPLICAS} -k resume",
     ),
-    Mutant(f"{AVERAGING}/strategy.py", "and name.rpartition", "or name.rpartition", f"{T_REPLICAS} -k own_training"),
+    Mutant(f"{AVERAGING}/strategy.py", "and name.rpartition", "or name.rpartition", f"{T_REPLICAS} -k skips"),
     Mutant(
         f"{AVERAGING}/rules.py",
         "return self.links.mean(weights) if in_window else None",
