@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WRITE = "import sys; from pathlib import Path; from data_readers import write; write(Path(sys.argv[1]), 'values', 40_000)"
+WRITE = "import sys, pathlib, data_readers as d; d.write(pathlib.Path(sys.argv[1]), 'values', 40_000)"
 
 
 @pytest.mark.parametrize("case", ["sparkring", "decode + transforms + numpy gather"])
