@@ -122,7 +122,7 @@ class Still:
 
     def heartbeat(self, *_: Any) -> None: ...
     def metrics(self, *_: Any) -> None: ...
-    def begin_steps(self, step: int) -> None: ...
+    def begin_steps(self, step: int, last: int) -> None: ...
     def ask_checkpoint(self) -> None: ...
     def cut_after(self, step: int) -> tuple[bool, bool]:
         return False, False
@@ -149,14 +149,14 @@ class Announced(Clocked):
 
     def __init__(self, cuts: dict[int, tuple[bool, bool]]):
         super().__init__(1.0, steps_per_epoch=1000)
-        self.cuts, self.begun, self.heard, self.sums = cuts, list[int](), list[int](), 0
+        self.cuts, self.begun, self.heard, self.sums = cuts, list[tuple[int, int]](), list[int](), 0
 
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         self.sums += 1
         return values
 
-    def begin_steps(self, step: int) -> None:
-        self.begun.append(step)
+    def begin_steps(self, step: int, last: int) -> None:
+        self.begun.append((step, last))
 
     def cut_after(self, step: int) -> tuple[bool, bool]:
         self.heard.append(step)
@@ -181,7 +181,7 @@ def test_the_loop_acts_after_the_announced_step_and_only_a_checkpoint_makes_rank
     config = changed(CONFIG, epochs=None, steps=40, log_every_steps=1, eval_every_steps=100)
     state = fit(driver, driver, callbacks, driver, config, NO_CHECKPOINTS, TrainerState(step=10))
     assert (written, state.step, driver.sums) == (saved, ended, len(saved))
-    assert driver.begun == [10] and driver.heard == list(range(11, ended + 1))
+    assert driver.begun == [(10, 40)] and driver.heard == list(range(11, ended + 1))
 
 
 def test_a_stop_that_is_asked_for_while_an_evaluation_runs_is_heard_when_it_ends() -> None:

@@ -211,6 +211,7 @@ class Attempt:
                 received = self._server.take(next_check - time.monotonic())
                 if received is not None:
                     self._take(*received)
+                self._obey()
                 if time.monotonic() >= next_check:
                     self._check()
                     next_check = time.monotonic() + (CHECK_AFTER_FAILURE_S if self._first_failed_at else CHECK_S)
@@ -236,8 +237,8 @@ class Attempt:
         stacks = self._hangs.stacks if first.cause == "hang" else None
         raise WorkerFailed(first, [f for f in self._failures if f is not first], stacks)
 
-    def _check(self) -> None:
-        """Notice what no message tells: requests, silence, time that ran out."""
+    def _obey(self) -> None:
+        """Pass on what was asked for meanwhile, by the callback above all."""
         for request in self._control.pending():
             if isinstance(request, KillRank):
                 raise Cancelled(f"attempt {self._attempt} was cancelled by the driver")
@@ -245,6 +246,9 @@ class Attempt:
             if isinstance(request, StopTraining | WriteCheckpoint):
                 is_stop = isinstance(request, StopTraining)
                 self._send_each(self._cuts.ask(stop=is_stop, checkpoint=not is_stop))
+
+    def _check(self) -> None:
+        """Notice what no message tells: silence, time that ran out."""
         for agent, heartbeat in self._server.heartbeats().items():
             self._heartbeat(agent, heartbeat)
         now = time.monotonic()

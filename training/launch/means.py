@@ -28,7 +28,8 @@ class MeanMerger:
         if len(reports) < self._world:
             return shown
         self._merged = metrics.step
-        return [*shown, merged([self._open.pop(metrics.step)[rank] for rank in range(self._world)])]
+        del self._open[metrics.step]
+        return [*shown, merged([reports[rank] for rank in range(self._world)])]
 
 
 def merged(reports: list[RankMetrics]) -> RankMetrics:

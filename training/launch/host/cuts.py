@@ -15,15 +15,18 @@ FIRST_LEAD = 2  # steps, while none has been timed
 REPEAT_S = 1.0  # after which an offer is sent again, since its answer may be lost
 
 
-def steps_ahead(step_s: float | None) -> int:
+def steps_ahead(step_s: float | None, left: int) -> int:
     """Steps from the last one passed to the one to offer: the running one, and as many more as LEAD_S holds.
 
     Where a step is longer than that, an announcement comes in time nearly always, and waiting for one costs less than
-    one more step before a stop.
+    one more step before a stop. So it does near the end, where a stop would come too late.
+
+    Args:
+        step_s: seconds of a step; None: not known yet.
+        left: steps to the end of training.
     """
-    if step_s is None:
-        return FIRST_LEAD
-    return 1 + int(LEAD_S / max(step_s, 1e-6))
+    ahead = FIRST_LEAD if step_s is None else 1 + int(LEAD_S / max(step_s, 1e-6))
+    return ahead if ahead < left else 1
 
 
 class RankCuts:
@@ -34,17 +37,17 @@ class RankCuts:
         self._send_offer, self._clock = send_offer, clock
         self._changed = threading.Condition()
         self._passed: int | None = None  # steps made; None: a program that does not take part, or not yet
-        self._passed_at = 0.0
+        self._passed_at, self._last = 0.0, 0
         self._recent_s: deque[float] = deque(maxlen=8)  # of the last steps
         self._asked: int | None = None  # number of the cut that the driver waits for our offer to
         self._offer: tuple[int, int] | None = None  # (number, step) that is not announced yet
         self._announced: dict[int, tuple[bool, bool]] = {}  # step -> (stop, checkpoint)
         self._last_number = 0  # of the cuts announced
 
-    def begin(self, step: int) -> None:
-        """Take part from now on: `step` steps have been made."""
+    def begin(self, step: int, last: int) -> None:
+        """Take part from now on: `step` steps have been made, of `last`."""
         with self._changed:
-            self._passed, self._passed_at = step, self._clock()
+            self._passed, self._passed_at, self._last = step, self._clock(), last
             self._recent_s.clear()
             self._answer()
 
@@ -76,8 +79,8 @@ class RankCuts:
         if self._asked is None or self._passed is None:
             return
         if self._offer is None or self._offer[0] != self._asked:
-            step_s = min(self._recent_s, default=None)
-            self._offer = (self._asked, self._passed + steps_ahead(step_s))
+            ahead = steps_ahead(min(self._recent_s, default=None), self._last - self._passed)
+            self._offer = (self._asked, self._passed + ahead)
         self._send_offer(*self._offer)
 
     @waits_for_ranks  # that have not offered yet

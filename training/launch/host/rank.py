@@ -129,9 +129,9 @@ class WorkerContext:
         wanted, self._checkpoint_wanted = self._checkpoint_wanted, False
         return wanted
 
-    def begin_steps(self, step: int) -> None:
-        """Take part in cuts: `step` steps have been made, and `cut_after` is called after each one from now on."""
-        self._cuts.begin(step)
+    def begin_steps(self, step: int, last: int) -> None:
+        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each from now on."""
+        self._cuts.begin(step, last)
 
     def cut_after(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks stop, and whether all write a checkpoint, after this step: the same answer on each."""
