@@ -300,7 +300,9 @@ def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[s
 def loss_seen(strategy: Strategy, loss_sum: float) -> float:
     """The loss over the rows of a step's global batch that hooks see. Collective where ranks meet in each step.
 
-    Where they do not (parallel.averaging), nothing makes them: rank 0's rows stand for all. `loss_sum`: of a rank's rows.
+    Where they do not (parallel.averaging), nothing makes them: rank 0's rows stand for all.
+
+    `loss_sum`: over this rank's rows.
     """
     if strategy.meets_each_step:
         return sum_over_ranks(strategy, [loss_sum])[0]

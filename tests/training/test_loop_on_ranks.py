@@ -86,7 +86,9 @@ def train_apart(
             ctx.event("near the end", {})
 
     callbacks = Callbacks(lambda _: 0.1, evaluate or (lambda _: {"loss": 0.0}), save, on_step)
-    config = TrainConfig(epochs=None, steps=steps, log_every_steps=1000, eval_every_steps=how.pop("eval_every", ENDLESS))
+    config = TrainConfig(
+        epochs=None, steps=steps, log_every_steps=1000, eval_every_steps=how.pop("eval_every", ENDLESS)
+    )
     checkpoint = CheckpointConfig(on_improvement=False, **{"every_s": None, **how})
     state = fit(apart, apart, callbacks, ctx, config, checkpoint, TrainerState())
     return {"saved": saved, "step": state.step}

@@ -13,7 +13,8 @@ from sparkring.training.launch.messages import CutAt, OfferCut
 
 
 @pytest.mark.parametrize(
-    ("step_s", "ahead"), [(None, 2), (0.0001, 5001), (0.01, 51), (0.25, 3), (0.5, 2), (0.6, 1), (60.0, 1), (0.0, 500_001)]
+    ("step_s", "ahead"),
+    [(None, 2), (0.0001, 5001), (0.01, 51), (0.25, 3), (0.5, 2), (0.6, 1), (60.0, 1), (0.0, 500_001)],
 )
 def test_an_offer_is_half_a_second_ahead_and_no_further_than_the_running_step_where_steps_are_long_or_few(
     step_s: float | None, ahead: int
