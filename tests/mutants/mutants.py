@@ -60,6 +60,7 @@ BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/eval
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 CUTS, T_CUTS = "training/launch/cuts.py", "tests/training/launch/test_cuts.py"
 HOST_CUTS, T_HOST_CUTS = "training/launch/host/cuts.py", "tests/training/launch/host/test_cuts.py"
+LOOP_TIMING = "training/loop_timing.py"
 MEANS, T_MEANS = "training/launch/means.py", "tests/training/launch/test_means.py"
 T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
