@@ -8,7 +8,6 @@ MLflow run.
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +36,7 @@ from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
 from sparkring.pipelines.runs import RunRecord, Runs, Status
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.describe import model_card, registered_note
 from sparkring.pipelines.tracking.openlineage import record as lineage
@@ -209,8 +209,8 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         about=registered_note(config),
     )
     info = replace(info, card=model_card(result, manifest, [column["name"] for column in info.inputs]))
-    with tempfile.TemporaryDirectory() as scratch:
-        packed = pack_model(config, job.dataset, weights, Path(scratch))
+    with scratch_folder("model") as scratch:
+        packed = pack_model(config, job.dataset, weights, scratch)
         job.tracker.model(JOB, packed.data, replace(info, requirements=packed.requirements), packed.code)
     return sha256
 

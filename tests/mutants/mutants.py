@@ -173,6 +173,7 @@ T_GATE_RULES, T_GATE_SCORES, T_GATE, T_START, T_DRIFT, T_DISTRIBUTIONS, T_CHAMPI
 ALIASES, REGISTRY, T_REGISTRY = (
     "pipelines/tracking/rules.py", "pipelines/tracking/registry.py", "tests/pipelines/tracking/test_registry.py"
 )  # fmt: skip
+PREPARE, BY_HAND = f"{PROMOTION}/prepare.py", f"{PROMOTION}/by_hand.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
 
 MUTANTS = (
@@ -816,6 +817,36 @@ MUTANTS = (
     ),
     Mutant(START, 'block.after_correction == "scratch"', 'block.after_correction == "warm"', T_START),
     Mutant(START, "if run.exists(START):", "if False:", T_START),
+    Mutant(GATE, "if not self.job.hooks.may_promote:", "if False:", f"{T_GATE} -k backfill"),
+    Mutant(GATE, "Seen([*self.lost, *reasons_of(rules)]", "Seen(reasons_of(rules)", f"{T_GATE} -k backfill"),
+    Mutant(
+        GATE,
+        'compared, lines_of(drift, "hold"))',
+        'compared, lines_of(drift, "stop"))',
+        f"{T_GATE} -k predictions_that",
+    ),
+    Mutant(GATE, "[*self.drift, *self._prediction_drift(compared)]", "self.drift", f"{T_GATE} -k predictions_that"),
+    Mutant(
+        GATE,
+        "NoReference(why, absent=not compared.why_not)",
+        "NoReference(why, absent=True)",
+        f"{T_GATE} -k predictions_that",
+    ),
+    Mutant(GATE, "return by_rule or by_drift", "return by_rule", f"{T_GATE} -k predictions_that"),
+    Mutant(GATE, 'if drift.against == "previous":', "if False:", f"{T_GATE} -k previous"),
+    Mutant(PREPARE, "day < job.ds:", "day <= job.ds:", f"{T_GATE} -k previous"),
+    Mutant(PREPARE, 'if record.status != "finished" or record.folder', "if record.folder", f"{T_GATE} -k previous"),
+    Mutant(CHAMPION, 'for of in ("classes", "label_names"):', 'for of in ("label_names",):', T_CHAMPION),
+    Mutant(START, "before.get(p.interval, p.fingerprint) != p", "before.get(p.interval) != p", T_START),
+    Mutant(GATE_RULES, "bool(worse.mean() >= confidence)", "bool(worse.mean() > 0.5)", T_GATE_RULES),
+    Mutant(GATE_RULES, "else places[rows.weights > 0]", "else places", T_GATE_RULES),
+    Mutant(
+        DISTRIBUTIONS, "np.searchsorted(below, wanted), 0]) + 1", "np.searchsorted(below, wanted), 0])", T_DISTRIBUTIONS
+    ),
+    Mutant(DISTRIBUTIONS, "statistics.rows - sum(found.values())}", "0}", T_DISTRIBUTIONS),
+    Mutant(BY_HAND, "if current is not None and current.version == target.version:", "if False:", T_REGISTRY),
+    Mutant(BY_HAND, "if target is None or (current is not None and", "if target is None or (False and", T_REGISTRY),
+    Mutant(BY_HAND, "elif tracking.uri is None and not", "elif False and not", T_REGISTRY),
     Mutant(GATE, "elif seen.compared.older:", "elif False:", T_GATE),
     Mutant(GATE, "if self._is_this_model(found):", "if False:", T_GATE),
     Mutant(GATE, "self.judged = self.judge()\n        tracker, scores", "pass\n        tracker, scores", T_GATE),
