@@ -20,7 +20,7 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
-from sparkring.pipelines.display.outcome import outcome
+from sparkring.pipelines.display.outcome import ModelPlace, outcome
 from sparkring.pipelines.etl_job import describe_job, job_tags
 from sparkring.pipelines.etl_step import split_name
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
@@ -215,25 +215,27 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
     return sha256
 
 
-def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult) -> str:
+def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult) -> ModelPlace:
     """The version of the model and its alias, or where it is until it has one. `tracker`: closed."""
     folder = f"{result.run}/{result.train.weights}"
     if not config.enabled:
-        return folder
-    later = f"{folder}, not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
+        return ModelPlace(folder)
     version = tracker.version(JOB, timeout_s=0.0)
     if version is None or tracker.waiting:
-        return later
+        later = "not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
+        return ModelPlace(f"{folder}, {later}")
     from sparkring.pipelines.tracking.registry import Registry  # seconds of imports, and done by now
 
     registry = Registry(config)
+    uri = f"models:/{registry.name}/{version}"
     try:
         with client_limits(config):
             holder = registry.with_alias(config.alias)
     except StoreUnreachable:
-        return f"models:/{registry.name}/{version}"
-    has = holder is not None and holder.version == version
-    return f"models:/{registry.name}/{version}" + (f", {config.alias!r} now" if has else "")
+        return ModelPlace(uri, uri)
+    if holder is not None and holder.version == version:
+        return ModelPlace(f"{uri}, {config.alias!r} now", uri, has_alias=True)
+    return ModelPlace(uri, uri)
 
 
 def note_end(runs: Runs, record: RunRecord, status: Status) -> None:
