@@ -162,7 +162,7 @@ def fit(
         return state
     timing, poller = LoopTiming(), ControlPoller(config.log_every_steps)
     window = LossWindow(state.loss_sum, state.loss_rows)
-    batches = reader.batches(state.consumed_samples, last - state.step)
+    batches = strategy.ahead(reader.batches(state.consumed_samples, last - state.step))
     for batch in timing.waiting(batches):
         reporter.heartbeat(state.step, "step")
         lr = callbacks.lr_at(state.step) * state.plateau.share
