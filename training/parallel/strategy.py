@@ -47,6 +47,7 @@ class Strategy(ABC):
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
     tables: SparseTables  # of the model's SparseEmbeddings; false where it has none
     needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
+    meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
 
     @property
     @abstractmethod
@@ -97,6 +98,10 @@ class Strategy(ABC):
     @abstractmethod
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """This rank's summand of `sum_over_data`, on the CPU; 0 where another rank reports the same rows."""
+        return values.detach().to("cpu", torch.float64)
 
     @abstractmethod
     def measure(self) -> dict[str, float]:
