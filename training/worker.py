@@ -420,6 +420,7 @@ def export(parts: Parts, step: int) -> None:
         write_weights(parts.run.at(MODEL_FOLDER), described, (v for v in values if v is not None), strategy.aliases)
     else:
         collections.deque(values, maxlen=0)
+    strategy.tables.drain()
     write_tables(parts.run.at(MODEL_FOLDER), strategy.tables.tables, on_rows)
 
 

@@ -72,6 +72,7 @@ T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
 T_INCREMENTS, WRITER = "tests/training/tables/test_increments.py", "training/checkpoint/writer.py"
 T_HOT_IDS = "tests/training/tables/test_hot_ids.py"
+T_AHEAD, T_ORDERED = "tests/training/tables/test_ahead.py", "tests/training/tables/test_ordered_calls.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
 XXHASH = "training/data/features/xxhash64"
@@ -1407,7 +1408,7 @@ MUTANTS = (
     Mutant("pipelines/promotion/champion.py", 'if key != "weight"}', "}", "tests/pipelines/promotion/test_champion.py"),
     Mutant(WARM, 'if t.role != "weight"', "", T_WARM),
     # --- sparse tables
-    Mutant(f"{TABLES}/sharded.py", "summed(route.asked, arrived)", "route.asked, arrived", T_SPARSE_RANKS),
+    Mutant(f"{TABLES}/sharded.py", "summed(asked, arrived)", "asked, arrived", T_SPARSE_RANKS),
     Mutant(f"{TABLES}/sharded.py", "pulled[route.order] = rows", "pulled[:] = rows", T_SPARSE_RANKS),
     Mutant(f"{TABLES}/sharded.py", "sums[self._owners[bucket_of(ids)] == self.exchange.rank]", "sums", T_SPARSE_RANKS),
     Mutant(f"{TABLES}/table.py", "[:, 1] >= self.spec.admit_after", "[:, 1] > self.spec.admit_after", T_TABLE),
@@ -1452,7 +1453,7 @@ MUTANTS = (
     Mutant(f"{TABLES}/hot_ids.py", "missed + cut", "missed", T_HOT_IDS),
     Mutant(f"{TABLES}/hot_ids.py", "[rank::world]", "", T_HOT_IDS),
     Mutant(f"{TABLES}/hot_ids.py", "newest[writer].total <= total", "False", T_HOT_IDS),
-    Mutant(f"{PARALLEL}/sparse.py", "with_uses(ids, uses)", "with_uses(ids, uses // uses)", T_SPARSE),
+    Mutant(f"{PARALLEL}/sparse.py", "found_rows.uses)", "found_rows.uses // found_rows.uses)", T_SPARSE),
     Mutant(STEP, "self.tables.drop()", "self.tables.apply(lr, 1.0)", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.pull(batch.columns, training=False)", "pass", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.apply(lr, factor)", "self.tables.apply(lr, 1.0)", T_SPARSE),
@@ -1478,6 +1479,23 @@ MUTANTS = (
         'if config.warm_start is not None and not run.exists("checkpoints"):',
         "tests/training/test_worker_tables.py -k warm_start",
     ),
+    Mutant(f"{TABLES}/sharded.py", "pull.ahead.mark_evicted(evicted)", "pass", T_AHEAD),
+    Mutant(f"{TABLES}/sharded.py", "pull.ahead.state != EVICTED", "pull.ahead.state < 9", T_AHEAD),
+    Mutant(f"{TABLES}/ahead.py", "self.state[(self.state == STORED) & np", "self.state[np", T_AHEAD),
+    Mutant(f"{TABLES}/ahead.py", "rows[known], state[known] =", "_, state[known] =", T_AHEAD),
+    Mutant(f"{TABLES}/ahead.py", "if count == batches]", "]", T_AHEAD),
+    Mutant(f"{TABLES}/ordered_calls.py", "if self._error is None:", "if True:", T_ORDERED),
+    Mutant(f"{PARALLEL}/sparse.py", "if len(waiting) > self.lag:", "if len(waiting) >= self.lag:", T_SPARSE_RANKS),
+    Mutant(f"{PARALLEL}/sparse.py", "table.skip if unsent else table.drop", "table.drop", T_SPARSE_RANKS),
+    Mutant(f"{PARALLEL}/sparse.py", "asked is not columns or", "", T_SPARSE),
+    Mutant(f"{PARALLEL}/sparse.py", "if not np.isfinite(squares):", "if False:", T_SPARSE),
+    Mutant(
+        f"{PARALLEL}/sparse.py",
+        "return found | table.save_ahead(self._batches) if self.lag else found",
+        "return found",
+        "tests/training/test_worker_tables.py -k lagged",
+    ),
+    Mutant(f"{PARALLEL}/sparse.py", "exact or not self.lag", "not self.lag", T_SPARSE_RANKS),
     Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),
     Mutant("conf/rules/strategies.py", "(tp, pp, cp) != (1, 1, 1)", "False", "tests/conf/rules/test_recipe.py"),
