@@ -460,7 +460,7 @@ class Straggler(FromRank):
 
 @dataclass(frozen=True)
 class RankFailed(FromRank):
-    """The rank whose failure has ended the attempt."""
+    """The rank (-1: the server) whose failure has ended the attempt."""
 
     failure: Failure
 

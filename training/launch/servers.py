@@ -14,6 +14,7 @@ from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.messages import (
     FromServer,
     KillServers,
+    RankFailed,
     ServerAddress,
     ServerEnded,
     ServerError,
@@ -118,6 +119,7 @@ class Servers:
             agent, message = self._group.server.take(0.1) or ("", None)
             failure = self.take(message) if isinstance(message, FromServer) else self.lost()
             if failure is not None:
+                emit(self._on_event, RankFailed(failure.rank, self._attempt, failure))
                 raise WorkerFailed(failure)
             if agent and not isinstance(message, FromServer):
                 self._group.note(agent, message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from sparkring.training.launch.messages import (
     ServerEnded,
     ServerEvent,
     ServerLines,
+    StartRank,
 )
 from sparkring.training.launch.restart import ReplacementLimit
 from sparkring.training.launch.servers import Servers
@@ -130,6 +132,40 @@ def test_a_rank_that_dies_at_the_same_step_again_and_again_ends_the_attempt(grou
     with pytest.raises(WorkerFailed, match=r"rank 2 on .* killed by SIGKILL at step 5"):
         run(group, seen, steps=100_000, faults=[[2, 5, None, "SIGKILL"]])
     assert [event.replacement for event in seen.of(RankReplaced)] == [1, 2, 3]
+
+
+def test_the_first_agents_rank_is_replaced_and_the_servers_beside_it_stay(group: WorkerGroup) -> None:
+    """They are children of one fork server, which ends all that a dead rank has left, and nothing else."""
+    seen = Seen()
+    ranks = run(group, seen, steps=60, faults=[[0, 10, 0, "SIGKILL"]])
+    assert [event.rank for event in seen.of(RankReplaced)] == [0] and len(seen.pids()) == 2
+    assert max(rank["totals"] for rank in ranks) == [180, 180]
+
+
+def test_a_rank_that_is_slow_to_come_back_is_not_taken_to_hang(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last step was long ago when its new process has not begun; here nobody starts that process for 3 s."""
+    monkeypatch.setattr("sparkring.training.launch.health.DUMP_S", 0.5)
+    seen = Seen()
+    send = group.server.send
+
+    def late(agent: str, message: Any) -> bool:
+        if isinstance(message, StartRank) and message.replacement:
+            threading.Timer(3.0, send, (agent, message)).start()
+            return True
+        return send(agent, message)
+
+    group.server.send = late  # type: ignore[method-assign]
+    job = JobSpec(
+        WORK, {"steps": 250, "step_s": 0.02, "faults": [[1, 10, 0, "SIGKILL"]]}, preload=(), servers_per_host=1,
+        server_entry=SERVE, replaceable_ranks=True,
+    )  # fmt: skip
+    try:
+        ranks = group.run(job, 2, seen, seen.attempt, limits=Limits(30, 1.0)).results
+    finally:
+        group.server.send = send  # type: ignore[method-assign]
+    assert [rank["replacement"] for rank in ranks] == [0, 1]
 
 
 def test_a_rank_whose_fork_server_dies_is_replaced() -> None:
