@@ -64,6 +64,7 @@ def columns(steps: int, ranks: int = 2) -> dict[str, list[Any]]:
     for step in range(10, 10 * steps + 1, 10):
         for rank in range(ranks):
             values = {"perf/step_s": 0.3, "perf/wait_s": 0.1 * rank, "perf/data_stall_s": 0.05, "perf/busy_sd_s": 0.02}
+            values["perf/step_s"] += step == 10  # memory is allocated
             detector.add(rank, step, values)
     return detector.figure()
 
