@@ -76,6 +76,7 @@ T_ADVICE = "tests/pipelines/test_stragglers.py"
 T_AHEAD, T_ORDERED = "tests/training/tables/test_ahead.py", "tests/training/tables/test_ordered_calls.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
+T_LAG = f"{T_SPARSE_RANKS} -k lag"
 XXHASH = "training/data/features/xxhash64"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
@@ -1459,18 +1460,18 @@ MUTANTS = (
         f"{PARALLEL}/sparse.py",
         "if len(waiting) > self.lag:",
         "if len(waiting) >= self.lag:",
-        f"{T_SPARSE_RANKS} -k lag",
+        T_LAG,
     ),
-    Mutant(f"{PARALLEL}/sparse.py", "table.skip if unsent else table.drop", "table.drop", f"{T_SPARSE_RANKS} -k lag"),
-    Mutant(f"{PARALLEL}/sparse.py", "asked is not columns or", "", f"{T_SPARSE} -k 'lag or finite'"),
-    Mutant(f"{PARALLEL}/sparse.py", "if not np.isfinite(squares):", "if False:", f"{T_SPARSE} -k 'lag or finite'"),
+    Mutant(f"{PARALLEL}/sparse.py", "table.skip if unsent else table.drop", "table.drop", T_LAG),
+    Mutant(f"{PARALLEL}/sparse.py", "asked is not columns or", "", f"{T_SPARSE} -k lag"),
+    Mutant(f"{PARALLEL}/sparse.py", "if not np.isfinite(squares):", "if False:", f"{T_SPARSE} -k finite"),
     Mutant(
         f"{PARALLEL}/sparse.py",
         "return found | table.save_ahead(self._batches) if self.lag else found",
         "return found",
         "tests/training/test_worker_tables.py -k lagged",
     ),
-    Mutant(f"{PARALLEL}/sparse.py", "exact or not self.lag", "not self.lag", f"{T_SPARSE_RANKS} -k lag"),
+    Mutant(f"{PARALLEL}/sparse.py", "exact or not self.lag", "not self.lag", T_LAG),
     # --- what slow ranks cost
     Mutant(STRAGGLERS, "began = free <= last", "began = free > -1", T_STRAGGLERS),
     Mutant(STRAGGLERS, "ends[step - bound].max()", "ends[step - bound].min()", T_STRAGGLERS),
@@ -1480,7 +1481,12 @@ MUTANTS = (
     Mutant("pipelines/stragglers.py", "by_window[1:], strict=False", "by_window, strict=False", T_ADVICE),
     Mutant("pipelines/stragglers.py", "form.rate >= WORTH and ", "", T_ADVICE),
     Mutant("pipelines/stragglers.py", "len(table) != len(steps) * ranks or ", "", T_ADVICE),
-    Mutant("training/loop_timing.py", "self.last_s[\"step\"] - waited_s", "self.last_s[\"step\"]", "tests/training/test_loop_timing.py -k window"),
+    Mutant(
+        "training/loop_timing.py",
+        'self.last_s["step"] - waited_s',
+        'self.last_s["step"]',
+        "tests/training/test_loop_timing.py -k window",
+    ),
     Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),
     Mutant("conf/rules/strategies.py", "(tp, pp, cp) != (1, 1, 1)", "False", "tests/conf/rules/test_recipe.py"),
