@@ -29,6 +29,7 @@ from sparkring.pipelines.loss_history import Points, as_history, history_up_to, 
 from sparkring.pipelines.plan import layout_problems_of, plan_and_measured
 from sparkring.pipelines.report.figures import curves, to_png
 from sparkring.pipelines.signals import obeying_signals
+from sparkring.pipelines.stragglers import save_step_times
 from sparkring.pipelines.tracking.params import run_params
 from sparkring.pipelines.tracking.tracker import JOB, Tracker
 from sparkring.training.checkpoint.catalog import committed
@@ -159,6 +160,7 @@ def run_ranks(job: JobContext, events: Events) -> JobResult:
         finally:
             events.close()
     if by_rank := busy_by_rank(launched.timings):
+        save_step_times(job.folder, launched.timings)
         job.tracker.artifact(TRAIN, to_png(curves(by_rank, "busy seconds per step")), "ranks.png", "figures")
     return launched
 
@@ -186,7 +188,7 @@ def per_step_s(result: JobResult) -> dict[str, float]:
     names = {
         name for values in windows for name in values if name.startswith(("perf/", "data/")) and name.endswith("_s")
     }
-    names -= {"perf/rows_per_s"} | {f"data/{name}" for name in ONCE}
+    names -= {"perf/rows_per_s", "perf/busy_sd_s"} | {f"data/{name}" for name in ONCE}
     return {n.split("/")[1]: sum(v.get(n, 0.0) for v in windows) / len(windows) for n in sorted(names)}
 
 

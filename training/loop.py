@@ -172,10 +172,12 @@ def fit(
     for batch in timing.waiting(batches):
         reporter.heartbeat(state.step, "step")
         lr = callbacks.lr_at(state.step) * state.plateau.share
+        waited_s = strategy.waited_s
         with timing.measure("step"):
             loss_of_rows = strategy.forward_backward(batch)
             window.add(loss_of_rows, batch.global_rows)
             info = strategy.step(lr)
+        timing.step_done(strategy.waited_s - waited_s)
         callbacks.on_step(*divmod(state.step, steps_per_epoch), batch)
         state = after_step(state, batch, info)
         if info.skipped:

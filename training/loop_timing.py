@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ class LoopTiming:
 
     def __init__(self) -> None:
         self.spent_s: dict[str, float] = {}
+        self.last_s: dict[str, float] = {}  # of the last block of each cause
+        self.busy_s: list[float] = []  # of each step: its data and computation, without waits for other ranks
         self.steps = 0
         self.waited_s = 0.0  # of the strategy, when the window was opened
         self.opened = self.last_checkpoint = time.monotonic()
@@ -25,7 +28,8 @@ class LoopTiming:
         """Add the seconds of the block to `cause`; those of a block that raises count for nothing."""
         began = time.monotonic()
         yield
-        self.spent_s[cause] = self.spent_s.get(cause, 0.0) + time.monotonic() - began
+        self.last_s[cause] = time.monotonic() - began
+        self.spent_s[cause] = self.spent_s.get(cause, 0.0) + self.last_s[cause]
 
     def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; the wait for each counts as `data_stall`."""
@@ -36,6 +40,10 @@ class LoopTiming:
                 return
             self.steps += 1
             yield batch
+
+    def step_done(self, waited_s: float) -> None:
+        """Note the last step's own seconds; `waited_s`: of it, for other ranks."""
+        self.busy_s.append(max(0.0, self.last_s["step"] - waited_s) + self.last_s.get("data_stall", 0.0))
 
     def checkpoint_written(self) -> None:
         self.last_checkpoint, self.asked = time.monotonic(), False
@@ -50,13 +58,16 @@ class LoopTiming:
     def take(self, reader: Reader, strategy: Strategy, global_rows: int) -> dict[str, float]:
         """Close the window: mean seconds per step by cause, rows per second of the job, and the reader's meter.
 
+        And the standard deviation of the steps' own seconds.
+
         What the meter has of the beginning (ONCE) is not divided by steps.
         """
         wall_s, steps = max(time.monotonic() - self.opened, 1e-9), max(self.steps, 1)
         taken = {f"perf/{cause}_s": spent_s / steps for cause, spent_s in self.spent_s.items()}
         taken["perf/wait_s"] = (strategy.waited_s - self.waited_s) / steps
+        taken["perf/busy_sd_s"] = statistics.pstdev(self.busy_s) if self.busy_s else 0.0
         taken["perf/rows_per_s"] = steps * global_rows / wall_s
         taken |= {f"data/{name}": v if name in ONCE else v / steps for name, v in reader.meter.take().items()}
         self.waited_s = strategy.waited_s
-        self.spent_s, self.steps, self.opened = {}, 0, time.monotonic()
+        self.spent_s, self.busy_s, self.steps, self.opened = {}, [], 0, time.monotonic()
         return taken

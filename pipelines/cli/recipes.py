@@ -27,6 +27,9 @@ def add_commands(commands: Commands) -> None:
     plan = commands.add_parser("plan", help="what a parallel block costs").add_subparsers(required=True, metavar="WHAT")
     text = "mesh, memory per rank, bytes per step, bubble; starts nothing"
     add_recipe_command(plan, "show", _plan, text, ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"])
+    text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
+    slow = add_command(plan, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
+    slow.add_argument("run_folder")
 
 
 def _add_init(commands: Commands) -> None:
@@ -141,4 +144,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     if problems := layout_problems_of(config):
         raise ConfigError(arguments.recipe, problems)
     print(show_plan(config))
+    return Exit.OK
+
+
+def _stragglers(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.stragglers import straggler_advice
+
+    print(straggler_advice(arguments.run_folder))
     return Exit.OK

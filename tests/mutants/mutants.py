@@ -74,9 +74,12 @@ T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
 T_INCREMENTS, WRITER = "tests/training/tables/test_increments.py", "training/checkpoint/writer.py"
 T_HOT_IDS = "tests/training/tables/test_hot_ids.py"
+STRAGGLERS, T_STRAGGLERS = "training/planner/stragglers.py", "tests/training/planner/test_stragglers.py"
+T_ADVICE = "tests/pipelines/test_stragglers.py"
 T_AHEAD, T_ORDERED = "tests/training/tables/test_ahead.py", "tests/training/tables/test_ordered_calls.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
+T_LAG = f"{T_SPARSE_RANKS} -k lag"
 XXHASH = "training/data/features/xxhash64"
 AVERAGE, T_AVERAGE = "training/parallel/average.py", "tests/training/parallel/test_average.py"
 COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/parallel/test_compress.py"
@@ -1504,17 +1507,37 @@ MUTANTS = (
     Mutant(f"{TABLES}/ahead.py", "rows[known], state[known] =", "_, state[known] =", T_AHEAD),
     Mutant(f"{TABLES}/ahead.py", "if count == batches]", "]", T_AHEAD),
     Mutant(f"{TABLES}/ordered_calls.py", "if self._error is None:", "if True:", T_ORDERED),
-    Mutant(f"{PARALLEL}/sparse.py", "if len(waiting) > self.lag:", "if len(waiting) >= self.lag:", T_SPARSE_RANKS),
-    Mutant(f"{PARALLEL}/sparse.py", "table.skip if unsent else table.drop", "table.drop", T_SPARSE_RANKS),
-    Mutant(f"{PARALLEL}/sparse.py", "asked is not columns or", "", T_SPARSE),
-    Mutant(f"{PARALLEL}/sparse.py", "if not np.isfinite(squares):", "if False:", T_SPARSE),
+    Mutant(
+        f"{PARALLEL}/sparse.py",
+        "if len(waiting) > self.lag:",
+        "if len(waiting) >= self.lag:",
+        T_LAG,
+    ),
+    Mutant(f"{PARALLEL}/sparse.py", "table.skip if unsent else table.drop", "table.drop", T_LAG),
+    Mutant(f"{PARALLEL}/sparse.py", "asked is not columns or", "", f"{T_SPARSE} -k lag"),
+    Mutant(f"{PARALLEL}/sparse.py", "if not np.isfinite(squares):", "if False:", f"{T_SPARSE} -k finite"),
     Mutant(
         f"{PARALLEL}/sparse.py",
         "return found | table.save_ahead(self._batches) if self.lag else found",
         "return found",
         "tests/training/test_worker_tables.py -k lagged",
     ),
-    Mutant(f"{PARALLEL}/sparse.py", "exact or not self.lag", "not self.lag", T_SPARSE_RANKS),
+    Mutant(f"{PARALLEL}/sparse.py", "exact or not self.lag", "not self.lag", T_LAG),
+    # --- what slow ranks cost
+    Mutant(STRAGGLERS, "began = free <= last", "began = free > -1", T_STRAGGLERS),
+    Mutant(STRAGGLERS, "ends[step - bound].max()", "ends[step - bound].min()", T_STRAGGLERS),
+    Mutant(STRAGGLERS, "float(busy.max(axis=1).mean())", "float(busy.mean())", T_STRAGGLERS),
+    Mutant(STRAGGLERS, "(ends <= until).sum()", "ends.size", T_STRAGGLERS),
+    Mutant(STRAGGLERS, "mean(axis=0) >= share", "mean(axis=0) > 0", T_STRAGGLERS),
+    Mutant("pipelines/stragglers.py", "by_window[1:], strict=False", "by_window, strict=False", T_ADVICE),
+    Mutant("pipelines/stragglers.py", "form.rate >= WORTH and ", "", T_ADVICE),
+    Mutant("pipelines/stragglers.py", "len(table) != len(steps) * ranks or ", "", T_ADVICE),
+    Mutant(
+        "training/loop_timing.py",
+        'self.last_s["step"] - waited_s',
+        'self.last_s["step"]',
+        "tests/training/test_loop_timing.py -k window",
+    ),
     Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),
     Mutant("conf/rules/strategies.py", "(tp, pp, cp) != (1, 1, 1)", "False", "tests/conf/rules/test_recipe.py"),

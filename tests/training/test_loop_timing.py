@@ -17,16 +17,20 @@ def test_a_window_holds_means_per_step_and_the_next_one_begins_empty(monkeypatch
     reader: Any = SimpleNamespace(meter=SimpleNamespace(take=lambda: {"decode_s": 1.0, "first_batch_s": 5.0}))
     strategy: Any = SimpleNamespace(waited_s=3.0)
     batches: Any = iter(["a", "b"])
+    waits = iter([0.5, 1.0])  # so the steps' own seconds are 1.5 and 1.0
     for _ in timing.waiting(batches):
         with timing.measure("step"):
             now[0] += 2.0
+        timing.step_done(waited_s=next(waits))
     with timing.measure("evaluate"):
         now[0] += 6.0
     assert timing.take(reader, strategy, global_rows=50) == {
         "perf/step_s": 2.0, "perf/evaluate_s": 3.0, "perf/data_stall_s": 0.0, "perf/wait_s": 1.5,
+        "perf/busy_sd_s": 0.25,
         "perf/rows_per_s": 10.0, "data/decode_s": 0.5, "data/first_batch_s": 5.0,
     }  # fmt: skip
-    assert timing.take(reader, strategy, 50)["perf/wait_s"] == 0.0
+    again = timing.take(reader, strategy, 50)
+    assert again["perf/wait_s"] == again["perf/busy_sd_s"] == 0.0
 
 
 def test_a_checkpoint_by_the_clock_is_asked_for_once_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,17 +152,19 @@ class Timing:
 
     busy_s: float  # of its own: compute, data
     wait_s: float  # for the others
+    busy_sd_s: float = 0.0  # standard deviation of busy_s over the window's steps
 
 
 def timing_of(values: Mapping[str, float]) -> Timing | None:
-    """Read a rank's metrics `perf/step_s`, `perf/wait_s` and `perf/data_stall_s`.
+    """Read a rank's metrics `perf/step_s`, `perf/wait_s`, `perf/data_stall_s` and `perf/busy_sd_s`.
 
     None where it measures no waiting.
     """
     if "perf/wait_s" not in values or "perf/step_s" not in values:
         return None
     wait_s = values["perf/wait_s"]
-    return Timing(max(0.0, values["perf/step_s"] - wait_s) + values.get("perf/data_stall_s", 0.0), wait_s)
+    busy_s = max(0.0, values["perf/step_s"] - wait_s) + values.get("perf/data_stall_s", 0.0)
+    return Timing(busy_s, wait_s, values.get("perf/busy_sd_s", 0.0))
 
 
 def stragglers(timings: Mapping[int, Timing], factor: float = 1.5, least_s: float = 0.005) -> list[int]:
@@ -232,6 +234,8 @@ class StragglerDetector:
 
     def figure(self) -> dict[str, list[Any]]:
         """Columns of busy and waiting seconds per step, by step and rank."""
-        rows = [(s, r, t.busy_s, t.wait_s) for s, window in self.history for r, t in sorted(window.items())]
-        names = ("step", "rank", "busy_s", "wait_s")
+        rows = [
+            (s, r, t.busy_s, t.wait_s, t.busy_sd_s) for s, window in self.history for r, t in sorted(window.items())
+        ]
+        names = ("step", "rank", "busy_s", "wait_s", "busy_sd_s")
         return {name: [row[i] for row in rows] for i, name in enumerate(names)}

@@ -202,7 +202,7 @@ class JobResult:
     world: int
     attempt: int
     metrics: list[RankMetrics] = field(default_factory=list)  # of rank 0
-    timings: dict[str, list[Any]] = field(default_factory=dict)  # columns step, rank, busy_s, wait_s: a figure's data
+    timings: dict[str, list[Any]] = field(default_factory=dict)  # StragglerDetector.columns
     start_s: float = 0.0  # from the call until every rank's entry was about to run
     run_s: float = 0.0
 
