@@ -67,7 +67,7 @@ class Definition:
         return 1 / (self.workers * (max(1.0, staleness) if self.damp else 1.0))
 
     def encoded(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True, default=list).encode()
+        return json.dumps(asdict(self)).encode()
 
 
 def decoded(data: bytes) -> Definition:

@@ -183,5 +183,7 @@ def unpack_tensors(body: Buffer) -> dict[str, torch.Tensor]:
 
 def raw(tensor: torch.Tensor) -> Buffer:
     """The memory of a tensor on the CPU."""
+    if not tensor.numel():
+        return b""  # torch refuses views of some empty tensors
     array: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)

@@ -27,6 +27,7 @@ from torch import nn
 from sparkring.training.servers.definition import LR_SCALE, Definition, OptimizerFactory
 from sparkring.training.servers.event_log import Kind, PushEvent
 from sparkring.training.servers.partition import cut_parameters
+from sparkring.training.servers.protocol import raw
 from sparkring.training.tables.files import AT_ONCE, to_tensors
 from sparkring.training.tables.hashing import Ids, bucket_owners
 from sparkring.training.tables.table import Table, TableDump, summed
@@ -106,7 +107,8 @@ class Shard:
         self.applied = [0] * definition.workers  # clocks that are done, by worker
         self.counts = Counts()
         self.events: list[PushEvent] = []
-        self._pulls: list[tuple[int, int, int] | None] = [None] * definition.workers  # clock, try, version of the last
+        self._latest = [(-1, 0)] * definition.workers  # clock and try of the last pull
+        self._pulled: dict[int, int] = {}  # by worker, the version of a last pull whose push has not come
         self._tries = [0] * definition.workers  # of the last clock that is done
         self._retrying: set[int] = set()  # workers that compute a rejected clock again
         self._held: dict[int, Push] = {}  # with bound 0, by worker
@@ -144,18 +146,17 @@ class Shard:
         ValueError for a try that is over: a newer one has pulled. A new try may be of a clock that is done here and
         not at other servers.
         """
-        before, done = self._pulls[worker], self.applied[worker]
-        if not done - 1 <= clock <= done or (before is not None and (clock, attempt) < before[:2]):
-            raise ValueError(f"rank {worker} pulls for clock {clock}, try {attempt}: {done} clocks are done, {before}")
+        latest, done = self._latest[worker], self.applied[worker]
+        if not done - 1 <= clock <= done or (clock, attempt) < latest:
+            raise ValueError(f"rank {worker} pulls clock {clock}, try {attempt}, after clock, try {latest}; {done} done")
         gap, bound = clock - self.slowest, self.definition.bound
         if bound is not None and gap > bound:
             raise BrokenPromise(
                 f"rank {worker} begins clock {clock} when all have done {self.slowest}: bound = {bound} does not allow "
                 "it"
             )
-        if before is not None and before[0] == clock == done and before[1] != attempt:
-            self._log(Kind.UNUSED, worker, before[1], clock, before[2])
-        self._pulls[worker] = (clock, attempt, self.version)
+        self._log_unused(worker)
+        self._latest[worker], self._pulled[worker] = (clock, attempt), self.version
         if clock == done:
             self.counts.gaps[gap] += 1
         return self.version, self.weights.clone(), self.look_up(ids)
@@ -172,7 +173,7 @@ class Shard:
         if push.clock < done or worker in self._held:
             self.counts.repeated += 1
             if push.clock == done - 1 and push.attempt != self._tries[worker]:
-                self._log(Kind.UNUSED, worker, push.attempt, push.clock, push.version)
+                self._log_unused(worker)
             return Status.REPEATED
         if push.clock > done:
             raise BrokenPromise(f"rank {worker} pushes clock {push.clock}, and has done {done} of them")
@@ -193,8 +194,7 @@ class Shard:
         if is_finite and self.definition.max_lag is not None and lag > self.definition.max_lag:
             self.counts.rejected += 1
             self._retrying.add(worker)
-            self._log(Kind.UNUSED, worker, push.attempt, push.clock, push.version)
-            self._pulls[worker] = None
+            self._log_unused(worker)
             return Status.REJECTED
         self._done(push, is_finite)
         if not is_finite:
@@ -207,11 +207,19 @@ class Shard:
         self.applied[push.worker] += 1
         self._tries[push.worker] = push.attempt
         self._retrying.discard(push.worker)
+        if self._latest[push.worker] == (push.clock, push.attempt):
+            self._pulled.pop(push.worker, None)
         kind = Kind.APPLIED if is_finite else Kind.SKIPPED
         self._log(kind, push.worker, push.attempt, push.clock, push.version)
         if is_finite:
             self.counts.applied += 1
             self.counts.lags[self.version - push.version] += 1
+
+    def _log_unused(self, worker: int) -> None:
+        """Log a worker's last pull, if its push was not applied here: it may be at another server."""
+        if worker in self._pulled:
+            clock, attempt = self._latest[worker]
+            self._log(Kind.UNUSED, worker, attempt, clock, self._pulled.pop(worker))
 
     def _log(self, kind: Kind, worker: int, attempt: int, clock: int, version: int) -> None:
         event = PushEvent(kind, worker, attempt, clock, self.version - version)
@@ -284,11 +292,7 @@ class Shard:
 
     def restart(self, worker: int) -> tuple[int, int]:
         """Where a worker that was replaced begins: its first clock that is not done here, and a new try's number."""
-        clock, before = self.applied[worker], self._pulls[worker]
-        tries = [self._tries[worker]] if self._held.get(worker) is None else [self._held[worker].attempt]
-        if before is not None:
-            tries.append(before[1])
-        return clock, max(tries) + 1
+        return self.applied[worker], self._latest[worker][1] + 1
 
     def is_drained(self, clock: int) -> bool:
         """Whether every worker has done exactly so many clocks."""
@@ -296,6 +300,8 @@ class Shard:
 
     def take_events(self) -> list[PushEvent]:
         """The events since the last call."""
+        for worker in sorted(self._pulled):
+            self._log_unused(worker)
         taken, self.events = self.events, []
         return taken
 
@@ -346,12 +352,12 @@ class Shard:
         found = hashlib.sha256()
         for name, tensor in sorted(self.dense_state().items()):
             found.update(name.encode())
-            found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            found.update(raw(tensor))
         for table in self.tables:
             for start in range(0, len(self.own_buckets), AT_ONCE):  # memory holds so much of a table twice
                 for name, tensor in to_tensors(table.dump(self.own_buckets[start : start + AT_ONCE])).items():
                     found.update(name.encode())
-                    found.update(tensor.numpy().tobytes())
+                    found.update(raw(tensor))
         return found.hexdigest()
 
 
