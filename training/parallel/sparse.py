@@ -43,7 +43,12 @@ class SparseTables:
     """One ShardedTable for each SparseEmbedding; false where the model has none."""
 
     def __init__(
-        self, modules: Mapping[str, SparseEmbedding], settings: TableSettings, world: int, device: torch.device
+        self,
+        modules: Mapping[str, SparseEmbedding],
+        settings: TableSettings,
+        world: int,
+        device: torch.device,
+        exchange: Exchange | None = None,
     ) -> None:
         """Make empty tables.
 
@@ -52,9 +57,10 @@ class SparseTables:
             settings: of all tables.
             world: ranks, all of which are data ranks.
             device: of the rows that are pulled.
+            exchange: between the ranks; None: all-to-all of torch.
         """
-        self._modules, self._device, self._lr_share = modules, device, settings.lr_share
-        self._exchange: Exchange = TorchExchange() if world > 1 and modules else Alone()
+        self.modules, self._device, self._lr_share = modules, device, settings.lr_share
+        self._exchange: Exchange = exchange or (TorchExchange() if world > 1 and modules else Alone())
         config = settings.config
         self.tables = {
             name: ShardedTable(_spec(name, module, settings), self._exchange, config.wire, config.place == "replicate")
@@ -76,23 +82,31 @@ class SparseTables:
 
     def pull(self, columns: Columns, training: bool) -> None:
         """Give every module the rows of the batch's ids. Collective; a rank without rows takes part."""
-        for name, module in self._modules.items():
+        for name, module in self.modules.items():
             ids, uses = distinct_ids(name, module, columns)
-            rows = torch.from_numpy(self.tables[name].pull(ids, training)).to(self._device)
-            pulled = PulledRows(torch.from_numpy(ids).to(self._device), rows.requires_grad_(training))
-            module.source = pulled
+            self.give(name, ids, self.tables[name].pull(ids, training), training)
             if training:
-                self._pulled[name] = pulled
                 self.hot[name] = self.hot[name].with_uses(ids, uses)
+
+    def give(self, name: str, ids: Ids, rows: NDArray[Any], training: bool) -> None:
+        """Let a module look up the rows (n, dim) of ids (n,); `training`: their gradients are kept."""
+        given = torch.from_numpy(rows).to(self._device).requires_grad_(training)
+        pulled = PulledRows(torch.from_numpy(ids).to(self._device), given)
+        self.modules[name].source = pulled
+        if training:
+            self._pulled[name] = pulled
 
     def reduce(self, divisor: float) -> float:
         """Send all gradients, over `divisor`, to their owners; returns this rank's sum of squares. Collective."""
         squares = 0.0
         for name, table in self.tables.items():
-            rows = self._pulled.pop(name).rows
-            grads = torch.zeros_like(rows) if rows.grad is None else rows.grad
-            squares += table.reduce((grads / divisor).cpu().numpy())
+            squares += table.reduce((self.own_gradients(name) / divisor).cpu().numpy())
         return squares
+
+    def own_gradients(self, name: str) -> torch.Tensor:
+        """Take the gradients (n, dim) of the rows that a table has given for training."""
+        rows = self._pulled.pop(name).rows
+        return torch.zeros_like(rows) if rows.grad is None else rows.grad
 
     def apply(self, lr: float, factor: float) -> None:
         """Step on the reduced gradients times `factor`; `lr`: of the dense parameters."""
@@ -112,12 +126,16 @@ class SparseTables:
 
         ValueError where tables are missing or others are stored, before any is changed.
         """
-        if differing := sorted(stored.keys() ^ self.tables.keys()):
-            kind = "another model's" if differing[0] in stored else "missing"
-            raise ValueError(f"tables of the checkpoint: {differing[0]!r} is {kind}; the model has {[*self.tables]}")
+        self.check_stored(stored)
         for name, each in self.tables.items():
             each.load(stored_dumps(name, stored[name], each.held_buckets))
             self.hot[name] = hot_ids_of(stored[name], self._exchange.rank, self._exchange.world)
+
+    def check_stored(self, stored: Mapping[str, Any]) -> None:
+        """ValueError where a checkpoint has not the model's tables, by name."""
+        if differing := sorted(stored.keys() ^ self.tables.keys()):
+            kind = "another model's" if differing[0] in stored else "missing"
+            raise ValueError(f"tables of the checkpoint: {differing[0]!r} is {kind}; the model has {[*self.tables]}")
 
     def measured(self) -> dict[str, dict[str, int]]:
         """Measure this rank's part of each table: rows held, admitted and evicted so far, and the bytes they take."""

@@ -6,7 +6,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkring.training.servers.definition import Definition
-from sparkring.training.servers.partition import cut_parameters
+from sparkring.training.servers.partition import Slice, cut_parameters
 from sparkring.training.servers.protocol import (
     Answer,
     Buffer,
@@ -105,6 +105,42 @@ class Gradient:
     rows: Sequence[Array]
     norm: float
     lr: float
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """What an optimizer keeps of a slice under a key: one value per element, shaped as the slice, or one for all."""
+
+    slice: Slice
+    key: str
+    value: torch.Tensor
+
+
+def cut_states(
+    definition: Definition, servers: int, weights: torch.Tensor, states: Mapping[str, Mapping[str, torch.Tensor]]
+) -> list[dict[str, torch.Tensor]]:
+    """Cut whole weights and optimizer states into what Shard.load_dense takes, by server.
+
+    Args:
+        definition: of the servers.
+        servers: how many there are.
+        weights: (elements,) of all parameters.
+        states: by parameter and key, what the optimizer keeps: shaped as the parameter, or one value.
+    """
+    slices = cut_parameters(definition.shapes, servers)
+    pieces = weights.split([sum(each.size for each in own) for own in slices])
+    found = []
+    for piece, own in zip(pieces, slices, strict=True):
+        state = {"weights": piece}
+        for number, cut in enumerate(own):
+            shape = tuple(definition.shapes[cut.name])
+            for key, value in states.get(cut.name, {}).items():
+                per_element = tuple(value.shape) == shape
+                state[f"{number}.{key}"] = (
+                    value.reshape(-1)[cut.start : cut.stop].reshape(cut.shape) if per_element else value
+                )
+        found.append(state)
+    return found
 
 
 def cut_gradient(
@@ -305,34 +341,31 @@ class Client:
 
     # --- between clocks ------------------------------------------------------------------------------------------
 
-    def dense_state(self) -> tuple[torch.Tensor, list[tuple[str, int, int, str, torch.Tensor]]]:
-        """The weights (elements,), and of the optimizer: (parameter, first element, last + 1, key, value)."""
+    def weights(self) -> torch.Tensor:
+        """The dense weights (elements,) as they are now."""
+        return torch.cat([unpack_tensors(frame.body)["weights"] for frame in self._all(Request.DENSE, (0,))])
+
+    def dense_state(self) -> tuple[torch.Tensor, list[StatePart]]:
+        """The dense weights (elements,), and what the optimizers keep of each slice."""
         weights, states = [], []
-        for server, frame in enumerate(self._all(Request.DENSE)):
+        for server, frame in enumerate(self._all(Request.DENSE, (1,))):
             found = unpack_tensors(frame.body)
             weights.append(found.pop("weights"))
             for name, value in found.items():
                 number, _, key = name.partition(".")
-                cut = self._slices[server][int(number)]
-                states.append((cut.name, cut.start, cut.stop, key, value))
+                states.append(StatePart(self._slices[server][int(number)], key, value))
         return torch.cat(weights), states
 
-    def load_dense(self, weights: torch.Tensor, states: dict[str, dict[str, torch.Tensor]]) -> None:
+    def load_dense(self, weights: torch.Tensor, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Replace all servers' dense part.
 
         Args:
             weights: (elements,) of all parameters.
             states: by parameter and key, what the optimizer keeps: whole tensors, or numbers.
         """
-        pieces = weights.split([sum(each.size for each in own) for own in self._slices])
-        for server, connection in enumerate(self.connections):
-            state = {"weights": pieces[server]}
-            for number, cut in enumerate(self._slices[server]):
-                elements = int(np.prod(self.definition.shapes[cut.name], dtype=np.int64))
-                for key, value in states.get(cut.name, {}).items():
-                    per_element = value.numel() == elements and (value.dim() > 0 or cut.shape == ())
-                    part = value.reshape(-1)[cut.start : cut.stop].reshape(cut.shape) if per_element else value
-                    state[f"{number}.{key}"] = part
+        for connection, state in zip(
+            self.connections, cut_states(self.definition, self.servers, weights, states), strict=True
+        ):
             connection.ask(Request.LOAD_DENSE, (), pack_tensors(state))
         for connection in self.connections:
             connection.hear()
@@ -416,8 +449,17 @@ class Client:
         edges = np.cumsum([0, *frame.numbers])
         return [bytes(frame.body[start:stop]) for start, stop in itertools.pairwise(edges)]
 
-    def last_scope(self, channel: str) -> int:
-        return self.connections[0].call(Request.LAST_SCOPE, (self.worker,), [channel.encode()]).numbers[0]
+    def last_scope(self, channel: str, worker: int | None = None, connection: Connection | None = None) -> int:
+        """The latest scope of a channel in which a worker has given a value, or any worker.
+
+        Args:
+            channel: of rounds.
+            worker: None: any.
+            connection: of the calling thread; None: the main one.
+        """
+        first = connection or self.connections[0]
+        who = range(self.workers) if worker is None else [worker]
+        return max(first.call(Request.LAST_SCOPE, (each,), [channel.encode()]).numbers[0] for each in who)
 
     def keep(self, name: str, value: bytes) -> None:
         """Leave a value at the first server, for a worker that is replaced."""

@@ -14,7 +14,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -221,7 +221,9 @@ class Server:
         return [], []
 
     def dense(self, frame: Frame) -> Reply:
-        return [], pack_tensors(self.shard.dense_state())
+        """Numbers: whether the optimizer's state is wanted beside the weights."""
+        (with_state,) = frame.numbers
+        return [], pack_tensors(self.shard.dense_state() if with_state else {"weights": self.shard.weights})
 
     def load_dense(self, frame: Frame) -> Reply:
         self.shard.load_dense(unpack_tensors(frame.body))
@@ -276,7 +278,7 @@ class Server:
             for table in self.shard.tables
         }
         dense = sum(t.numel() * t.element_size() for t in self.shard.dense_state().values())
-        return [], [json.dumps(asdict(self.shard.counts) | {"tables": tables, "dense_bytes": dense}).encode()]
+        return [], [json.dumps(self.shard.counts.to_json() | {"tables": tables, "dense_bytes": dense}).encode()]
 
     def round(self, frame: Frame) -> Reply:
         """Numbers: worker, scope, number; body: the channel's name, a zero byte, the worker's value."""

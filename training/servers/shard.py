@@ -80,6 +80,9 @@ class Counts:
     rejected: int = 0
     not_finite: Counter[int] = field(default_factory=Counter)  # by worker
 
+    def to_json(self) -> dict[str, Any]:
+        return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in vars(self).items()}
+
 
 class Shard:
     """One server's part."""
@@ -148,7 +151,9 @@ class Shard:
         """
         latest, done = self._latest[worker], self.applied[worker]
         if not done - 1 <= clock <= done or (clock, attempt) < latest:
-            raise ValueError(f"rank {worker} pulls clock {clock}, try {attempt}, after clock, try {latest}; {done} done")
+            raise ValueError(
+                f"rank {worker} pulls clock {clock}, try {attempt}, after clock, try {latest}; {done} done"
+            )
         gap, bound = clock - self.slowest, self.definition.bound
         if bound is not None and gap > bound:
             raise BrokenPromise(
