@@ -1,4 +1,4 @@
-"""Two commits side by side: launch, reader, scoring, step overhead and checkpoint stall, in turns on one machine.
+"""Two commits side by side: launch, reader, scoring, steps, the loop and checkpoint stall, in turns on one machine.
 
 usage (root, Linux): unshare --net python benchmarks/before_after.py COMMIT [COMMIT] [--turns 2] [--only NAME ...]
        [--write FILE]
@@ -84,7 +84,14 @@ def scoring(tree: Path) -> Numbers:
     return {f"scoring, M rows per CPU s: {name}": rate / 1e6 for name, rate in found.items()}
 
 
-MEASURES: list[Callable[[Path], Numbers]] = [stall, reader, scoring, steps, launch]
+def loop(tree: Path) -> Numbers:
+    """Milliseconds of a step of the whole loop with a tiny model (benchmarks/loop_overhead.py)."""
+    shutil.copyfile(ROOT / "benchmarks/loop_overhead.py", tree / "benchmarks/loop_overhead.py")  # the older may lack it
+    found = map(json.loads, run(tree, "benchmarks/loop_overhead.py", "--steps", "1000").splitlines())
+    return {f"loop, ms per step: {one['layout']}": one["step_ms"] for one in found}
+
+
+MEASURES: list[Callable[[Path], Numbers]] = [stall, reader, scoring, steps, launch, loop]
 
 
 def table(commits: list[str], found: list[dict[str, list[float]]]) -> str:

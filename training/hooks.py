@@ -1,7 +1,8 @@
 """Hooks: code of the user's that looks on while a model trains (train.hooks), and sees plain values.
 
-They run on rank 0, in the training thread, between two steps; a step's loss is summed over the ranks for them. A hook
-cannot change training: it gets no model and no tensor, and random states and gradient mode are put back after it.
+They run on rank 0, in the training thread, between two steps; a step's loss is summed over the ranks for them, where
+ranks meet in each step anyway. A hook cannot change training: it gets no model and no tensor, and random states and
+gradient mode are put back after it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StepSeen:
     step: int  # since the run began, this one included
     epoch: float  # begun epochs and the part of this one, as in the charts
     consumed_samples: int  # over all ranks and epochs
-    loss: float  # mean over the rows of the global batch
+    loss: float  # mean over the rows of the global batch; under parallel.averaging over those of rank 0
     lr: float
     grad_norm: float  # before clipping
     skipped: bool  # gradients were not finite, and no rank stepped
@@ -60,7 +61,10 @@ class Hook:
     """
 
     def on_step(self, seen: StepSeen) -> None:
-        """After each step. Where a hook has it, ranks add up their losses at each step, for which a GPU waits."""
+        """After each step. Where a hook has it, ranks add up their losses at each step, for which a GPU waits.
+
+        Not under parallel.averaging, where ranks do not meet in each step.
+        """
 
     def on_evaluation(self, seen: EvaluationSeen) -> None:
         """After each evaluation of the validation split."""

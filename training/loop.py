@@ -1,14 +1,14 @@
 """The training loop: batches in, steps out, and everything that happens between two steps.
 
-It knows no strategy and no model. What ranks must decide together (stop, checkpoint now) is summed over them, so no
-rank acts alone and none waits for one that does not: in the same small collective as the logged loss, and about once a
-second between log lines (training/loop_timing.py).
+It knows no strategy and no model, and never makes ranks meet: a rank reports its own part of the logged loss, and the
+driver announces after which step all ranks stop or write a checkpoint (training/launch/cuts.py). Ranks meet where the
+strategy says so in a step, in an evaluation, and in a checkpoint.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one below Pyth
 from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
 from sparkring.conf.stored import Count
 from sparkring.training.data.batch import Batch, Reader
-from sparkring.training.loop_timing import ControlPoller, LoopTiming
+from sparkring.training.loop_timing import LoopTiming
 from sparkring.training.parallel.strategy import StepInfo, Strategy
 from sparkring.training.schedules import PlateauState
 
@@ -55,13 +55,18 @@ class LoopRecord(TypedDict):
 
 
 class Reporter(Protocol):
-    """The driver, as a worker sees it."""
+    """The driver, as a worker sees it; training/launch/host/rank.py says what each does."""
 
-    def metrics(self, step: int, values: dict[str, float]) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    def metrics(
+        self, step: int, values: dict[str, float], means: Mapping[str, tuple[float, float]] | None = None
+    ) -> None: ...
     def heartbeat(self, step: int, phase: str) -> None: ...
     def event(self, kind: str, data: dict[str, Any]) -> None: ...
-    def should_stop(self) -> bool: ...
-    def should_checkpoint(self) -> bool: ...
+    def ask_checkpoint(self) -> None: ...
+    def begin_steps(self, step: int, last: int) -> None: ...
+    def cut_after(self, step: int) -> tuple[bool, bool]: ...
 
 
 @dataclass(frozen=True)
@@ -160,9 +165,10 @@ def fit(
     eval_every = config.eval_every_steps or steps_per_epoch
     if state.stopped_early or state.step >= last:
         return state
-    timing, poller = LoopTiming(), ControlPoller(config.log_every_steps)
+    timing = LoopTiming()
     window = LossWindow(state.loss_sum, state.loss_rows)
     batches = reader.batches(state.consumed_samples, last - state.step)
+    reporter.begin_steps(state.step, last)
     for batch in timing.waiting(batches):
         reporter.heartbeat(state.step, "step")
         lr = callbacks.lr_at(state.step) * state.plateau.share
@@ -176,27 +182,24 @@ def fit(
             on_skipped(state, info.first_bad_rank, config.max_skipped_steps, reporter)
         callbacks.on_stepped(state, Stepped(loss_of_rows, batch.global_rows, lr, info))
 
-        log_now = state.step % config.log_every_steps == 0 or state.step == last
-        stop = save_now = False
-        if poller.due() or log_now:
-            overdue = checkpoint.every_s is not None and timing.since_checkpoint_s() >= checkpoint.every_s
-            wishes = [float(reporter.should_stop()), float(reporter.should_checkpoint() or overdue)]
-            own = [*wishes, *poller.own_share(timing.stepping_s)]
-            loss, sums = window.close(strategy, own) if log_now else (0.0, sum_over_ranks(strategy, own))
-            stop, save_now = sums[0] > 0, sums[1] > 0
-            poller.plan(*sums[2:])
-        if log_now:
-            values = {"loss": loss, "lr": lr, "grad_norm": info.grad_norm, "epoch": state.step / steps_per_epoch}
+        if state.step % config.log_every_steps == 0 or state.step == last:
+            values = {"lr": lr, "grad_norm": info.grad_norm, "epoch": state.step / steps_per_epoch}
             values["skipped_steps"] = float(state.skipped_steps)
             perf = timing.take(reader, strategy, batch.global_rows)
-            reporter.metrics(state.step, {f"train/{name}": value for name, value in values.items()} | perf)
+            loss = {"train/loss": window.close(strategy, is_first=reporter.rank == 0)}
+            reporter.metrics(state.step, {f"train/{name}": value for name, value in values.items()} | perf, loss)
 
-        metric = None
+        metric, improves = None, False
         if state.step % eval_every == 0 or state.step == last:
             metrics = validate(state.step, callbacks, reporter, timing)
             state = callbacks.on_evaluated(after_evaluation(state, metrics, config))
             metric = state.last_valid[config.best_metric]
-            save_now |= checkpoint.on_improvement and state.best_step == state.step
+            improves = state.best_step == state.step
+        if timing.is_overdue(checkpoint.every_s):
+            reporter.ask_checkpoint()
+        # after the evaluation: a stop that is asked for while it runs is heard when it ends
+        stop, save_now = reporter.cut_after(state.step)
+        save_now |= checkpoint.on_improvement and improves
         finished = stop or state.stopped_early or state.step >= last
         on_schedule = checkpoint.every_steps is not None and state.step % checkpoint.every_steps == 0
         if save_now or finished or on_schedule:
@@ -251,8 +254,9 @@ def sum_over_ranks(strategy: Strategy, values: list[float]) -> list[float]:
 class LossWindow:
     """Loss since the last log line.
 
-    Each rank keeps its own sums; a checkpoint keeps them summed over ranks. `forward_backward` returns tensors, which
-    are read only when the window closes, so a GPU is not made to wait for every step.
+    Each rank keeps and reports its own sums; a checkpoint, where ranks meet anyway, keeps them summed over ranks.
+    `forward_backward` returns tensors, which are read only when the window closes, so a GPU is not made to wait for
+    every step.
     """
 
     def __init__(self, carried_sum: float, carried_rows: int) -> None:
@@ -270,9 +274,12 @@ class LossWindow:
         """Sum over ranks so far, and its rows; the window stays open."""
         return self.carried_sum + sum_over_ranks(strategy, [self._own()])[0], self.rows
 
-    def close(self, strategy: Strategy, extra: list[float]) -> tuple[float, list[float]]:
-        """Mean loss per row of the window, and `extra` summed over ranks; the next window begins."""
-        own, *others = sum_over_ranks(strategy, [self._own(), *extra])
-        mean = (self.carried_sum + own) / max(self.rows, 1)
+    def close(self, strategy: Strategy, is_first: bool) -> tuple[float, float]:
+        """This rank's part (total, count) of the mean loss per row of the window; the next window begins.
+
+        `is_first`: the rank that counts the rows, which are the same on all, and what a checkpoint had carried over.
+        """
+        own = float(strategy.share_of_sum(torch.tensor(self._own(), dtype=torch.float64)))
+        part = (self.carried_sum + own, float(max(self.rows, 1))) if is_first else (own, 0.0)
         self.carried_sum, self.rows, self.losses = 0.0, 0, []
-        return mean, others
+        return part

@@ -1,4 +1,4 @@
-"""Where the loop's seconds go, and how often ranks ask what the driver wants."""
+"""Where the loop's seconds go, and when the next checkpoint by the clock is due."""
 
 from __future__ import annotations
 
@@ -9,28 +9,23 @@ from contextlib import contextmanager
 from sparkring.training.data.batch import ONCE, Batch, Reader
 from sparkring.training.parallel.strategy import Strategy
 
-POLL_S = 1.0
-
 
 class LoopTiming:
-    """Seconds of the open logging window by cause. `stepping_s`: of all steps so far, with the wait for their data."""
+    """Seconds of the open logging window by cause."""
 
     def __init__(self) -> None:
-        self.stepping_s = 0.0
         self.spent_s: dict[str, float] = {}
         self.steps = 0
         self.waited_s = 0.0  # of the strategy, when the window was opened
         self.opened = self.last_checkpoint = time.monotonic()
+        self.asked = False  # for the next checkpoint
 
     @contextmanager
     def measure(self, cause: str) -> Iterator[None]:
         """Add the seconds of the block to `cause`; those of a block that raises count for nothing."""
         began = time.monotonic()
         yield
-        spent_s = time.monotonic() - began
-        self.spent_s[cause] = self.spent_s.get(cause, 0.0) + spent_s
-        if cause in ("step", "data_stall"):
-            self.stepping_s += spent_s
+        self.spent_s[cause] = self.spent_s.get(cause, 0.0) + time.monotonic() - began
 
     def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches; the wait for each counts as `data_stall`."""
@@ -43,10 +38,14 @@ class LoopTiming:
             yield batch
 
     def checkpoint_written(self) -> None:
-        self.last_checkpoint = time.monotonic()
+        self.last_checkpoint, self.asked = time.monotonic(), False
 
-    def since_checkpoint_s(self) -> float:
-        return time.monotonic() - self.last_checkpoint
+    def is_overdue(self, every_s: float | None) -> bool:
+        """Whether the last checkpoint is `every_s` seconds old; True once before each checkpoint."""
+        if every_s is None or self.asked or time.monotonic() - self.last_checkpoint < every_s:
+            return False
+        self.asked = True
+        return True
 
     def take(self, reader: Reader, strategy: Strategy, global_rows: int) -> dict[str, float]:
         """Close the window: mean seconds per step by cause, rows per second of the job, and the reader's meter.
@@ -61,42 +60,3 @@ class LoopTiming:
         self.waited_s = strategy.waited_s
         self.spent_s, self.steps, self.opened = {}, 0, time.monotonic()
         return taken
-
-
-class ControlPoller:
-    """At which steps ranks ask what the driver wants: after the first, then about once a second.
-
-    The answers are summed over ranks, which costs too much for every short step; and a driver that waits for a
-    checkpoint has no time for many long ones.
-    """
-
-    def __init__(self, most_steps: int) -> None:
-        self.most_steps, self.every, self.steps = most_steps, 1, 0
-        self.before_s = 0.0
-
-    def due(self) -> bool:
-        """Whether to ask now. Called once per step."""
-        self.steps += 1
-        return self.steps >= self.every
-
-    def own_share(self, stepping_s: float) -> tuple[float, float]:
-        """This rank's summands for `plan`: its milliseconds since the last poll, and 1 for itself.
-
-        Whole milliseconds: their sum is the same in whatever order ranks are added.
-        """
-        spent_s, self.before_s = stepping_s - self.before_s, stepping_s
-        return float(round(1000 * spent_s)), 1.0
-
-    def plan(self, spent_ms: float, ranks: float) -> None:
-        """Set the next poll from the sums over ranks of `own_share`."""
-        self.every, self.steps = poll_interval(spent_ms, ranks, self.steps, self.most_steps), 0
-
-
-def poll_interval(spent_ms: float, ranks: float, steps: int, most: int) -> int:
-    """Steps until the next poll: as many as POLL_S holds, at least 1 and at most `most`; the same on every rank.
-
-    Args:
-        spent_ms: of all ranks together, over `steps`.
-    """
-    step_ms = spent_ms / max(ranks, 1.0) / steps
-    return max(1, min(most, int(POLL_S * 1000 / step_ms))) if step_ms > 0 else most

@@ -283,7 +283,7 @@ def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[s
 
     def on_stepped(state: TrainerState, made: Stepped) -> None:
         if hooks.sees_steps:
-            loss = sum_over_ranks(strategy, [float(made.loss_sum)])[0] / max(made.global_rows, 1)
+            loss = loss_seen(strategy, float(made.loss_sum)) / max(made.global_rows, 1)
             epoch, info, world = state.step / per_epoch, made.info, ctx.world_size
             samples = state.consumed_samples
             hooks.stepped(StepSeen(state.step, epoch, samples, loss, made.lr, info.grad_norm, info.skipped, world))
@@ -295,6 +295,18 @@ def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[s
 
     schedule = learning_rate_schedule(parts.config, total_steps(parts.config.train, per_epoch))
     return Callbacks(schedule, evaluate, save, on_step, on_stepped, on_evaluated)
+
+
+def loss_seen(strategy: Strategy, loss_sum: float) -> float:
+    """The loss over the rows of a step's global batch that hooks see. Collective where ranks meet in each step.
+
+    Where they do not (parallel.averaging), nothing makes them: rank 0's rows stand for all.
+
+    `loss_sum`: over this rank's rows.
+    """
+    if strategy.meets_each_step:
+        return sum_over_ranks(strategy, [loss_sum])[0]
+    return loss_sum * strategy.data_size
 
 
 def open_checkpoints(ctx: WorkerContext, config: RunConfig, run: Storage, hooks: Hooks) -> Checkpointer:

@@ -106,7 +106,7 @@ def test_state_survives_json() -> None:
 class Still:
     """A strategy that changes nothing; and a driver that wants nothing."""
 
-    waited_s = 0.0
+    rank, waited_s = 0, 0.0
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         return torch.tensor(0.0)
@@ -117,13 +117,15 @@ class Still:
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
+    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
     def heartbeat(self, *_: Any) -> None: ...
     def metrics(self, *_: Any) -> None: ...
-    def should_stop(self) -> bool:
-        return False
-
-    def should_checkpoint(self) -> bool:
-        return False
+    def begin_steps(self, step: int, last: int) -> None: ...
+    def ask_checkpoint(self) -> None: ...
+    def cut_after(self, step: int) -> tuple[bool, bool]:
+        return False, False
 
 
 class Clocked(Still):
@@ -142,37 +144,89 @@ class Clocked(Still):
         return super().forward_backward(batch)
 
 
-class Slow(Clocked):
-    """The driver wants an end at second `stop_s`."""
+class Announced(Clocked):
+    """The driver announces cuts: step -> (stop, checkpoint). Sums over ranks are counted."""
 
-    def __init__(self, step_s: float, stop_s: float):
-        super().__init__(step_s, steps_per_epoch=1000)
-        self.stop_s, self.sums = stop_s, 0
+    def __init__(self, cuts: dict[int, tuple[bool, bool]]):
+        super().__init__(1.0, steps_per_epoch=1000)
+        self.cuts, self.begun, self.heard, self.sums = cuts, list[tuple[int, int]](), list[int](), 0
 
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         self.sums += 1
         return values
 
-    def should_stop(self) -> bool:
-        return self.now >= self.stop_s
+    def begin_steps(self, step: int, last: int) -> None:
+        self.begun.append((step, last))
+
+    def cut_after(self, step: int) -> tuple[bool, bool]:
+        self.heard.append(step)
+        return self.cuts.get(step, (False, False))
 
 
 @pytest.mark.parametrize(
-    ("step_s", "stop_s", "stopped_at", "most_sums"),
-    [(1.5, 4.0, 3, 4), (0.4, 4.0, 10, 8), (0.01, 4.0, 400, 44)],
+    ("cuts", "saved", "ended"),
+    [
+        ({23: (True, False)}, [23], 23),
+        ({13: (False, True), 17: (True, True)}, [13, 17], 17),
+        ({40: (False, True)}, [40], 40),  # the last step: once
+        ({41: (True, False)}, [40], 40),  # beyond it: training ends as if nothing had been asked
+    ],
 )
-def test_a_stop_is_heard_within_a_second_or_a_step(
-    monkeypatch: pytest.MonkeyPatch, step_s: float, stop_s: float, stopped_at: int, most_sums: int
+def test_the_loop_acts_after_the_announced_step_and_only_a_checkpoint_makes_ranks_meet(
+    cuts: dict[int, tuple[bool, bool]], saved: list[int], ended: int
 ) -> None:
-    """Whatever the log lines' interval: the driver kills what has not saved itself within launch.grace_s."""
-    slow: Any = Slow(step_s, stop_s)
-    monkeypatch.setattr("sparkring.training.loop_timing.time", SimpleNamespace(monotonic=lambda: slow.now))
+    driver: Any = Announced(cuts)
+    written = list[int]()
+    callbacks = Callbacks(lambda _: 0.1, lambda _: {"loss": 0.0}, lambda state, _: written.append(state.step))
+    config = changed(CONFIG, epochs=None, steps=40, log_every_steps=1, eval_every_steps=100)
+    state = fit(driver, driver, callbacks, driver, config, NO_CHECKPOINTS, TrainerState(step=10))
+    assert (written, state.step, driver.sums) == (saved, ended, len(saved))
+    assert driver.begun == [(10, 40)] and driver.heard == list(range(11, ended + 1))
+
+
+def test_a_stop_that_is_asked_for_while_an_evaluation_runs_is_heard_when_it_ends() -> None:
+    driver: Any = Announced({})
     saved = list[int]()
-    callbacks = Callbacks(lambda _: 0.1, lambda _: {"loss": 0.0}, lambda state, _: saved.append(state.step))
-    config = changed(CONFIG, log_every_steps=10 if step_s > 0.1 else 500, eval_every_steps=1000)
-    state = fit(slow, slow, callbacks, slow, config, NO_CHECKPOINTS, TrainerState())
-    assert stopped_at <= state.step <= stopped_at + 1 / step_s and saved == [state.step]
-    assert slow.sums <= most_sums
+
+    def evaluate(step: int) -> dict[str, float]:
+        driver.cuts = {step: (True, False)}  # the rank has not passed this step
+        return {"loss": 1.0}
+
+    callbacks = Callbacks(lambda _: 0.1, evaluate, lambda state, _: saved.append(state.step))
+    config = changed(CONFIG, eval_every_steps=7)
+    assert fit(driver, driver, callbacks, driver, config, NO_CHECKPOINTS, TrainerState()).step == 7
+    assert saved == [7]
+
+
+class Parts(Clocked):
+    """One of two ranks; its parts of the loss by step. A step's loss is its number, times ten on rank 1."""
+
+    def __init__(self, rank: int):
+        super().__init__(1.0, steps_per_epoch=1000)
+        self.rank, self.parts = rank, dict[int, tuple[float, float]]()
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        return torch.tensor(float(batch.consumed_samples) * (10 if self.rank else 1), dtype=torch.float64)
+
+    def metrics(self, step: int, values: dict[str, float], means: Any = None) -> None:
+        if means:
+            assert "train/loss" not in values
+            self.parts[step] = means["train/loss"]
+
+
+def test_each_rank_reports_its_own_part_of_the_loss_and_the_first_what_was_carried_over() -> None:
+    config = changed(CONFIG, epochs=None, steps=6, log_every_steps=2, eval_every_steps=100)
+    callbacks = Callbacks(lambda _: 0.1, lambda _: {"loss": 0.0}, lambda *_: None)
+    began = TrainerState(step=1, consumed_samples=1, loss_sum=100.0, loss_rows=3)
+    found = []
+    for rank in (0, 1):
+        one: Any = Parts(rank)
+        fit(one, one, callbacks, one, config, NO_CHECKPOINTS, began)
+        found.append(one.parts)
+    assert found == [
+        {2: (100.0 + 2, 3 + 1), 4: (3.0 + 4, 2), 6: (5.0 + 6, 2)},
+        {2: (20.0, 0.0), 4: (70.0, 0.0), 6: (110.0, 0.0)},
+    ]
 
 
 def test_a_checkpoint_from_before_there_were_plateaus_is_read() -> None:
@@ -237,11 +291,14 @@ class World(Clocked):
         super().__init__(1.0, steps_per_epoch=STEPS)
         self.asked_at, self.saved = asked_at, list[int]()
 
-    def should_checkpoint(self) -> bool:
-        """As a signal's request: True once."""
+    def ask_checkpoint(self) -> None:
+        """The driver announces it for the step that was made."""
+        self.asked_at = 0
+
+    def cut_after(self, step: int) -> tuple[bool, bool]:
         asked = self.asked_at is not None and self.now >= self.asked_at
         self.asked_at = None if asked else self.asked_at
-        return asked
+        return False, asked
 
     def save(self, state: TrainerState, metric: float | None) -> None:
         self.saved.append(state.step)
@@ -252,9 +309,9 @@ class World(Clocked):
     [
         ({}, None, [24]),  # the end always
         ({"every_steps": 10}, None, [10, 20, 24]),
-        ({"every_s": 7.0}, None, [7, 14, 21, 24]),  # ranks agree on it once a second
+        ({"every_s": 7.0}, None, [7, 14, 21, 24]),
         ({"on_improvement": True}, None, [6, 12, 24]),
-        ({}, 4, [4, 24]),  # asked for: at the next step on which all ranks agree, once
+        ({}, 4, [4, 24]),  # asked for: once
         ({"every_steps": 12, "every_s": 7.0}, None, [7, 12, 19, 24]),  # seconds since the last
     ],
 )
@@ -277,7 +334,7 @@ class Metered(World):
         self.meter = SimpleNamespace(take=lambda: {"decode_s": 3.0, **next(self.taken, {})})
         self.logged = dict[int, dict[str, float]]()
 
-    def metrics(self, step: int, values: dict[str, float]) -> None:
+    def metrics(self, step: int, values: dict[str, float], means: Any = None) -> None:
         self.logged[step] = {name: value for name, value in values.items() if name.startswith("data/")}
 
 

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparkring.conf.errors import first_line
+from sparkring.training.launch.cuts import Cuts, Orders
 from sparkring.training.launch.failure import Cancelled, Cause, Failure, WorkerFailed, cause_of, first_failure
 from sparkring.training.launch.health import HangDetector, RankProgress, StragglerDetector
 from sparkring.training.launch.job import JobResult
+from sparkring.training.launch.means import MeanMerger
 from sparkring.training.launch.messages import (
     AttemptStarted,
+    CheckpointWanted,
+    CutOffered,
     DumpStacks,
     Event,
     FromRank,
@@ -69,11 +73,11 @@ class Control:
         self.stopping = self.cancelled = False  # asked for, so no further attempt is wanted
 
     def checkpoint(self) -> None:
-        """Every rank's ctx.should_checkpoint() becomes true once."""
+        """Every rank writes a checkpoint, after one same step of training; ctx.should_checkpoint() is true once."""
         self.ask(WriteCheckpoint())
 
     def stop(self) -> None:
-        """Every rank's ctx.should_stop() becomes true: end as soon as all ranks see it, with a checkpoint."""
+        """Every rank ends, with a checkpoint, after one same step of training; ctx.should_stop() becomes true."""
         self.stopping = True
         self.ask(StopTraining())
 
@@ -191,6 +195,7 @@ class Attempt:
         self._killed = False
         self._began = time.monotonic()
         self._deadline = self._began + limits.start_s
+        self._cuts, self._means = Cuts(self._alive), MeanMerger(len(states))
         self._stragglers = StragglerDetector(len(states))
         self._hangs = HangDetector(limits.hang_s)
         self._output_at: float | None = None  # last line of any rank, where lines are progress
@@ -206,6 +211,7 @@ class Attempt:
                 received = self._server.take(next_check - time.monotonic())
                 if received is not None:
                     self._take(*received)
+                self._obey()
                 if time.monotonic() >= next_check:
                     self._check()
                     next_check = time.monotonic() + (CHECK_AFTER_FAILURE_S if self._first_failed_at else CHECK_S)
@@ -231,12 +237,18 @@ class Attempt:
         stacks = self._hangs.stacks if first.cause == "hang" else None
         raise WorkerFailed(first, [f for f in self._failures if f is not first], stacks)
 
-    def _check(self) -> None:
-        """Notice what no message tells: requests, silence, time that ran out."""
+    def _obey(self) -> None:
+        """Pass on what was asked for meanwhile, by the callback above all."""
         for request in self._control.pending():
             if isinstance(request, KillRank):
                 raise Cancelled(f"attempt {self._attempt} was cancelled by the driver")
             self._send_all(request)
+            if isinstance(request, StopTraining | WriteCheckpoint):
+                is_stop = isinstance(request, StopTraining)
+                self._send_each(self._cuts.ask(stop=is_stop, checkpoint=not is_stop))
+
+    def _check(self) -> None:
+        """Notice what no message tells: silence, time that ran out."""
         for agent, heartbeat in self._server.heartbeats().items():
             self._heartbeat(agent, heartbeat)
         now = time.monotonic()
@@ -254,6 +266,10 @@ class Attempt:
 
     def _send_all(self, message: Request) -> None:
         for rank in self._alive:
+            self._server.send(self._states[rank].agent, message)
+
+    def _send_each(self, orders: Orders) -> None:
+        for rank, message in orders:
             self._server.send(self._states[rank].agent, message)
 
     def _check_lost(self, trouble: str | None) -> None:
@@ -316,6 +332,10 @@ class Attempt:
                 self._log(state, message)
             case RankMetrics():
                 self._metrics(state, message)
+            case CutOffered():
+                self._send_each(self._cuts.offered(state.rank, message.number, message.step))
+            case CheckpointWanted():
+                self._send_each(self._cuts.ask(stop=False, checkpoint=True))
             case RankEvent():
                 self._emit(message)
         return None
@@ -344,18 +364,20 @@ class Attempt:
     def _metrics(self, state: RankState, message: RankMetrics) -> None:
         if state.step is None or message.step > state.step:  # else a heartbeat has overtaken it
             state.on_progress(message.step, state.phase)
-        if state.rank == 0:
-            self._result.metrics.append(message)
         for slow, busy_s, others_wait_s in self._stragglers.add(state.rank, message.step, message.values):
             host = self._states[slow].host
             log.warning("straggler: rank %d on %s is busy for %.3f s a step", slow, host, busy_s)
             self._emit(Straggler(slow, self._attempt, host, message.step, busy_s, others_wait_s))
-        self._emit(message)
+        for shown in self._means.add(message):
+            if shown.rank == 0:
+                self._result.metrics.append(shown)
+            self._emit(shown)
 
     def _end(self, state: RankState, ended: RankEnded) -> None:
         failure = state.failure(ended)
         if failure is None or (ended.was_killed and state.error is None):
             self._over(state)  # that a rank was ended by us is no failure of its own
+            self._send_each(self._cuts.returned(state.rank))
         else:
             self._fail(state, failure)  # also after our order to end: the cause may arrive after its consequences
         self._emit(ended)

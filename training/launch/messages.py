@@ -8,7 +8,7 @@ unless they say characters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
 from sparkring.conf.rank_info import RankInfo
@@ -169,12 +169,29 @@ class DumpStacks:
 
 @dataclass(frozen=True)
 class StopTraining:
-    """Driver to agent, agent to rank: end at the next step, with a checkpoint."""
+    """Driver to agent, agent to rank: the end is wanted, with a checkpoint. For programs without cuts."""
 
 
 @dataclass(frozen=True)
 class WriteCheckpoint:
-    """Driver to agent, agent to rank: write a checkpoint and go on."""
+    """Driver to agent, agent to rank: write a checkpoint and go on. For programs without cuts."""
+
+
+@dataclass(frozen=True)
+class OfferCut:
+    """Driver to agent, agent to rank: offer a step after which all ranks can act together (cuts.py)."""
+
+    number: int  # of the cut, from 1
+
+
+@dataclass(frozen=True)
+class CutAt:
+    """Driver to agent, agent to rank: act after exactly this step, as every rank does."""
+
+    number: int
+    step: int
+    stop: bool  # end, with a checkpoint
+    checkpoint: bool
 
 
 @dataclass(frozen=True)
@@ -213,11 +230,36 @@ class Heartbeat(FromRank):
 
 
 @dataclass(frozen=True)
+class MeanPart:
+    """A rank's part of a mean over ranks: the sum of all `total`s by the sum of all `count`s."""
+
+    total: float
+    count: float
+
+
+@dataclass(frozen=True)
 class RankMetrics(FromRank):
-    """Rank to agent to driver, and an event."""
+    """Rank to agent to driver, and an event.
+
+    `means`: parts of means over all ranks, which the driver makes and adds to rank 0's `values`, in the event.
+    """
 
     step: int
     values: dict[str, float]
+    means: dict[str, MeanPart] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CutOffered(FromRank):
+    """Rank to agent to driver: a step that this rank does not pass until the cut is announced."""
+
+    number: int
+    step: int
+
+
+@dataclass(frozen=True)
+class CheckpointWanted(FromRank):
+    """Rank to agent to driver: time for a checkpoint of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -339,11 +381,13 @@ class Recovered:
 
 # ---- who accepts what
 
-FromRankToAgent: TypeAlias = RankRunning | Heartbeat | RankMetrics | RankEvent | RankResult | RankError
+FromRankToAgent: TypeAlias = (
+    RankRunning | Heartbeat | RankMetrics | RankEvent | RankResult | RankError | CutOffered | CheckpointWanted
+)
 ToDriver: TypeAlias = (
     FromRankToAgent | Hello | KeepAlive | AgentReady | PeersReached | StoreRequest | LogLines | Stacks | RankEnded
 )
-ToRank: TypeAlias = StopTraining | WriteCheckpoint
+ToRank: TypeAlias = StopTraining | WriteCheckpoint | OfferCut | CutAt
 ToForkServer: TypeAlias = StartRank | KillRank
 FromForkServer: TypeAlias = RankForked | RankExited
 ToAgent: TypeAlias = ToRank | ToForkServer | Welcome | Received | Bye | ReachPeers | StoreReply | DumpStacks

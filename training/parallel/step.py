@@ -361,12 +361,15 @@ class MeshStrategy(Strategy):
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         if self.mesh.world == 1:
             return values
+        share = self.share_of_sum(values)
+        dist.all_reduce(share)
+        return share
+
+    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
         share = torch.zeros(values.shape).double()
         if self.is_sequence_leader:
             share = values.detach().to("cpu", torch.float64)
-        share = share / self.mesh.cp
-        dist.all_reduce(share)
-        return share
+        return share / self.mesh.cp
 
     def measure(self) -> dict[str, float]:
         sent = {f"sent_bytes {axis}": count for axis, count in self.prepared.comms.sent.items()}

@@ -49,6 +49,7 @@ class Strategy(ABC):
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
     tables: SparseTables  # of the model's SparseEmbeddings; false where it has none
     needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
+    meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
 
     @property
     @abstractmethod
@@ -118,6 +119,10 @@ class Strategy(ABC):
     def server_counts(self) -> list[dict[str, Any]]:
         """What each server has seen; empty without servers."""
         return []
+
+    def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """This rank's summand of `sum_over_data`, on the CPU; 0 where another rank reports the same rows."""
+        return values.detach().to("cpu", torch.float64)
 
     @abstractmethod
     def measure(self) -> dict[str, float]:

@@ -35,9 +35,11 @@ from sparkring.training.launch.messages import (
     MAX_PEERS,
     AgentReady,
     Bye,
+    CutAt,
     DumpStacks,
     FromForkServer,
     KillRank,
+    OfferCut,
     Peer,
     PeerFailure,
     PeersReached,
@@ -154,7 +156,7 @@ class Agent:
                 threading.Thread(target=self._reach, args=(message.peers,), daemon=True).start()
             case DumpStacks() if self._rank is not None:
                 threading.Thread(target=self._dump, args=(self._rank,), daemon=True).start()
-            case StopTraining() | WriteCheckpoint() if self._rank is not None:
+            case StopTraining() | WriteCheckpoint() | OfferCut() | CutAt() if self._rank is not None:
                 self._rank.request(message)
             case _FromForkServer() if self._rank is not None and message.server == self._fork_servers:
                 if isinstance(message.message, RankForked):

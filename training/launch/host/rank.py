@@ -18,19 +18,25 @@ import time
 import traceback
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.references import NoSuchName, load_reference, module_of
 from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
+from sparkring.training.launch.host.cuts import RankCuts
 from sparkring.training.launch.host.processes import STACKS_SIGNAL
 from sparkring.training.launch.messages import (
     MAX_TRACEBACK_CHARS,
+    CheckpointWanted,
+    CutAt,
+    CutOffered,
     Entry,
     FromRankToAgent,
     Heartbeat,
+    MeanPart,
+    OfferCut,
     RankError,
     RankEvent,
     RankMetrics,
@@ -60,6 +66,7 @@ class WorkerContext:
         self._channel = channel
         self._stop_wanted = self._checkpoint_wanted = False
         self._step, self._progress_at = 0, -PROGRESS_S
+        self._cuts = RankCuts(lambda number, step: self.send(CutOffered(self.rank, self.attempt, number, step)))
 
     @property
     def rank(self) -> int:
@@ -77,9 +84,20 @@ class WorkerContext:
     def local_size(self) -> int:
         return self.rank_info.local_size
 
-    def metrics(self, step: int, values: dict[str, float]) -> None:
+    def metrics(
+        self, step: int, values: dict[str, float], means: Mapping[str, tuple[float, float]] | None = None
+    ) -> None:
+        """Report values; rank 0's are the run's.
+
+        Args:
+            step: the same on every rank.
+            values: of this rank.
+            means: (total, count) of this rank; the driver adds those of all ranks up, divides, and gives the quotients
+                to rank 0's values. Every rank must report the same names at the same steps.
+        """
         values = {name: float(value) for name, value in values.items()}
-        self.send(RankMetrics(self.rank, self.attempt, int(step), values))
+        parts = {name: MeanPart(float(total), float(count)) for name, (total, count) in (means or {}).items()}
+        self.send(RankMetrics(self.rank, self.attempt, int(step), values, parts))
 
     def heartbeat(self, step: int, phase: str) -> None:
         """Report progress.
@@ -111,12 +129,28 @@ class WorkerContext:
         wanted, self._checkpoint_wanted = self._checkpoint_wanted, False
         return wanted
 
+    def begin_steps(self, step: int, last: int) -> None:
+        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each further one."""
+        self._cuts.begin(step, last)
+
+    def cut_after(self, step: int) -> tuple[bool, bool]:
+        """Whether all ranks stop, and whether all write a checkpoint, after this step: the same answer on each."""
+        return self._cuts.after(step)
+
+    def ask_checkpoint(self) -> None:
+        """Have the driver announce a checkpoint. Rank 0 asks for all; the others' calls do nothing."""
+        if self.rank == 0:
+            self.send(CheckpointWanted(self.rank, self.attempt))
+
     def request(self, message: ToRank) -> None:
         """Take a request of the driver."""
-        if isinstance(message, StopTraining):
-            self._stop_wanted = True
-        elif isinstance(message, WriteCheckpoint):
-            self._checkpoint_wanted = True
+        match message:
+            case StopTraining():
+                self._stop_wanted = True
+            case WriteCheckpoint():
+                self._checkpoint_wanted = True
+            case OfferCut() | CutAt():
+                self._cuts.request(message)
 
     def send(self, message: FromRankToAgent) -> None:
         """Send to the agent.

@@ -18,8 +18,7 @@ from sparkring.training.launch.messages import (
     FromRankToAgent,
     LogLines,
     RankEnded,
-    StopTraining,
-    WriteCheckpoint,
+    ToRank,
 )
 
 MAX_LOG_BYTES = 4 << 20  # of messages that wait for the driver; above, a rank whose every line is wanted waits too
@@ -53,7 +52,7 @@ class RankProcess:
         os.close(self._output)
         self._theirs.close()
 
-    def request(self, message: StopTraining | WriteCheckpoint) -> None:
+    def request(self, message: ToRank) -> None:
         with contextlib.suppress(OSError):  # it is ending
             self._channel.send(message)
 

@@ -43,6 +43,8 @@ STEP_COUNT = "step"  # key of an optimizer's state
 class AveragedStrategy(MeshStrategy):
     """See strategy.Strategy."""
 
+    meets_each_step = False
+
     def __init__(
         self,
         context: RankContext,
