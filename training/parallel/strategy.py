@@ -109,10 +109,10 @@ class Strategy(ABC):
         """Keep the loop's state after an evaluation, for a rank that takes another's place."""
         return None
 
-    def open_gather(self, behind: bool = False) -> Gather | None:
-        """An all-gather of its own; None: a process group of torch's carries it.
+    def open_gather(self, behind: int = 0) -> Gather | None:
+        """Open an all-gather of its own; None: a process group of torch's carries it. Collective.
 
-        Collective. `behind`: it is called from a thread beside training, too.
+        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
         """
         return None
 

@@ -263,7 +263,7 @@ class Shard:
             every = [push.rows[number] for push in pushes]
             ids, sums = summed(np.concatenate([i for i, _ in every]), np.concatenate([grads for _, grads in every]))
             rows.append((ids, (sums / len(pushes)).astype(table.spec.dtype, copy=False)))
-        squares = float(dense.double().square().sum())
+        squares = float(np.square(dense.numpy(), dtype=np.float64).sum())  # numpy: alike for any number of threads
         self._squares = squares + sum(float(np.square(grads, dtype=np.float64).sum()) for _, grads in rows)
         self._sum = (dense, absent, rows)
 

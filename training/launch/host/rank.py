@@ -62,6 +62,8 @@ class WorkerContext:
         self.rank_info = rank_info
         self.attempt = attempt
         self.payload = payload
+        self.servers: list[tuple[str, int]] = []  # addresses of the attempt's servers, in their order
+        self.server_secret = b""  # of the attempt
         self.stop_seen = False  # a script has learned, from `progress` or by SIGTERM, that the driver wants the end
         self._channel = channel
         self._stop_wanted = self._checkpoint_wanted = False

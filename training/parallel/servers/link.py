@@ -37,7 +37,7 @@ class ServerLink:
         self.begun = False  # steps may be made
         self.met_at: int | None = None  # the step after which ranks have met, and not gone on
         self._scope, self._number = START, 0
-        self._channels = 0
+        self._gathers: list[_Gather] = []
 
     def define(self, definition: Definition) -> None:
         self.is_replacement = self.client.define(definition)
@@ -64,8 +64,13 @@ class ServerLink:
         return answers
 
     def go_on(self, step: int) -> None:
-        """Take the place of a rank that died after `step` steps. RuntimeError where it died while ranks met."""
+        """Take the place of a rank that died after `step` steps.
+
+        RuntimeError where it died while ranks met, or wrote a checkpoint.
+        """
         self.begun = True
+        for gather in self._gathers:
+            gather.check()
         if self.client.last_scope(MAIN) >= step > self.client.last_scope(PART, self.rank):
             raise RuntimeError(
                 f"rank {self.rank} died while ranks met after step {step}, to evaluate or to write a checkpoint; "
@@ -81,20 +86,21 @@ class ServerLink:
         mine = b"".join(bytes(part) for part in pack_tensors(on_host)) if self.rank == 0 else b""
         return unpack_tensors(self.meet(mine)[0])
 
-    def open_gather(self, behind: bool) -> Gather:
+    def open_gather(self, behind: int) -> Gather:
         """All-gather of bytes on a connection of its own. Every rank opens them in the same order.
 
-        `behind`: it is called from a thread beside training too, and not when ranks meet.
+        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: only where
+        ranks meet.
         """
-        channel, self._channels = f"gather {self._channels}", self._channels + 1
-        return _Gather(self, channel, self.client.open_channel(), behind)
+        self._gathers.append(_Gather(self, f"gather {len(self._gathers)}", self.client.open_channel(), behind))
+        return self._gathers[-1]
 
 
 class _Gather:
-    def __init__(self, link: ServerLink, channel: str, connection: Connection, behind: bool) -> None:
+    def __init__(self, link: ServerLink, channel: str, connection: Connection, behind: int) -> None:
         self._link, self._channel, self._connection, self._behind = link, channel, connection, behind
         self._scope, self._number = START, 0
-        self._later: int | None = None  # number of the next round after the start
+        self._later = 0  # number of the next round after the start, of those behind training
 
     def __call__(self, mine: bytes) -> list[bytes]:
         link = self._link
@@ -102,10 +108,6 @@ class _Gather:
             scope, number = START, self._number
             self._number += 1
         elif self._behind:
-            if self._later is None:
-                self._later = (
-                    1 + link.client.last_scope(self._channel, link.rank, self._connection) if link.is_replacement else 0
-                )
             scope, number = self._later, 0
             self._later += 1
         else:
@@ -115,3 +117,14 @@ class _Gather:
             scope, number = step, self._number
             self._number += 1
         return link.client.round(scope, self._channel, number, mine, self._connection)
+
+    def check(self) -> None:
+        """Go on with the rounds of a rank that died; RuntimeError where it died between those of one purpose."""
+        if not self._behind:
+            return
+        self._later = 1 + self._link.client.last_scope(self._channel, self._link.rank, self._connection)
+        if self._later % self._behind:
+            raise RuntimeError(
+                f"rank {self._link.rank} died while a checkpoint was written, of which its part is lost; training goes "
+                "on from the last one"
+            )

@@ -169,8 +169,11 @@ class ServersStrategy(MeshStrategy):
             gradient, own = self.gradient(lr)
             assert self._pulled is not None
             pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
+            sent = self.link.client.sent_bytes
             with self.data_parallel.waiting():
                 frames = self.link.client.push(pushes)
+            if self._is_measured():
+                self.data_parallel.step_bytes = float(self.link.client.sent_bytes - sent)
             if self.definition.synchronous:
                 squares, bad = global_squares(frames)
                 norm = math.sqrt(squares) if bad is None else math.nan
@@ -259,7 +262,7 @@ class ServersStrategy(MeshStrategy):
         return None
 
     def keep(self, state: bytes) -> None:
-        if self.rank == 0:
+        if self.rank == 0 and not (self.is_replacement and not self.link.begun):
             self.link.client.keep(LOOP, state)
 
     def _go_on(self) -> None:
@@ -306,7 +309,7 @@ class ServersStrategy(MeshStrategy):
         answers = self.link.meet(json.dumps(found).encode(), at=self.clock)
         return combined([json.loads(answer) for answer in answers])
 
-    def open_gather(self, behind: bool = False) -> Gather:
+    def open_gather(self, behind: int = 0) -> Gather:
         return self.link.open_gather(behind)
 
     def server_counts(self) -> list[dict[str, Any]]:
