@@ -58,6 +58,9 @@ T_MULTILABEL = "tests/pipelines/evaluation/test_multilabel.py"
 T_WEIGHTED_RUN = "tests/training/test_worker.py -k weights_count"
 BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/evaluation/test_baseline.py"
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
+CUTS, T_CUTS = "training/launch/cuts.py", "tests/training/launch/test_cuts.py"
+HOST_CUTS, T_HOST_CUTS = "training/launch/host/cuts.py", "tests/training/launch/host/test_cuts.py"
+MEANS, T_MEANS = "training/launch/means.py", "tests/training/launch/test_means.py"
 T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
 ALS, T_ALS = "pipelines/evaluation/als.py", "tests/pipelines/evaluation/test_als.py"
@@ -1152,6 +1155,24 @@ MUTANTS = (
         "int(info.skipped) if True",
         "tests/training/test_loop.py",
     ),
+    # --- stops, checkpoints and the logged loss without collectives
+    Mutant(CUTS, "max(self._offers.values())", "min(self._offers.values())", T_CUTS),
+    Mutant(CUTS, "or not self._ranks <= self._offers.keys()", "", T_CUTS),
+    Mutant(CUTS, "self._offers.pop(rank, None)", "pass", T_CUTS),
+    Mutant(CUTS, "self._offers, self._wanted = None, (False, False)", "self._offers = None", T_CUTS),
+    Mutant(CUTS, "if number <= len(self._announced):", "if False:", T_CUTS),
+    Mutant(HOST_CUTS, "self._offer[1] <= step", "self._offer[1] < step", T_HOST_CUTS),
+    Mutant(HOST_CUTS, "return ahead if ahead < left else 1", "return ahead", T_HOST_CUTS),
+    Mutant(HOST_CUTS, "min(self._recent_s, default=None)", "max(self._recent_s, default=None)", T_HOST_CUTS),
+    Mutant(HOST_CUTS, "if message.number <= self._last_number:", "if False:", T_HOST_CUTS),
+    Mutant(MEANS, "[reports[rank] for rank in range(self._world)]", "[*reports.values()]", T_MEANS),
+    Mutant(MEANS, "if metrics.step <= self._merged:", "if False:", T_MEANS),
+    Mutant(LOOP, "is_first=reporter.rank == 0", "is_first=True", T_LOOP),
+    Mutant(
+        "training/loop_timing.py", "False\n        self.asked = True", "False", "tests/training/test_loop_timing.py"
+    ),
+    Mutant("training/worker.py", "if strategy.meets_each_step:", "if True:", T_TRAIN_HOOKS),
+    Mutant(f"{AVERAGING}/strategy.py", "meets_each_step = False", "meets_each_step = True", T_TRAIN_HOOKS),
     # --- several labels
     Mutant(FLAGS, "pc.unique(good[SPLIT])", "pc.unique(counted[SPLIT])", T_FLAGS),
     Mutant(FLAGS, "if not odd.get(label) and", "if", T_FLAGS),

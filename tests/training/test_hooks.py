@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, HookFailed, Hooks, StepSeen, hook_problems
+from sparkring.training.parallel.averaging.strategy import AveragedStrategy
+from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.worker import loss_seen
 
 OWN = "tests.training.own_hooks"
 STEP = StepSeen(5, 0.5, 500, 0.25, 1e-3, 2.0, False, 2)
@@ -77,3 +82,11 @@ def test_a_hook_that_fails_is_named_with_its_line() -> None:
 def test_what_is_no_hook_is_named_without_making_it(reference: str, why: str) -> None:
     (problem,) = hook_problems([f"{OWN}:Refuses", reference])
     assert why in problem and problem.startswith("train.hooks = ")
+
+
+def test_the_loss_a_hook_sees_is_summed_over_ranks_only_where_they_meet_in_each_step() -> None:
+    def strategy(kind: type[MeshStrategy], **parts: Any) -> Any:
+        return SimpleNamespace(meets_each_step=kind.meets_each_step, data_size=4, **parts)
+
+    assert loss_seen(strategy(MeshStrategy, sum_over_data=lambda values: 3 * values), 2.0) == 6.0
+    assert loss_seen(strategy(AveragedStrategy), 2.0) == 8.0, "four ranks with rank 0's rows"
