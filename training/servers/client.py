@@ -116,6 +116,25 @@ class StatePart:
     value: torch.Tensor
 
 
+def state_parts(slices: Sequence[Slice], state: Mapping[str, torch.Tensor]) -> list[StatePart]:
+    """What a server's optimizer keeps, from the names of Shard.dense_state without `weights`."""
+    split = [(name.partition("."), value) for name, value in state.items()]
+    return [StatePart(slices[int(number)], key, value) for (number, _, key), value in split]
+
+
+def whole_states(definition: Definition, parts: Sequence[StatePart]) -> dict[str, dict[str, torch.Tensor]]:
+    """Put the slices' optimizer states together: by parameter and key, shaped as the parameter, or one value."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for part in parts:
+        own, shape = found.setdefault(part.slice.name, {}), list(definition.shapes[part.slice.name])
+        if tuple(part.value.shape) != part.slice.shape:
+            own[part.key] = part.value
+            continue
+        whole = own.setdefault(part.key, torch.zeros(shape, dtype=part.value.dtype))
+        whole.view(-1)[part.slice.start : part.slice.stop] = part.value.reshape(-1)
+    return found
+
+
 def cut_states(
     definition: Definition, servers: int, weights: torch.Tensor, states: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> list[dict[str, torch.Tensor]]:
@@ -351,9 +370,7 @@ class Client:
         for server, frame in enumerate(self._all(Request.DENSE, (1,))):
             found = unpack_tensors(frame.body)
             weights.append(found.pop("weights"))
-            for name, value in found.items():
-                number, _, key = name.partition(".")
-                states.append(StatePart(self._slices[server][int(number)], key, value))
+            states += state_parts(self._slices[server], found)
         return torch.cat(weights), states
 
     def load_dense(self, weights: torch.Tensor, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:

@@ -34,12 +34,12 @@ class Workers:
     """What workers do, without any.
 
     ids: by table the distinct ids of a worker's batch of a clock. gradient: of a try, with what it pulled. factor: with
-    bound 0, what a clock's sum is multiplied by, from its sum of squares.
+    bound 0, what a clock's sum is multiplied by, from its sum of squares and whether all pushes were finite.
     """
 
     ids: Callable[[int, int], list[Ids]]
     gradient: Callable[[Try, Pulled], Gradient]
-    factor: Callable[[float], float]
+    factor: Callable[[float, bool], float]
 
 
 @dataclass
@@ -96,10 +96,10 @@ def _replay_sums(shards: Sequence[Shard], clocks: range, count: int, workers: Wo
             gradient = workers.gradient(one, pull_all(shards, ids))
             for shard, push in zip(shards, _pushes(shards, gradient, one, versions), strict=True):
                 shard.push(push)
-        answers = [shard.answer(clock) for shard in shards]
-        squares = sum(answer[0] for answer in answers if answer is not None)
+        answers = [answer for shard in shards if (answer := shard.answer(clock)) is not None]
+        factor = workers.factor(sum(squares for squares, _ in answers), all(bad is None for _, bad in answers))
         for shard in shards:
-            shard.settle(clock, workers.factor(squares))
+            shard.settle(clock, factor)
 
 
 def _pushes(shards: Sequence[Shard], gradient: Gradient, one: Try, versions: Sequence[int]) -> list[Push]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkring.training.servers.client import ALL_BYTES, Client, ServerError
+from sparkring.training.servers.client import ALL_BYTES, Client, ServerError, whole_states
 from sparkring.training.servers.protocol import NONCE, ProtocolError, Request, pack_tensors, receive, unpack_tensors
 from sparkring.training.servers.rounds import START
 from sparkring.training.servers.server import MAX_PENDING
@@ -139,15 +139,7 @@ def test_what_servers_hold_is_copied_to_others_whole(count: int, tmp_path: Path)
     with servers(2, 2) as made, servers(count, 2) as others:
         client = run_all(made, given, 8)[0]
         weights, states = client.dense_state()
-        whole: dict[str, dict[str, torch.Tensor]] = {}
-        for part in states:
-            cut, shape = part.slice, given.shapes[part.slice.name]
-            own = whole.setdefault(cut.name, {})
-            if part.key == "step":
-                own[part.key] = part.value
-            else:
-                own.setdefault(part.key, torch.zeros(list(shape), dtype=torch.float64))
-                own[part.key].view(-1)[cut.start : cut.stop] = part.value.reshape(-1)
+        whole = whole_states(given, states)
         target_client = connect(others, 0, given)
         target_client.load_dense(weights, whole)
         first = [client.dump(table, every, ALL_BYTES, saving=True) for table in range(2)]

@@ -68,9 +68,9 @@ def gradient_of(worker: int, clock: int, pulled: Pulled) -> Gradient:
     return Gradient(dense, absent, ids_of(worker, clock), rows, math.sqrt(squares), LR / (1 + clock % 3))
 
 
-def factor_of(squares: float) -> float:
+def factor_of(squares: float, finite: bool = True) -> float:
     """Clipped to a norm of 3."""
-    return min(1.0, 3 / (math.sqrt(squares) + 1e-6)) if math.isfinite(squares) else math.nan
+    return min(1.0, 3 / (math.sqrt(squares) + 1e-6)) if finite else math.nan
 
 
 WORKERS = Workers(ids_of, lambda one, pulled: gradient_of(one.worker, one.clock, pulled), factor_of)
