@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, TypeAdapter
 
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.blocks.train import EarlyStopping, OptimConfig
 from sparkring.conf.config import RunConfig
@@ -109,11 +110,8 @@ class Parts:
         names = [*self.columns.read, *([weight["column"]] if weight is not None else [])]
         request = ReadRequest(self.dataset, self.manifest, split, names, batch)
         rank = DataRank(strategy.data_rank, strategy.data_size, self.device, gather, self.ctx.on_progress)
-        reader = make_reader(config.data, request, rank, evaluation=not training)
-        if weight is not None:
-            reader = WeightedReader(reader, weight["column"], weight["mean"])
-        self.readers.append(reader)
-        return reader
+        self.readers.append(make_weighted_reader(config.data, request, rank, evaluation=not training))
+        return self.readers[-1]
 
     def whole_split(self) -> WholeSplit:
         """A collector for one evaluation."""
@@ -122,6 +120,19 @@ class Parts:
     def close(self) -> None:
         for reader in self.readers:
             reader.close()
+
+
+def make_weighted_reader(config: DataConfig, request: ReadRequest, rank: DataRank, evaluation: bool) -> Reader:
+    """Open one rank's share of a split, whose rows weigh what the dataset says.
+
+    Args:
+        config: how it is read.
+        request: what is read, the dataset's weight included.
+        rank: by whom.
+        evaluation: every row once, in stored order.
+    """
+    reader, weight = make_reader(config, request, rank, evaluation=evaluation), request.manifest.weight
+    return reader if weight is None else WeightedReader(reader, weight["column"], weight["mean"])
 
 
 def train(ctx: WorkerContext) -> WorkerResult:

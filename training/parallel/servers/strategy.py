@@ -36,7 +36,7 @@ from sparkring.training.parallel.model_parallel.placement import ModelPlacement
 from sparkring.training.parallel.process_groups import RankContext
 from sparkring.training.parallel.servers.link import ServerLink
 from sparkring.training.parallel.servers.tables import Position, ServedTables
-from sparkring.training.parallel.sparse import TableSettings
+from sparkring.training.parallel.sparse import TableSettings, distinct_ids
 from sparkring.training.parallel.state import TensorInfo, optimizer_tensors, plain_name, stream_tensors
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.parallel.strategy import Gather, OptimizerFactory, StepInfo
@@ -152,6 +152,10 @@ class ServersStrategy(MeshStrategy):
         with self.data_parallel.waiting():
             pulled = self.link.client.pull(self.clock, self.attempt, self._ids)
         return self.compute(batch, pulled, self._ids)
+
+    def distinct_ids(self, batch: Batch) -> list[Ids]:
+        """By table, the distinct ids of a batch."""
+        return [distinct_ids(name, module, batch.columns)[0] for name, module in self._served.modules.items()]
 
     def compute(self, batch: Batch, pulled: Pulled, ids: list[Ids]) -> torch.Tensor:
         """Accumulate the gradient of a batch with what was pulled: a function of these, the seed, rank and clock."""
