@@ -20,7 +20,7 @@ from sparkring.conf.storage import Storage, open_storage
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.models.dropout import draws_masks
-from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
+from sparkring.training.models.initial import InitialModel, eager_model
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel.mesh import Mesh
 from sparkring.training.parallel.model_parallel.placement import make_placement
@@ -197,11 +197,7 @@ class _Replayer:
         config, manifest = self.config, self.manifest
         seed_everything(config.train.seed)
         made = start_model(config, manifest)
-        model = (
-            made
-            if isinstance(made, InitialModel)
-            else eager_model(build_model(config, manifest), str(made))
-        )
+        model = made if isinstance(made, InitialModel) else eager_model(build_model(config, manifest), str(made))
         if config.warm_start is not None and first:
             model = start_from(model, config, config.warm_start, manifest, 0)
         if config.model.start is not None:

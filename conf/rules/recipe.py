@@ -334,6 +334,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         "tables.wire = {c.tables.wire}: servers send and get rows as they are; leave it at fp32",
     ),
     Conflict(
+        lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.lag > 0,
+        "tables.lag = {c.tables.lag}: is of tables on ranks; with parallel.servers.per_host = "
+        "{c.parallel.servers.per_host} parallel.servers.bound says how late gradients may be; leave lag at 0",
+    ),
+    Conflict(
         lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.place == "replicate",
         "tables.place = replicate: with parallel.servers.per_host = {c.parallel.servers.per_host} rows are on the "
         "servers, not on ranks; leave it at shard",

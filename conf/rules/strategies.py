@@ -260,6 +260,12 @@ RULES: tuple[Rule, ...] = (
         "gradients smaller that ranks exchange, and here servers get them; leave codec at none",
     ),
     Rule(
+        "servers-fp16",
+        lambda f: _served(f) and f.parallel["precision"] == "fp16",
+        "parallel.servers.per_host={servers[per_host]} with parallel.precision=fp16: ranks at other steps would scale "
+        "their losses differently; use bf16",
+    ),
+    Rule(
         "servers-horovod",
         lambda f: _served(f) and f.parallel["engine"] == "horovod",
         "parallel.servers.per_host={servers[per_host]} with parallel.engine=horovod: there is no ring; leave engine at "

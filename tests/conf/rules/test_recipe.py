@@ -221,6 +221,7 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         (SMALL, ["optim.ema=0.9", SERVED], "optim.ema = 0.9: with parallel.servers.per_host = 1 the weights are on"),
         (SMALL, ["optim.name=lamb", SERVED], "optim.name = lamb: takes the norm of a whole parameter"),
         (SMALL, ["dataset=null", HASHED, SERVED, "tables.wire=bf16"], "tables.wire = bf16: servers send and get rows"),
+        (SMALL, ["dataset=null", HASHED, SERVED, "tables.lag=1"], "tables.lag = 1: is of tables on ranks; with paral"),
         (SMALL, ["dataset=null", HASHED, SERVED, "tables.place=replicate"], "tables.place = replicate: with parallel."),
     ],
 )

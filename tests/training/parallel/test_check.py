@@ -59,6 +59,7 @@ APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "servers-averaging": (2, {**LOCAL_SGD, **SERVED}, "cpu"),
     "servers-codec": (2, {**INT8, **SERVED}, "cpu"),
     "servers-horovod": (2, {"engine": "horovod", **SERVED}, "cpu"),
+    "servers-fp16": (2, {"precision": "fp16", **SERVED}, "cpu"),
     "servers-late": (4, {"servers": {"per_host": 1, "bound": None, "max_lag": 2}}, "cpu"),
     "servers-lag-bound": (4, {"servers": {"per_host": 1, "bound": 1, "max_lag": 9}}, "cpu"),
     "half-messages-on-cpu": (2, {"pp": 2, "precision": "fp16"}, "cpu"),

@@ -132,7 +132,7 @@ class WorkerContext:
         return wanted
 
     def begin_steps(self, step: int, last: int) -> None:
-        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each further one."""
+        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each new one."""
         self._cuts.begin(step, last)
 
     def cut_after(self, step: int) -> tuple[bool, bool]:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkring.training.data.batch import Columns
-from sparkring.training.models.sparse_embedding import SparseEmbedding
+from sparkring.training.models.sparse_embedding import PulledRows, SparseEmbedding
 from sparkring.training.parallel.sparse import SparseTables, TableSettings, distinct_ids
 from sparkring.training.servers.client import ALL_BYTES
 from sparkring.training.tables.exchange import Counts
@@ -19,6 +19,7 @@ from sparkring.training.tables.files import RowFile, stored_dumps, to_tensors
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.hot_ids import hot_ids_of
 from sparkring.training.tables.lookup import LookupTable
+from sparkring.training.tables.sharded import ShardedTable
 from sparkring.training.tables.table import TableDump
 
 Array = NDArray[Any]
@@ -39,7 +40,7 @@ class RowServers(Protocol):
 class Position:
     """A rank's place among the ranks, which say nothing to each other."""
 
-    waited_s = 0.0
+    waited_s = sent_bytes = 0.0
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
@@ -73,7 +74,9 @@ class ServedTables(SparseTables):
             servers: hold the rows.
             suppressed: this rank takes the place of one that died: what is loaded is on the servers already.
         """
-        super().__init__(modules, settings, position.world, device, position)
+        super().__init__(modules, settings, 1, device)
+        self._exchange = position
+        self.tables = {name: ShardedTable(held.table.spec, position) for name, held in self.tables.items()}
         self._servers, self.suppressed = servers, suppressed
 
     def distinct(self, columns: Columns) -> list[Ids]:
@@ -90,6 +93,14 @@ class ServedTables(SparseTables):
         for name, own, values in zip(self.modules, ids, rows, strict=True):
             self.give(name, own, values, training=True)
 
+    def give(self, name: str, ids: Ids, rows: Array, training: bool) -> None:
+        """Let a module look up the rows (n, dim) of ids (n,); `training`: their gradients are kept."""
+        given = torch.from_numpy(rows).to(self._device).requires_grad_(training)
+        pulled = PulledRows(torch.from_numpy(ids).to(self._device), given)
+        self.modules[name].source = pulled
+        if training:
+            self._pulled[name] = pulled
+
     def pull(self, columns: Columns, training: bool) -> None:
         """Look up the rows of a batch to evaluate; those of a step are there (`take`)."""
         if training or not self.modules:
@@ -100,7 +111,9 @@ class ServedTables(SparseTables):
 
     def gradients(self, factor: float) -> list[Array]:
         """By table, the gradients (n, dim) of the rows taken, times `factor`."""
-        return [(self.own_gradients(name) * factor).cpu().numpy() for name in self.modules]
+        rows_of = [self._pulled.pop(name).rows for name in self.modules]
+        grads_of = [torch.zeros_like(rows) if rows.grad is None else rows.grad for rows in rows_of]
+        return [(grads * factor).cpu().numpy() for grads in grads_of]
 
     def squares(self) -> float:
         """The sum of squares of the gradients of the rows taken."""
