@@ -10,7 +10,16 @@ from typing import Any
 from tqdm import tqdm
 
 from sparkring.pipelines.display.outcome import score_text
-from sparkring.training.launch.messages import AttemptStarted, Event, Heartbeat, LogLines, RankEvent, RankMetrics
+from sparkring.training.launch.messages import (
+    AttemptStarted,
+    Event,
+    Heartbeat,
+    LogLines,
+    RankEvent,
+    RankMetrics,
+    RankReplaced,
+    ServerLines,
+)
 
 log = logging.getLogger("train")
 LINE_EVERY_S = 5.0
@@ -33,6 +42,11 @@ class ProgressDisplay:
             case LogLines():
                 for line in event.lines:
                     self._print(f"[rank {event.rank}] {line}")
+            case ServerLines():
+                for line in event.lines:
+                    self._print(f"[server {event.server}] {line}")
+            case RankReplaced():
+                self._print(f"rank {event.rank} runs again after {event.took_s:.1f} s; the others went on")
             case AttemptStarted():
                 self._print(f"{event.world} ranks started in {event.start_s:.1f} s")
             case RankEvent(rank=0):

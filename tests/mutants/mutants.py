@@ -61,6 +61,8 @@ GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation
 CUTS, T_CUTS = "training/launch/cuts.py", "tests/training/launch/test_cuts.py"
 HOST_CUTS, T_HOST_CUTS = "training/launch/host/cuts.py", "tests/training/launch/host/test_cuts.py"
 LOOP_TIMING = "training/loop_timing.py"
+SERVERS, T_SERVERS = "training/launch/servers.py", "tests/training/launch/test_servers.py"
+ATTEMPT, FORK_SERVER = "training/launch/attempt.py", "training/launch/host/fork_server.py"
 MEANS, T_MEANS = "training/launch/means.py", "tests/training/launch/test_means.py"
 T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
@@ -1206,6 +1208,23 @@ MUTANTS = (
     ),
     Mutant("training/worker.py", "if strategy.meets_each_step:", "if True:", T_TRAIN_HOOKS),
     Mutant(f"{AVERAGING}/strategy.py", "meets_each_step = False", "meets_each_step = True", T_TRAIN_HOOKS),
+    # --- servers, and ranks that are replaced
+    Mutant(SERVERS, "for agent in reversed(agents)}", "for agent in agents}", f"{T_SERVERS} -k numbered"),
+    Mutant(SERVERS, "if not (self._killed or message.was_killed):", "if False:", f"{T_SERVERS} -k killed_server"),
+    Mutant(SERVERS, "self._group.server.send(agent, KillServers())", "pass", f"{T_SERVERS} -k find_the_servers"),
+    Mutant(
+        ATTEMPT, 'failure.cause in ("signal", "memory", "lost")', "failure.cause", f"{T_SERVERS} -k raises_or_exits"
+    ),
+    Mutant(
+        ATTEMPT,
+        "self._send_each(self._cuts.replaced(state.rank, state.step or 0))",
+        "pass",
+        f"{T_SERVERS} -k checkpoint_and_a_stop",
+    ),
+    Mutant(ATTEMPT, "self._unstarted | self._dead.keys()", "self._unstarted", f"{T_SERVERS} -k slow_to_come_back"),
+    Mutant(ELASTIC, "if reached > before else", "if reached >= before else", f"{T_SERVERS} -k may_die_often"),
+    Mutant("training/launch/failure.py", "[*servers, *failures]", "failures", f"{T_SERVERS} -k is_the_cause"),
+    Mutant(FORK_SERVER, "end_descendants(keep=self.servers)", "end_descendants()", f"{T_SERVERS} -k first_agents_rank"),
     # --- several labels
     Mutant(FLAGS, "pc.unique(good[SPLIT])", "pc.unique(counted[SPLIT])", T_FLAGS),
     Mutant(FLAGS, "if not odd.get(label) and", "if", T_FLAGS),
