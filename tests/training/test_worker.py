@@ -188,7 +188,16 @@ class Job:
 
         payload = {"config": self.config, "dataset": str(self.table), "run": str(self.folder)}
         env = {"OWN_HOOKS_FILE": str(self.folder / "seen"), "BEST_FILE": str(self.folder / "best.txt")}
-        job = JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD, env=env)
+        servers = self.config["parallel"]["servers"]["per_host"]
+        job = JobSpec(
+            "sparkring.training.worker:train",
+            payload,
+            preload=PRELOAD,
+            env=env,
+            servers_per_host=servers,
+            server_entry="sparkring.training.parameter_server:serve",
+            replaceable_ranks=servers > 0,
+        )
         self.results = group.run(job, world, on_event, attempt, **options).results
         return self
 
