@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import os
 
 import torch
 
 from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
+from sparkring.training.launch.host.server import ServerContext
 from sparkring.training.optim import build_optimizer
 from sparkring.training.servers.server import Server, ServerPlace
 
 EVENTS = "servers"  # folder of a run: what servers did (training/servers/event_log.py)
-
-
-class ServerContext(Protocol):
-    """What the launcher gives a server's process."""
-
-    server: int
-    servers: int
-    address: str
-    world_size: int
-    attempt: int
-    secret: bytes
-    payload: dict[str, Any]
-
-    def ready(self, port: int) -> None: ...
 
 
 def serve(ctx: ServerContext) -> None:
@@ -41,5 +28,6 @@ def serve(ctx: ServerContext) -> None:
         events=open_storage(ctx.payload["run"]).at(EVENTS),
     )
     server = Server(place, lambda named: build_optimizer(named, config.optim), ctx.address)
+    ctx.event("server", {"pid": os.getpid(), "port": server.port})
     ctx.ready(server.port)
     server.run()

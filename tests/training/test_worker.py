@@ -41,7 +41,14 @@ from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
-from sparkring.training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
+from sparkring.training.launch.messages import (
+    Event,
+    Heartbeat,
+    RankEvent,
+    RankMetrics,
+    RankReplaced,
+    ServerEvent,
+)
 from sparkring.training.result import WorkerResult
 from sparkring.training.worker import agree_threads
 from tests.training.own_example import RECIPE as EXAMPLE_RECIPE
@@ -163,6 +170,8 @@ class Job:
         self.metrics: dict[int, dict[str, float]] = {}
         self.valid: dict[int, dict[str, float]] = {}
         self.from_step, self.phases = 0, list[str]()
+        self.servers: list[int] = []  # process ids of parameter servers, the last attempt's last
+        self.replaced: list[RankReplaced] = []
         self.results: list[Any] = []
 
     def run(
@@ -183,6 +192,10 @@ class Job:
                 self.valid[event.step] = event.values
             elif isinstance(event, RankEvent) and event.name == "training":
                 self.from_step = event.data["from_step"]
+            elif isinstance(event, ServerEvent):
+                self.servers.append(event.data["pid"])
+            elif isinstance(event, RankReplaced):
+                self.replaced.append(event)
             elif isinstance(event, Heartbeat):
                 self.phases.append(event.phase)
 
