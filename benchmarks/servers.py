@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc as rpc
 from machine import measured_with, publish
 from torch import nn
 
@@ -100,7 +101,6 @@ def rpc_rows(ids: torch.Tensor) -> torch.Tensor:
 
 
 def rpc_server(address: str) -> None:
-    import torch.distributed.rpc as rpc
 
     torch.set_num_threads(1)
     options = rpc.TensorPipeRpcBackendOptions(init_method=address, num_worker_threads=4)
@@ -109,7 +109,7 @@ def rpc_server(address: str) -> None:
 
 
 def torch_rpc(rows: int) -> float:
-    """The same rows of a tensor, over torch.distributed.rpc; in a process of its own, since it cannot be begun twice."""
+    """The same rows of a tensor, over torch.distributed.rpc, in processes of their own: it cannot be begun twice."""
     context = multiprocessing.get_context("spawn")
     result: Any = context.Queue()
     with tempfile.NamedTemporaryFile() as file:
@@ -128,7 +128,6 @@ def torch_rpc(rows: int) -> float:
 
 
 def rpc_client(address: str, rows: int, result: Any) -> None:
-    import torch.distributed.rpc as rpc
 
     torch.set_num_threads(1)
     options = rpc.TensorPipeRpcBackendOptions(init_method=address, num_worker_threads=4)

@@ -10,9 +10,8 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.storage import open_storage
 from sparkring.training.launch.host.server import ServerContext
 from sparkring.training.optim import build_optimizer
+from sparkring.training.servers.event_log import EVENTS
 from sparkring.training.servers.server import Server, ServerPlace
-
-EVENTS = "servers"  # folder of a run: what servers did (training/servers/event_log.py)
 
 
 def serve(ctx: ServerContext) -> None:

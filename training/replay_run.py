@@ -30,9 +30,9 @@ from sparkring.training.parallel.servers.strategy import ServersStrategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.recipe_model import build_model, pick_columns, start_model
 from sparkring.training.servers.client import Client, Gradient, Pulled
-from sparkring.training.servers.event_log import LogFile, decode
 from sparkring.training.servers.local import LocalServers
 from sparkring.training.servers.replay import Try, Workers, replay
+from sparkring.training.servers.segments import Segment, check_all_there, read_segments
 from sparkring.training.starting import begin_with, start_from
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tasks import build_task
@@ -47,16 +47,6 @@ from sparkring.training.worker import (
 
 CPU = torch.device("cpu")
 KEPT = 4  # batches of a rank: servers that are ahead of others in a replay ask for the next one or two
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What all servers of an attempt did between two cuts, in their order."""
-
-    attempt: int
-    begin: int
-    end: int
-    logs: tuple[LogFile, ...]
 
 
 @dataclass(frozen=True)
@@ -75,34 +65,6 @@ class ReplayReport:
         if self.different:
             return "\n".join([f"{said}DIFFERENT", *self.different])
         return f"{said}the same bits on {len(self.digests)} servers: {' '.join(each[:16] for each in self.digests)}"
-
-
-def read_segments(events: Storage) -> list[Segment]:
-    """The segments that a run's weights come from, in order, each where the one before ended.
-
-    An attempt goes on from a checkpoint, and what an earlier one did after it counts for nothing. ValueError where
-    there are none, or some are missing.
-    """
-    found: dict[tuple[int, int, int], list[LogFile]] = {}
-    for path in sorted(path for path in events.list_files() if path.endswith(".events")):
-        log = decode(events.read_bytes(path), f"{events.uri}/{path}")
-        found.setdefault((log.header.attempt, log.header.begin, log.header.end), []).append(log)
-    if not found:
-        raise ValueError(f"{events.uri}: no event logs; only runs with parallel.servers have them")
-    chain: list[Segment] = []
-    for (attempt, begin, end), logs in sorted(found.items()):
-        servers = logs[0].header.servers
-        if sorted(log.header.server for log in logs) != list(range(servers)):
-            raise ValueError(f"{events.uri}: attempt {attempt}, clocks {begin} to {end}: not one log of each server")
-        while chain and chain[-1].attempt != attempt and chain[-1].end > begin:
-            chain.pop()
-        chain.append(Segment(attempt, begin, end, tuple(sorted(logs, key=lambda log: log.header.server))))
-    at = 0
-    for segment in chain:
-        if segment.begin != at:
-            raise ValueError(f"{events.uri}: the logs of clocks {at} to {segment.begin} are missing")
-        at = segment.end
-    return chain
 
 
 def replay_run(
@@ -127,6 +89,7 @@ def replay_run(
             "replayed"
         )
     segments = read_segments(events)
+    check_all_there(segments, events.uri)
     with _Replayer(config, dataset, manifest) as replayer:
         found = [replayer.run(segment, on_segment) for segment in segments]
     pushes = sum(len(log.events) for segment in segments for log in segment.logs)

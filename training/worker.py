@@ -213,8 +213,9 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
     }
-    callbacks = make_callbacks(parts, reader, valid, record)
-    begun = begin(parts, reader, resume(parts, record))
+    audit = open_audit(parts, reader)
+    callbacks = make_callbacks(parts, reader, valid, record, audit)
+    begun = begin(parts, reader, resume(parts, record), audit)
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
     per_epoch = reader.steps_per_epoch
@@ -257,16 +258,18 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     return result
 
 
-def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[str, Any]) -> Callbacks:
+def make_callbacks(
+    parts: Parts, training: Reader, valid: Reader, record: dict[str, Any], audit: AuditLog | None
+) -> Callbacks:
     """What the loop calls between two steps.
 
     Args:
         parts: of this rank.
         training, valid: readers of these splits.
         record: LoopRecord without its state, for every checkpoint.
+        audit: gets every batch; None: there is none.
     """
     ctx, strategy, hooks, per_epoch = parts.ctx, parts.strategy, parts.hooks, training.steps_per_epoch
-    audit = open_audit(parts, training)  # gets every batch
     gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
 
     def evaluate(step: int) -> dict[str, float]:
@@ -386,8 +389,15 @@ def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     return state
 
 
-def begin(parts: Parts, training: Reader, begun: TrainerState) -> TrainerState:
-    """Begin to train at `begun`, or where the rank had come whose place this one takes. Collective."""
+def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog | None) -> TrainerState:
+    """Begin to train at `begun`, or where the rank had come whose place this one takes. Collective.
+
+    Args:
+        parts: of this rank.
+        training: reader of the training split.
+        begun: where all ranks begin.
+        audit: None: there is none.
+    """
     strategy = parts.strategy
     strategy.keep(to_kept(begun))
     found = strategy.begin(begun.step)
@@ -395,7 +405,26 @@ def begin(parts: Parts, training: Reader, begun: TrainerState) -> TrainerState:
         return begun
     step, kept = found
     state = TypeAdapter(TrainerState).validate_json(kept)
+    if audit is not None:
+        record_again(audit, training, begun.step, step)
     return replace(state, step=step, consumed_samples=training.epochs.consumed_at(step), skipped_in_a_row=0)
+
+
+def record_again(audit: AuditLog, training: Reader, begun: int, step: int) -> None:
+    """Record the rows of the steps that a rank had made and not recorded when it died.
+
+    Servers have its pushes of these steps, and a replay of their logs would not give the run's bits with other rows.
+
+    Args:
+        audit: of the rank that takes its place.
+        training: reader of the training split.
+        begun: steps made when the attempt began.
+        step: steps made by the rank that died.
+    """
+    last = audit.take_over()
+    first = begun if last is None else last[0] * training.steps_per_epoch + last[1] + 1
+    for number, batch in enumerate(training.batches(training.epochs.consumed_at(first), max(step - first, 0)), first):
+        audit.record(*divmod(number, training.steps_per_epoch), batch)
 
 
 def to_kept(state: TrainerState) -> bytes:

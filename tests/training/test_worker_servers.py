@@ -20,8 +20,8 @@ from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.local import local_group
-from sparkring.training.parameter_server import EVENTS
 from sparkring.training.replay_run import ReplayReport, replay_run
+from sparkring.training.servers.event_log import EVENTS
 from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
 from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401
 

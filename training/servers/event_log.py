@@ -19,6 +19,7 @@ from pydantic import Field
 from sparkring.conf.stored import Count, Stored, parse
 
 FORMAT = 1
+EVENTS = "servers"  # folder of a run
 WORKER_BITS, TRY_BITS, CLOCK_BITS, LAG_BITS = 12, 6, 24, 20
 MAX_WORKERS, MAX_TRIES, MAX_CLOCK, MAX_LAG = (1 << bits for bits in (WORKER_BITS, TRY_BITS, CLOCK_BITS, LAG_BITS))
 
