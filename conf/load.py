@@ -135,7 +135,7 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 
 
 def _without_patterns(errors: list[Any]) -> list[Any]:
-    """The errors without those of `module:name` where a word of a list may stand too, which is then said with these."""
+    """Fold errors of `module:name` into those of a list of words, where a key takes either."""
     words = {error["loc"][:-1] for error in errors if error["type"] == "literal_error"}
     patterns = {e["loc"][:-1] for e in errors if e["type"] == "string_pattern_mismatch"}
     return [

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.PIPE
 
 
-class LogLines(logging.StreamHandler[TextIO]):
+class LogHandler(logging.StreamHandler[TextIO]):
     """Writes the log above progress bars, where there are any: a line must not end up behind one."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
-    handler = LogLines(sys.stderr)
+    handler = LogHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
     for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec"):
