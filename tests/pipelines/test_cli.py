@@ -74,7 +74,7 @@ def test_the_help_of_a_group_has_examples_of_its_commands(words: list[str], caps
     with pytest.raises(SystemExit):
         main([*words, "--help"])
     shown = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
-    examples = [shlex.split(line)[1:] for line in shown if line.startswith("  sparkring ")]
+    examples = [shlex.split(line.partition(" > ")[0])[1:] for line in shown if line.startswith("  sparkring ")]
     assert examples and all(parse(example) for example in examples)
     assert all(example[: len(words)] == words for example in examples)
 
