@@ -145,7 +145,15 @@ def _multilabel(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
 
 
 def _by_class(what: str, name: str, names: Sequence[str], counts: ClassCounts, some: np.ndarray) -> Drawn:
-    """Precision and recall of `some` classes or labels. `what`: what each is; `name`: of the file."""
+    """Draw precision and recall of some classes or labels.
+
+    Args:
+        what: a class or a label.
+        name: of the file.
+        names: of all classes.
+        counts: of all classes.
+        some: the numbers of those that are drawn.
+    """
     of_each = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
                 counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
     return Drawn(

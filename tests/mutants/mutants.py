@@ -234,6 +234,18 @@ MUTANTS = (
     Mutant(
         "pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"
     ),
+    Mutant("pipelines/display/outcome.py", "if TAG in", "if not TAG in", "tests/pipelines/display/test_outcome.py"),
+    Mutant("pipelines/display/outcome.py", "model.has_alias or ", "", "tests/pipelines/display/test_outcome.py"),
+    Mutant(
+        "pipelines/display/training.py",
+        "startswith(BESIDE_STEPS)",
+        "isspace()",
+        "tests/pipelines/display/test_training.py",
+    ),
+    Mutant("pipelines/display/training.py", "-(-step //", "1 + (step //", "tests/pipelines/display/test_training.py"),
+    Mutant(
+        "pipelines/display/training.py", ">= EVALUATION_EVERY_S", ">= 0.0", "tests/pipelines/display/test_training.py"
+    ),
     Mutant("pipelines/display/training.py", "step - began[0]", "step", "tests/pipelines/display/test_training.py"),
     Mutant(RATES, "(step + 1) / warmup_steps", "step / warmup_steps", T_RATES),
     Mutant(RATES, "total_steps - 1 - warmup_steps", "total_steps - warmup_steps", T_RATES),
@@ -1324,6 +1336,12 @@ MUTANTS = (
         "tests/training/test_worker.py -k hooks_see",
     ),
     Mutant("pipelines/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
+    # what is wrong with a number as a label
+    Mutant("conf/rules/dataset.py", "(low < 0 or high > 1)", "low < 0", "tests/conf/rules/test_labels.py"),
+    Mutant("conf/rules/dataset.py", "outputs <= high", "outputs < high", "tests/conf/rules/test_labels.py"),
+    Mutant("conf/rules/dataset.py", "not high.is_integer()", "False", "tests/conf/rules/test_labels.py"),
+    Mutant(f"{VALIDATE}/labels.py", ".index(column)", ".index(column) - 1", "tests/pipelines/validate/test_labels.py"),
+    Mutant(f"{VALIDATE}/labels.py", "max(high) + 0.0", "high[0] + 0.0", "tests/pipelines/validate/test_labels.py"),
     # `sparkring init`
     Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
     Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),
@@ -1337,7 +1355,11 @@ MUTANTS = (
     Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
-    Mutant(f"{INIT}/columns.py", "self.columns if self.is_tags]", "() if self.is_tags]", T_INIT),
+    Mutant(f"{INIT}/columns.py", "names if self.is_tags]", "() if self.is_tags]", T_INIT),
+    Mutant(f"{INIT}/columns.py", "name.upper() not in KEYWORDS", "True", T_INIT),
+    Mutant(f"{INIT}/columns.py", "c.isdecimal()", "c.isalnum()", T_INIT),
+    Mutant(f"{INIT}/columns.py", "len(wrong) < len(texts) / 2", "False", T_INIT),
+    Mutant(f"{INIT}/table.py", "value.isoweekday() % 7 + 1", "value.isoweekday()", T_INIT),
     Mutant(f"{INIT}/columns.py", '"" in labels or len', "len", T_INIT),
     Mutant(f"{INIT}/table.py", "found[pc.list_parent", "found.copy()[pc.list_parent", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),
