@@ -156,7 +156,7 @@ def write(folder: Path, theme: str, rows: int, files: int = 4) -> None:
     columns, random = manifest_columns(theme), np.random.default_rng(7)
     bounds = np.linspace(0, rows, files + 1).astype(int).tolist()
     paths = tuple(f"data-bench/train-{number:05d}.parquet" for number in range(files))
-    task = WriteTask(str(folder), paths, tuple(bounds[:-1]), columns, GROUP[theme], "snappy")
+    task = WriteTask(str(folder), paths, tuple(bounds[:-1]), columns, (GROUP[theme],) * files, "snappy")
     listed = []
     for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
         starts = range(begin, end, GROUP[theme])

@@ -2,11 +2,15 @@
 
 usage: python benchmarks/sparse_tables.py rates [--rows 10000000] [--out FILE]
        unshare --net python benchmarks/sparse_tables.py link [--rate 200mbit] [--steps 40] [--out FILE]  (root, Linux)
+       unshare --net python benchmarks/sparse_tables.py lag [--rate 200mbit] [--steps 40] [--out FILE]  (root, Linux)
 
 `link`: two ranks, each in a network namespace behind a token bucket. Ids are the bigrams of tokens in the standard
 library's sources, in their order, 8,192 to a rank and step; the model is a row of 16 and a linear layer that tells
 whether a name follows. `dense` has the same rows as a parameter. `all-gather` is what Horovod does with a sparse
 gradient: every rank's ids and row gradients as they are, to every rank. `replicate` is ours: made distinct first.
+
+`lag`: the same with 65,536 ids to a rank and step, and a forward pass that sleeps for as long as a step without it
+takes: computation on a device, which leaves the host's cores to the tables. Rounds of all cases, one after the other.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ import statistics
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +46,14 @@ from sparkring.training.data.features.xxhash64 import hash_whole
 from sparkring.training.models.sparse_embedding import SparseEmbedding
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
+from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.tables.id_map import IdMap
 from sparkring.training.tables.table import Table, TableSpec, summed
 from sparkring.training.tables.update_rules import Kind, UpdateRule
 from sparkring.training.tasks import BinaryTask
 
 DIM, PUSH, PER_RANK, WARM_UP = 16, 65_536, 8_192, 3
+ROUNDS = 3
 KINDS: tuple[Kind, ...] = ("sgd", "rowwise_adagrad", "adam")
 CASES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -55,6 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "shard, fp32": {},
     "shard, bf16": {"wire": "bf16"},
 }
+LAGS: dict[str, dict[str, Any]] = {f"lag {lag}": {"lag": lag} for lag in range(3)}
 
 
 def push_rate(kind: Kind, pushes: int = 12) -> float:
@@ -136,22 +144,32 @@ def bigrams(most: int) -> tuple[np.ndarray, np.ndarray]:
 class Follows(nn.Module):
     """Whether a name follows a bigram, by a row of its own: of a table, or of a parameter with `rows` of them."""
 
-    def __init__(self, rows: int | None) -> None:
+    def __init__(self, rows: int | None, computes_s: float = 0.0) -> None:
         super().__init__()
+        self.computes_s = computes_s
         self.rows = SparseEmbedding("pair", DIM) if rows is None else nn.Embedding(rows, DIM)
         self.head = nn.Linear(DIM, 1)
 
     def forward(self, pair: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.computes_s)
         out: torch.Tensor = self.head(self.rows(pair)).squeeze(1)
         return out
 
 
-def strategy_step(case: str, task: BinaryTask, rows: int | None, rank: int, world: int) -> Callable[[Batch], None]:
+def prepared(model: Follows, task: BinaryTask, tables: TablesConfig, clip_norm: float | None = None) -> MeshStrategy:
+    """Our own strategy, as the rank that the environment says."""
+    info = RankInfo(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 0, 1)
+    settings = TableSettings(tables, lr_share=5.0)
+    strategy = build_strategy(
+        ParallelConfig(engine="torch"), info, torch.device("cpu"), clip_norm=clip_norm, tables=settings
+    )
+    strategy.prepare(model, task, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1))
+    return strategy
+
+
+def strategy_step(case: str, task: BinaryTask, rows: int | None) -> Callable[[Batch], None]:
     """A step of our own strategies."""
-    settings = TableSettings(TablesConfig(**CASES[case]), lr_share=5.0)
-    parallel = ParallelConfig(engine="torch")
-    strategy = build_strategy(parallel, RankInfo(rank, world, 0, 1), torch.device("cpu"), tables=settings)
-    strategy.prepare(Follows(rows), task, lambda named: torch.optim.SGD([p for _, p in named], lr=0.1))
+    strategy = prepared(Follows(rows), task, TablesConfig(**CASES[case]))
 
     def step(batch: Batch) -> None:
         strategy.forward_backward(batch)
@@ -195,7 +213,7 @@ def rank_of_link(case: str, rank: int, world: int, steps: int) -> None:
     labels = np.resize(follows, wanted)
     rows = int(codes.max()) + 1 if case in ("dense", "all-gather") else None
     task = BinaryTask(["pair"], "label", ["pair"])
-    step_of = all_gather_step(task, rows) if case == "all-gather" else strategy_step(case, task, rows, rank, world)
+    step_of = all_gather_step(task, rows) if case == "all-gather" else strategy_step(case, task, rows)
     before, began = 0, 0.0
     for step in range(steps + WARM_UP):
         start = (step * world + rank) * PER_RANK
@@ -210,19 +228,86 @@ def rank_of_link(case: str, rank: int, world: int, steps: int) -> None:
     distributed.destroy_process_group()
 
 
+def rank_of_lag(case: str, ids_file: str, computes_s: float, clip_norm: float | None, steps: int) -> None:
+    """One rank: prints seconds per step, of them those waited for rows, and bytes sent as JSON."""
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    stored = np.load(ids_file)
+    pairs, follows = stored["pairs"], stored["follows"]
+    wanted = (steps + WARM_UP) * world * PUSH
+    ids, labels = torch.from_numpy(np.resize(pairs, wanted)), torch.from_numpy(np.resize(follows, wanted)).float()
+    model = Follows(None, computes_s)
+    strategy = prepared(model, BinaryTask(["pair"], "label", ["pair"]), TablesConfig(**LAGS[case]), clip_norm)
+
+    def batches() -> Iterator[Batch]:
+        for step in range(steps + WARM_UP):
+            part = slice((step * world + rank) * PUSH, (step * world + rank + 1) * PUSH)
+            yield Batch({"pair": ids[part], "label": labels[part]}, PUSH, PUSH * world, (step + 1) * world * PUSH)
+
+    for number, batch in enumerate(strategy.ahead(batches())):
+        if number == WARM_UP:
+            before, waited_s, began = sent_bytes(), strategy.tables.waited_s, time.perf_counter()
+        strategy.forward_backward(batch)
+        strategy.step(0.01)
+    strategy.tables.drain()
+    ms, mib = 1000 * (time.perf_counter() - began) / steps, (sent_bytes() - before) / steps / 2**20
+    print(json.dumps({"ms": ms, "mib": mib, "waited_ms": 1000 * (strategy.tables.waited_s - waited_s) / steps}))
+    strategy.close()
+
+
+def run_ranks(spaces: Namespaces, words: Sequence[str], world: int) -> list[dict[str, Any]]:
+    """What each rank printed last."""
+    ranks = [
+        subprocess.Popen(
+            spaces.command(rank, [sys.executable, __file__, *words]),
+            env=environment(rank, world, False),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    return [json.loads(rank.communicate(timeout=600)[0].splitlines()[-1]) for rank in ranks]
+
+
+def lag(rate: str, steps: int, ids_file: str, world: int = 2) -> str:
+    pairs, follows = bigrams(3_000_000)
+    np.savez(ids_file, pairs=pairs, follows=follows)
+    spaces = Namespaces(world, rate)
+
+    def measured(case: str, computes_ms: float, clip_norm: float) -> dict[str, float]:
+        words = ["rank-of-lag", "--case", case, "--steps", str(steps), "--ids", ids_file]
+        words += ["--computes-ms", str(computes_ms), "--clip-norm", str(clip_norm)]
+        found = run_ranks(spaces, words, world)
+        return {key: max(each[key] for each in found) for key in found[0]}
+
+    cases = {(case, clip): list[dict[str, float]]() for clip in (0.0, 1.0) for case in LAGS}
+    try:
+        alone = statistics.median(measured("lag 0", 0.0, 0.0)["ms"] for _ in range(ROUNDS))
+        for _ in range(ROUNDS):
+            for case, clip in cases:
+                cases[case, clip].append(measured(case, alone, clip))
+    finally:
+        spaces.close()
+    lines = []
+    for (case, clip), rounds in cases.items():
+        ms, waited, mib = ([each[key] for each in rounds] for key in ("ms", "waited_ms", "mib"))
+        name = f"{case}, optim.clip_norm {clip if clip else 'null'}"
+        spread = f"{min(ms):.0f} to {max(ms):.0f}"
+        lines.append(
+            f"| {name} | {statistics.median(ms):.0f} ({spread}) | {statistics.median(waited):.0f} | {max(mib):.2f} |"
+        )
+    head = f"{PUSH:,} rows a rank and step, {world} ranks, {rate}, {steps} steps, median of {ROUNDS} rounds"
+    told = f"Without computation a step takes {alone:.0f} ms, and so long sleeps the forward pass of the cases."
+    table = "| case | ms a step | of them waited for tables | MiB sent a rank and step |\n|---|---|---|---|\n"
+    return f"{head}. {told}\n\n{table}" + "\n".join(lines) + "\n"
+
+
 def link(rate: str, steps: int, world: int = 2) -> str:
     lines, dense = [], 0.0
     spaces = Namespaces(world, rate)
     try:
         for case in CASES:
-            words = [sys.executable, __file__, "rank", "--case", case, "--steps", str(steps)]
-            ranks = [
-                subprocess.Popen(
-                    spaces.command(rank, words), env=environment(rank, world, False), stdout=subprocess.PIPE, text=True
-                )
-                for rank in range(world)
-            ]
-            found = [json.loads(rank.communicate(timeout=600)[0].splitlines()[-1]) for rank in ranks]
+            found = run_ranks(spaces, ["rank", "--case", case, "--steps", str(steps)], world)
             ms, mib = (max(each[key] for each in found) for key in ("ms", "mib"))
             dense = dense or ms
             lines.append(f"| {case} | {ms:.0f} | {mib:.3f} | {dense / ms:.1f} |")
@@ -235,17 +320,27 @@ def link(rate: str, steps: int, world: int = 2) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["rates", "link", "rank"])
+    parser.add_argument("what", choices=["rates", "link", "rank", "lag", "rank-of-lag"])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--ids", help=argparse.SUPPRESS)
+    parser.add_argument("--computes-ms", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--clip-norm", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.what == "rank":
         rank_of_link(given.case, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), given.steps)
         return
-    found = rates(given.rows) if given.what == "rates" else link(given.rate, given.steps)
+    if given.what == "rank-of-lag":
+        rank_of_lag(given.case, given.ids, given.computes_ms / 1000, given.clip_norm or None, given.steps)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if given.what == "lag":
+            found = lag(given.rate, given.steps, f"{folder}/ids.npz")
+        else:
+            found = rates(given.rows) if given.what == "rates" else link(given.rate, given.steps)
     publish(f"# Sparse tables: {given.what}\n\n{measured_with('torch', 'numpy')}\n\n{found}", given.out)
 
 

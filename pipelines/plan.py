@@ -174,8 +174,17 @@ def table_notes(config: RunConfig, model: nn.Module, ranks: int) -> list[str]:
             f"sparse table {name}: {row} bytes a row and 20 to 60 in its map, on one rank (place: shard) or on all "
             f"{ranks} (replicate). A rank and step with an id of its own in each row sends {shard:,.0f} bytes "
             f"sharded, {replicate:,.0f} replicated; bags more; tables.place = {config.tables.place}"
+            f"{_lag_note(config)}"
         )
     return lines
+
+
+def _lag_note(config: RunConfig) -> str:
+    """What is sent while ranks compute."""
+    if not config.tables.lag:
+        return ""
+    hidden = "rows" if config.optim.clip_norm is not None else "rows and gradients"
+    return f"; {hidden} are sent while ranks compute (tables.lag = {config.tables.lag})"
 
 
 def plan_and_measured(config: RunConfig, manifest: DatasetManifest, measured: dict[str, float]) -> list[dict[str, Any]]:

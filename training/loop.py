@@ -167,7 +167,7 @@ def fit(
         return state
     timing = LoopTiming()
     window = LossWindow(state.loss_sum, state.loss_rows)
-    batches = reader.batches(state.consumed_samples, last - state.step)
+    batches = strategy.ahead(reader.batches(state.consumed_samples, last - state.step))
     reporter.begin_steps(state.step, last)
     for batch in timing.waiting(batches):
         reporter.heartbeat(state.step, "step")

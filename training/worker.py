@@ -260,7 +260,7 @@ def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[s
                 strategy,
                 valid,
                 parts.task,
-                on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"),
+                on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n + 1} of {valid.steps_per_epoch}"),
                 whole=parts.whole_split() if gathers else None,
             )
 
@@ -414,11 +414,13 @@ def export(parts: Parts, step: int) -> None:
         parts.ctx.heartbeat(step, f"export rows, block {number}")
 
     described, values = strategy.stream_model()
-    values = with_progress(values, lambda number: parts.ctx.heartbeat(step, f"export tensor {number}"))
+    of = len(described)
+    values = with_progress(values, lambda number: parts.ctx.heartbeat(step, f"export tensor {number + 1} of {of}"))
     if parts.ctx.rank == 0:
         write_weights(parts.run.at(MODEL_FOLDER), described, (v for v in values if v is not None), strategy.aliases)
     else:
         collections.deque(values, maxlen=0)
+    strategy.tables.drain()
     write_tables(parts.run.at(MODEL_FOLDER), strategy.tables.tables, on_rows)
 
 
@@ -440,7 +442,7 @@ def score_test_split(parts: Parts, test: Reader | None, result: WorkerResult) ->
         test,
         task,
         on_batch=predictions.add if predictions else None,
-        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n}"),
+        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n + 1} of {test.steps_per_epoch}"),
         whole=parts.whole_split() if task.split_metric_names() else None,
     )
     name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"

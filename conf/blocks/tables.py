@@ -27,6 +27,9 @@ class TablesConfig(Strict):
     wire: Literal["fp32", "bf16"] = Field(
         "fp32", description="bf16: rows and gradients are rounded before they are sent; fp32: sent as they are"
     )
+    lag: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="steps whose gradients the rows of a batch may lack, so that they are sent while ranks compute"
+    )
     max_rows: Annotated[int, Field(ge=BUCKETS)] | None = Field(
         None,
         description="rows per table at most, an equal share for each of 1,024 buckets; the longest untouched are "

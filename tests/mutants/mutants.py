@@ -74,6 +74,7 @@ T_AT_ONCE = "tests/spark/test_etl_at_once.py"
 TABLES, T_TABLE = "training/tables", "tests/training/tables/test_table.py"
 T_INCREMENTS, WRITER = "tests/training/tables/test_increments.py", "training/checkpoint/writer.py"
 T_HOT_IDS = "tests/training/tables/test_hot_ids.py"
+T_AHEAD, T_ORDERED = "tests/training/tables/test_ahead.py", "tests/training/tables/test_ordered_calls.py"
 T_TABLE_FILES, T_SPARSE = "tests/training/tables/test_files.py", "tests/training/parallel/test_sparse.py"
 T_SPARSE_RANKS, T_SPARSE_EMBEDDING = "tests/ranks/test_tables.py", "tests/training/models/test_sparse_embedding.py"
 XXHASH = "training/data/features/xxhash64"
@@ -175,6 +176,7 @@ T_GATE_RULES, T_GATE_SCORES, T_GATE, T_START, T_DRIFT, T_DISTRIBUTIONS, T_CHAMPI
 ALIASES, REGISTRY, T_REGISTRY = (
     "pipelines/tracking/rules.py", "pipelines/tracking/registry.py", "tests/pipelines/tracking/test_registry.py"
 )  # fmt: skip
+PREPARE, BY_HAND = f"{PROMOTION}/prepare.py", f"{PROMOTION}/by_hand.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
 
 MUTANTS = (
@@ -818,6 +820,36 @@ MUTANTS = (
     ),
     Mutant(START, 'block.after_correction == "scratch"', 'block.after_correction == "warm"', T_START),
     Mutant(START, "if run.exists(START):", "if False:", T_START),
+    Mutant(GATE, "if not self.job.hooks.may_promote:", "if False:", f"{T_GATE} -k backfill"),
+    Mutant(GATE, "Seen([*self.lost, *reasons_of(rules)]", "Seen(reasons_of(rules)", f"{T_GATE} -k backfill"),
+    Mutant(
+        GATE,
+        'compared, lines_of(drift, "hold"))',
+        'compared, lines_of(drift, "stop"))',
+        f"{T_GATE} -k predictions_that",
+    ),
+    Mutant(GATE, "[*self.drift, *self._prediction_drift(compared)]", "self.drift", f"{T_GATE} -k predictions_that"),
+    Mutant(
+        GATE,
+        "NoReference(why, absent=not compared.why_not)",
+        "NoReference(why, absent=True)",
+        f"{T_GATE} -k predictions_that",
+    ),
+    Mutant(GATE, "return by_rule or by_drift", "return by_rule", f"{T_GATE} -k predictions_that"),
+    Mutant(GATE, 'if drift.against == "previous":', "if False:", f"{T_GATE} -k previous"),
+    Mutant(PREPARE, "day < job.ds:", "day <= job.ds:", f"{T_GATE} -k previous"),
+    Mutant(PREPARE, 'if record.status != "finished" or record.folder', "if record.folder", f"{T_GATE} -k previous"),
+    Mutant(CHAMPION, 'for of in ("classes", "label_names"):', 'for of in ("label_names",):', T_CHAMPION),
+    Mutant(START, "before.get(p.interval, p.fingerprint) != p", "before.get(p.interval) != p", T_START),
+    Mutant(GATE_RULES, "bool(worse.mean() >= confidence)", "bool(worse.mean() > 0.5)", T_GATE_RULES),
+    Mutant(GATE_RULES, "else places[rows.weights > 0]", "else places", T_GATE_RULES),
+    Mutant(
+        DISTRIBUTIONS, "np.searchsorted(below, wanted), 0]) + 1", "np.searchsorted(below, wanted), 0])", T_DISTRIBUTIONS
+    ),
+    Mutant(DISTRIBUTIONS, "statistics.rows - sum(found.values())}", "0}", T_DISTRIBUTIONS),
+    Mutant(BY_HAND, "if current is not None and current.version == target.version:", "if False:", T_REGISTRY),
+    Mutant(BY_HAND, "if target is None or (current is not None and", "if target is None or (False and", T_REGISTRY),
+    Mutant(BY_HAND, "elif tracking.uri is None and not", "elif False and not", T_REGISTRY),
     Mutant(GATE, "elif seen.compared.older:", "elif False:", T_GATE),
     Mutant(GATE, "if self._is_this_model(found):", "if False:", T_GATE),
     Mutant(GATE, "self.judged = self.judge()\n        tracker, scores", "pass\n        tracker, scores", T_GATE),
@@ -1395,7 +1427,7 @@ MUTANTS = (
     Mutant("pipelines/promotion/champion.py", 'if key != "weight"}', "}", "tests/pipelines/promotion/test_champion.py"),
     Mutant(WARM, 'if t.role != "weight"', "", T_WARM),
     # --- sparse tables
-    Mutant(f"{TABLES}/sharded.py", "summed(route.asked, arrived)", "route.asked, arrived", T_SPARSE_RANKS),
+    Mutant(f"{TABLES}/sharded.py", "summed(asked, arrived)", "asked, arrived", T_SPARSE_RANKS),
     Mutant(f"{TABLES}/sharded.py", "pulled[route.order] = rows", "pulled[:] = rows", T_SPARSE_RANKS),
     Mutant(f"{TABLES}/sharded.py", "sums[self._owners[bucket_of(ids)] == self.exchange.rank]", "sums", T_SPARSE_RANKS),
     Mutant(f"{TABLES}/table.py", "[:, 1] >= self.spec.admit_after", "[:, 1] > self.spec.admit_after", T_TABLE),
@@ -1440,7 +1472,7 @@ MUTANTS = (
     Mutant(f"{TABLES}/hot_ids.py", "missed + cut", "missed", T_HOT_IDS),
     Mutant(f"{TABLES}/hot_ids.py", "[rank::world]", "", T_HOT_IDS),
     Mutant(f"{TABLES}/hot_ids.py", "newest[writer].total <= total", "False", T_HOT_IDS),
-    Mutant(f"{PARALLEL}/sparse.py", "with_uses(ids, uses)", "with_uses(ids, uses // uses)", T_SPARSE),
+    Mutant(f"{PARALLEL}/sparse.py", "found_rows.uses)", "found_rows.uses // found_rows.uses)", T_SPARSE),
     Mutant(STEP, "self.tables.drop()", "self.tables.apply(lr, 1.0)", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.pull(batch.columns, training=False)", "pass", T_SPARSE_RANKS),
     Mutant(STEP, "self.tables.apply(lr, factor)", "self.tables.apply(lr, 1.0)", T_SPARSE),
@@ -1466,6 +1498,23 @@ MUTANTS = (
         'if config.warm_start is not None and not run.exists("checkpoints"):',
         "tests/training/test_worker_tables.py -k warm_start",
     ),
+    Mutant(f"{TABLES}/sharded.py", "pull.ahead.mark_evicted(evicted)", "pass", T_AHEAD),
+    Mutant(f"{TABLES}/sharded.py", "pull.ahead.state != EVICTED", "pull.ahead.state < 9", T_AHEAD),
+    Mutant(f"{TABLES}/ahead.py", "self.state[(self.state == STORED) & np", "self.state[np", T_AHEAD),
+    Mutant(f"{TABLES}/ahead.py", "rows[known], state[known] =", "_, state[known] =", T_AHEAD),
+    Mutant(f"{TABLES}/ahead.py", "if count == batches]", "]", T_AHEAD),
+    Mutant(f"{TABLES}/ordered_calls.py", "if self._error is None:", "if True:", T_ORDERED),
+    Mutant(f"{PARALLEL}/sparse.py", "if len(waiting) > self.lag:", "if len(waiting) >= self.lag:", T_SPARSE_RANKS),
+    Mutant(f"{PARALLEL}/sparse.py", "table.skip if unsent else table.drop", "table.drop", T_SPARSE_RANKS),
+    Mutant(f"{PARALLEL}/sparse.py", "asked is not columns or", "", T_SPARSE),
+    Mutant(f"{PARALLEL}/sparse.py", "if not np.isfinite(squares):", "if False:", T_SPARSE),
+    Mutant(
+        f"{PARALLEL}/sparse.py",
+        "return found | table.save_ahead(self._batches) if self.lag else found",
+        "return found",
+        "tests/training/test_worker_tables.py -k lagged",
+    ),
+    Mutant(f"{PARALLEL}/sparse.py", "exact or not self.lag", "not self.lag", T_SPARSE_RANKS),
     Mutant(GRADIENTS, "and not sparse_embeddings(model)", "and True", T_SPARSE),
     Mutant(f"{XXHASH}.py", "rest % 8 >= 4", "rest % 8 > 4", "tests/training/data/features/test_xxhash64.py"),
     Mutant("conf/rules/strategies.py", "(tp, pp, cp) != (1, 1, 1)", "False", "tests/conf/rules/test_recipe.py"),

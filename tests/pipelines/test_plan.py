@@ -98,6 +98,10 @@ def test_sparse_tables_are_below_the_table_with_what_each_placement_sends() -> N
     assert "sparse table users: 196 bytes a row" in line  # 16 weights, 32 averages and a count, of 4 bytes
     shard, replicate = 0.75 * 500 * (8 + 2 * 32) + 24, 3 * (500 * (8 + 32) + 8)
     assert f"sends {shard:,.0f} bytes sharded, {replicate:,.0f} replicated" in line
+    assert "while ranks compute" not in line
+    for clip, what in (("1.0", "rows are sent"), ("null", "rows and gradients are sent")):
+        lagged = load_config("flights", [*words, "tables.lag=2", f"optim.clip_norm={clip}"]).config
+        assert f"; {what} while ranks compute (tables.lag = 2)" in table_notes(lagged, model, 4)[0]
     assert "sends 0 bytes sharded, 0 replicated" in table_notes(load_config("flights", words).config, model, 1)[0]
 
 

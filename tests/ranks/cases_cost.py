@@ -113,17 +113,19 @@ def tables_cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any
         offsets = torch.arange(TABLE_IDS + 1)
         columns = {"user": ids[0], "friend": ids[1], "tags": Ragged(ids[2].repeat(2), (2 * offsets,))}
         before = settled_bytes()
-        for _ in range(STEPS):
-            tables.pull(columns, training=True)
-            tables.reduce(1.0)
+        for batch in tables.ahead(Batch(columns, TABLE_IDS, TABLE_IDS, TABLE_IDS) for _ in range(STEPS)):
+            tables.pull(batch.columns, training=True)
+            tables.reduce(1.0, exact=False)
             tables.apply(0.1, 1.0)
+        tables.drain()
         after = settled_bytes()
         value_bytes = 2 if settings.get("wire") == "bf16" else 4
         predicted = sum(
             sent_bytes(settings.get("place") == "replicate", count, each.table.spec.dim * value_bytes, world)
             for each, count in zip(tables.tables.values(), (2 * TABLE_IDS, TABLE_IDS), strict=True)
         )
-        results[name] = {"sent": (after - before) / world / STEPS, "predicted": predicted}
+        results[name] = {"sent": (after - before) / world / STEPS, "predicted": predicted, "counted": tables.step_bytes}
+        tables.close(failed=False)
         strategy.data_parallel.close(failed=True)
     dist.destroy_process_group()
     return results

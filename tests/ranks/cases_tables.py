@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.tables.exchange import Alone
 from sparkring.training.tables.sharded import ShardedTable
-from sparkring.training.tables.table import summed
+from sparkring.training.tables.table import Table, TableSpec, summed
 from tests.ranks.problem import CPU, full_state, rank_part, table_batch
 
 STEPS, ROWS = 30, 24
@@ -77,11 +79,11 @@ def rating_batch(step: int, dtype: torch.dtype = torch.float64) -> Batch:
 
 
 def recommending(rank: int, world: int, case: dict[str, Any], dtype: torch.dtype = torch.float64) -> MeshStrategy:
-    """`case`: `tables` and `parallel` blocks; `dense`: False for a model of tables alone."""
+    """`case`: `tables` and `parallel` blocks, `clip_norm`; `dense`: False for a model of tables alone."""
     settings = TableSettings(TablesConfig(**case.get("tables", {})), 11, str(dtype).removeprefix("torch."), 5.0)
     parallel = ParallelConfig(**{"engine": "torch", **case.get("parallel", {})})
     info = RankInfo(rank, world, rank, world)
-    strategy = build_strategy(parallel, info, CPU, clip_norm=0.5, tables=settings)
+    strategy = build_strategy(parallel, info, CPU, clip_norm=case.get("clip_norm", 0.5), tables=settings)
     torch.manual_seed(7)
     config = OptimConfig(name="sgd", weight_decay=0.0)
     model = Recommender() if case.get("dense", True) else OnlyTables()
@@ -92,14 +94,14 @@ def recommending(rank: int, world: int, case: dict[str, Any], dtype: torch.dtype
 def trained(strategy: MeshStrategy, dtype: torch.dtype = torch.float64, uneven: bool = False) -> dict[str, Any]:
     """What training gives: norms, dense weights, outputs, this rank's part of each table; a bad step in between."""
     norms, skipped = [], []
-    for step in range(STEPS):
-        batch = rating_batch(step, dtype)
-        if step == 5:  # a row of the first rank
-            batch.columns["y"][1] = torch.nan
-        strategy.forward_backward(rank_part(batch, strategy, uneven))
+    batches = [rating_batch(step, dtype) for step in range(STEPS)]
+    batches[5].columns["y"][1] = torch.nan  # a row of the first rank
+    for batch in strategy.ahead(rank_part(batch, strategy, uneven) for batch in batches):
+        strategy.forward_backward(batch)
         info = strategy.step(1e-2)
         norms.append(info.grad_norm)
         skipped.append(info.skipped)
+    strategy.tables.drain()
     rows = {name: len(table.table) for name, table in strategy.tables.tables.items()}
     outputs = strategy.evaluate(rank_part(rating_batch(99, dtype), strategy, uneven))
     assert rows == {name: len(table.table) for name, table in strategy.tables.tables.items()}, "evaluation stored rows"
@@ -118,8 +120,8 @@ class OneAfterAnother(ShardedTable):
     """What must not be: each rank's gradients are a step of their own."""
 
     def reduce(self, grads: np.ndarray) -> float:
-        assert self._route is not None
-        self.asked, self.receive = self._route.asked, self._route.receive
+        route = self._pulls[0].route
+        self.asked, self.receive = route.asked, route.receive
         return super().reduce(grads)
 
     def _sent(self, rows: np.ndarray, send: np.ndarray, receive: np.ndarray, wire: Any) -> np.ndarray:
@@ -132,6 +134,42 @@ class OneAfterAnother(ShardedTable):
             self.table.push(*summed(ids, grads * factor), lr)
 
 
+class Lagged(ShardedTable):
+    """The lag of one process, without a thread: rows are read from a copy of the table of so many steps ago."""
+
+    def __init__(self, spec: TableSpec, behind: int) -> None:
+        super().__init__(spec, Alone())
+        self.behind, self.dropped = behind, 0
+        self.versions: list[Table] = [copy.deepcopy(self.table)]  # after so many steps
+
+    def pull(self, ids: np.ndarray, training: bool) -> np.ndarray:
+        if not training:
+            return self.table.pull(ids)
+        self.ids, self.seen = ids, self.versions[-1 - self.behind :]  # the oldest is pulled from
+        return self.seen[0].pull(ids)
+
+    def reduce(self, grads: np.ndarray) -> float:
+        gone = self.seen[0].stores(self.ids) & ~np.all([table.stores(self.ids) for table in self.seen], axis=0)
+        self.dropped += int(gone.sum())
+        self.kept = self.ids[~gone], grads[~gone]
+        return float(np.square(grads[~gone], dtype=np.float64).sum())
+
+    def apply(self, lr: float, factor: float) -> None:
+        self.table.push(self.kept[0], self.kept[1] * factor, lr)
+        self.versions.append(copy.deepcopy(self.table))
+
+    def drop(self) -> None:
+        self.versions.append(self.versions[-1])
+
+
+def lagged(behind: int, case: dict[str, Any], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """What training one process with a lag gives; `dropped`: gradients of rows that were evicted in between."""
+    strategy = recommending(0, 1, case, dtype)
+    tables = strategy.tables.tables
+    tables |= {name: Lagged(table.table.spec, behind) for name, table in tables.items()}
+    return trained(strategy, dtype) | {"dropped": sum(table.dropped for table in tables.values())}
+
+
 def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
     """By case: what training gives on this rank."""
     results = {}
@@ -141,6 +179,7 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
         for table in strategy.tables.tables.values() if case.get("one_after_another") else ():
             table.__class__ = OneAfterAnother
         results[name] = trained(strategy, dtype, case.get("uneven", False))
+        strategy.tables.close(failed=False)
         strategy.data_parallel.close(failed=True)
     strategy.close()
     return results

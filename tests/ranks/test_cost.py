@@ -136,7 +136,9 @@ def test_model_parallel(launch: Any) -> None:
 def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
     """Each distinct id once, however many of a rank's rows have it."""
     need_isolation()
-    cases = {"shard": {}, "shard bf16": {"wire": "bf16"}, "replicate": {"place": "replicate"}}
+    cases = {"shard": {}, "shard bf16": {"wire": "bf16"}, "replicate": {"place": "replicate"}, "lag": {"lag": 2}}
     for rank in launch(world, "cases_cost:tables_cost", {"cases": cases}, prefix=NAMESPACE):
         for name, found in rank.items():
             assert 0.99 < found["sent"] / found["predicted"] <= 1.02, (name, found)
+            counted = found["predicted"] if name == "lag" else 0.0  # without one torch's meter counts
+            assert found["counted"] == pytest.approx(counted, rel=0.01), (name, found)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparkring.training.tables.hashing import BUCKETS, hash_of
-from tests.ranks.cases_tables import recommending, trained
+from tests.ranks.cases_tables import lagged, recommending, trained
 
 pytestmark = pytest.mark.ranks
 RULES: dict[str, dict[str, Any]] = {
@@ -37,6 +37,22 @@ HOROVOD = {
     "zero1": {"tables": {"optimizer": "adam"}, "parallel": {"engine": "horovod", "zero": 1}},
     "only tables": {"tables": {}, "dense": False, "parallel": {"engine": "horovod"}},
     "only tables, zero1": {"tables": {}, "dense": False, "parallel": {"engine": "horovod", "zero": 1}},
+}
+LAGGED: dict[str, dict[str, Any]] = {
+    "adagrad, 1": {"tables": {"optimizer": "rowwise_adagrad", "lag": 1}},
+    "adam, 2": {"tables": {"optimizer": "adam", "lag": 2}},
+    "unclipped, 2": {"tables": {"optimizer": "adam", "lag": 2}, "clip_norm": None},
+    "uneven, accumulated": {"tables": {"lag": 1}, "uneven": True, "parallel": {"accumulate": 2}},
+    "replicate": {"tables": {"lag": 2, "place": "replicate"}, "clip_norm": None},
+    "evicted": {"tables": {"lag": 2, "max_rows": BUCKETS}},
+    "evicted, replicate": {"tables": {"lag": 2, "max_rows": BUCKETS, "place": "replicate"}},
+    "admitted": {"tables": {"lag": 1, "admit_after": 2}},
+    "zero1": {"tables": {"lag": 2}, "parallel": {"zero": 1}},
+}
+LAGGED_ON_THREE = {name: LAGGED[name] for name in ("unclipped, 2", "replicate", "evicted")}
+LAGGED_ON_HOROVOD = {
+    "adam, 1": {"tables": {"optimizer": "adam", "lag": 1}, "parallel": {"engine": "horovod"}},
+    "zero1, unclipped": {"tables": {"lag": 2}, "clip_norm": None, "parallel": {"engine": "horovod", "zero": 1}},
 }
 TOLERANCE = {"float32": 2e-6, "bf16": 2e-2}
 
@@ -99,3 +115,44 @@ def test_gradients_that_ranks_apply_one_after_the_other_make_another_table(launc
         one = whole([alone("float64", **case["tables"])], "users")
         many = whole([rank[name] for rank in found], "users")
         assert np.abs(many["rows"][:, :4] - one["rows"][:, :4]).max() > 1e-2, name
+
+
+@pytest.mark.parametrize(
+    ("world", "engine", "cases"),
+    [(2, "torch", LAGGED), (3, "torch", LAGGED_ON_THREE), (2, "horovod", LAGGED_ON_HOROVOD)],
+)
+def test_a_lag_on_ranks_is_that_of_one_process_and_two_runs_are_equal_in_bits(
+    launch: Any, world: int, engine: str, cases: dict[str, Any]
+) -> None:
+    """The thread and its process group are not in what is compared with: it reads copies of the table."""
+    found = launch(world, "cases_tables:many", {"cases": cases}, engine=engine)
+    again = launch(world, "cases_tables:many", {"cases": cases}, engine=engine) if cases is LAGGED else found
+    for name, case in cases.items():
+        settings = {key: value for key, value in case["tables"].items() if key not in ("place", "lag")}
+        expected = lagged(case["tables"]["lag"], {"tables": settings, "clip_norm": case.get("clip_norm", 0.5)})
+        assert ("evicted" in name) == bool(expected["dropped"]), name
+        parts = [rank[name] for rank in found]
+        assert parts[0]["skipped"] == expected["skipped"] and sum(expected["skipped"]) == 1, name
+        if case.get("clip_norm", 0.5):
+            norms = np.array([part["norms"] for part in parts])
+            assert np.nanmax(np.abs(norms - np.array(expected["norms"]))) < 1e-10, name
+        for table in ("users", "tags"):
+            one, many = whole([expected], table), whole(parts, table)
+            assert many["ids"].tolist() == one["ids"].tolist(), (name, table)
+            assert np.abs(many["rows"] - one["rows"]).max() < 1e-12, (name, table)
+            assert (many["counts"] == one["counts"]).all() and (many["seen"] == one["seen"]).all(), (name, table)
+            other = whole([rank[name] for rank in again], table)
+            assert all((other[key] == many[key]).all() for key in many), (name, table)
+        for key, value in expected["dense"].items():
+            assert torch.allclose(parts[0]["dense"][key], value, rtol=0, atol=1e-12), (name, key)
+            assert torch.equal(parts[0]["dense"][key], again[0][name]["dense"][key]), (name, key)
+        outputs = torch.cat([part["outputs"] for part in parts])
+        assert torch.allclose(outputs, expected["outputs"], rtol=0, atol=1e-11), name
+
+
+def test_a_lag_makes_another_table() -> None:
+    """Else the test above could not see it."""
+    for settings in ({"optimizer": "rowwise_adagrad"}, {"optimizer": "adam"}):
+        tables = [whole([lagged(behind, {"tables": settings})], "users")["rows"][:, :4] for behind in range(3)]
+        assert np.abs(tables[0] - whole([alone("float64", **settings)], "users")["rows"][:, :4]).max() < 1e-12
+        assert min(np.abs(tables[0] - tables[1]).max(), np.abs(tables[1] - tables[2]).max()) > 1e-3

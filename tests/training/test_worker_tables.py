@@ -111,6 +111,29 @@ def test_a_killed_rank_changes_no_bit_of_a_table(group: WorkerGroup, hashed: Pat
     assert job.result.tables == pair.result.tables and job.result.hot_ids == pair.result.hot_ids
 
 
+def test_a_lagged_run_is_the_same_in_bits_with_a_kill_and_wherever_checkpoints_are(
+    group: WorkerGroup, hashed: Path, pair: Job, tmp_path: Path
+) -> None:
+    """Rows pulled ahead are in checkpoints: pulled anew after one, they would have gradients that they lack here."""
+    settings = (*SETTINGS, "tables.lag=2", "optim.clip_norm=null")
+    whole = Job(tmp_path / "whole", hashed, *settings, "checkpoint.every_steps=1000").run(group, 2)
+    job, killed = Job(tmp_path / "run", hashed, *settings), list[int]()
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
+        job.run(group, 2, on_step=lambda step: kill_one_rank(step, 12, killed))
+    job.run(group, 2, attempt=2)
+    assert job.from_step >= 5 and job.result.finished
+    rows = rows_of(whole, tmp_path / "before")
+    assert np.abs(rows - rows_of(pair, tmp_path / "none")).max() > 1e-6, "a lag changes what is learned"
+    assert (rows_of(job, tmp_path / "again") == rows).all()
+    for name, weight in whole.weights().items():
+        assert torch.equal(job.weights()[name], weight), name
+    for step in job.folder.glob("checkpoints/step-*"):
+        if int(step.name.removeprefix("step-")) > 15:
+            (step / "COMMIT.json").unlink()
+    job.run(group, 1, attempt=3)
+    assert job.from_step == 15 and np.abs(rows_of(job, tmp_path / "one") - rows).max() < 1e-9
+
+
 def test_a_warm_start_begins_with_the_rows_of_the_model_before(
     group: WorkerGroup, hashed: Path, alone: Job, tmp_path: Path
 ) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sparkring.conf.manifest import Column
 from sparkring.training.data.batch import Columns, Ragged
 from sparkring.training.data.buffers import BufferPool
 from sparkring.training.data.columns import RaggedArray
 from sparkring.training.data.decode import Decoder, decode_into, decode_rows
+from sparkring.training.data.pool import Gathered
 
 DECODE_ROWS = 32  # binary rows decoded by one task
 
@@ -29,6 +29,7 @@ class Collator:
     ) -> None:
         """Raise ValueError for decoders (by column) of what is not read, or not binary."""
         self._columns = {c.name: c for c in columns}
+        self._order = [name for c in columns for name in (c.name, c.mask) if name is not None]
         if unknown := set(decoders) - set(self._columns):
             raise ValueError(
                 f"data.decoders names {sorted(unknown)}, which are not read; columns: {sorted(self._columns)}"
@@ -46,17 +47,18 @@ class Collator:
         """Bytes of the decoded columns of one row, as far as their shape is declared."""
         return sum(math.prod(self._columns[name].shape) for name in self._decoders if self._columns[name].shape)
 
-    def split(self, gathered: Mapping[str, NDArray[Any] | RaggedArray], sizes: Sequence[int]) -> list[Columns]:
-        """One dict of columns per batch of `sizes` rows."""
-        parts: list[Columns] = [{} for _ in sizes]
-        for name, values in gathered.items():
-            for part, value in zip(parts, self._split_column(name, values, sizes), strict=True):
-                part[name] = value
-        return parts
+    def split(self, gathered: Gathered, sizes: Sequence[int]) -> list[Columns]:
+        """One dict of columns per batch of `sizes` rows, in the order of the columns."""
+        found: dict[str, Sequence[Any]] = {
+            name: self._split_ragged(name, values, sizes) for name, values in gathered.ragged.items()
+        }
+        for names, stack in gathered.stacks:
+            # one call cuts a batch of all columns, not one a column
+            cut = torch.from_numpy(stack).split_with_sizes(list(sizes), 1)
+            found |= zip(names, zip(*(batch.unbind() for batch in cut), strict=True), strict=True)
+        return [{name: found[name][number] for name in self._order} for number in range(len(sizes))]
 
-    def _split_column(self, name: str, values: NDArray[Any] | RaggedArray, sizes: Sequence[int]) -> Sequence[Any]:
-        if not isinstance(values, RaggedArray):
-            return torch.from_numpy(values).split(list(sizes))
+    def _split_ragged(self, name: str, values: RaggedArray, sizes: Sequence[int]) -> Sequence[Any]:
         edges = list(itertools.accumulate(sizes, initial=0))
         column = self._columns[name]
         if column.layout != "binary":

@@ -7,6 +7,7 @@ row group was. Copies of blocks of rows make batches of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -36,6 +37,17 @@ class Places(NamedTuple):
         return len(self.blocks) * self.width
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """Rows in the order in which they are served, n of them.
+
+    stacks: names (C,) of fixed columns and masks of one dtype and shape, and their values (C, n, *shape).
+    """
+
+    stacks: list[tuple[Sequence[str], Array]]
+    ragged: dict[str, RaggedArray]
+
+
 class PagePool:
     """Pages of `page_rows` rows; row r of page p is at position p * page_rows + r.
 
@@ -55,12 +67,14 @@ class PagePool:
         self._ragged: dict[str, dict[int, RaggedArray]] = {c.name: {} for c in columns if not is_fixed(c)}
         fixed += [(RAGGED_ROW, np.dtype(np.int64), ())] if self._ragged else []
         self._memory: list[Array] = []  # (pages, columns of one kind, page_rows, *shape) each
+        self._names: list[list[str]] = []  # of each memory's columns
         self._at: dict[str, tuple[int, int]] = {}  # column -> which memory, and which column there
         kinds = dict.fromkeys((dtype, shape) for _, dtype, shape in fixed)
         for number, kind in enumerate(kinds):
             names = [name for name, *own in fixed if tuple(own) == kind]
             # An odd number of columns, one of them unused: pages a power of two apart would share cache sets.
             self._memory.append(np.zeros((pages, len(names) | 1, page_rows, *kind[1]), kind[0]))
+            self._names.append(names)
             self._at |= {name: (number, column) for column, name in enumerate(names)}
 
     @property
@@ -148,30 +162,24 @@ class PagePool:
                 begin, page, row = begin + rows, page + 1, 0
         return runs
 
-    def gather(self, places: Places, buffers: BufferPool) -> dict[str, Array | RaggedArray]:
+    def gather(self, places: Places, buffers: BufferPool) -> Gathered:
         """Gather the rows at `places`, in that order, into pooled memory."""
         blocks = self.page_rows // places.width  # of a page
         page = places.blocks // blocks
-        index = [places.blocks + page * (memory.shape[1] - 1) * blocks for memory in self._memory]
-        out: dict[str, Array | RaggedArray] = {}
-
-        def take(name: str) -> Array:
-            number, column = self._at[name]
-            memory = self._memory[number]
-            rows = buffers.take(name, (places.rows, *memory.shape[3:]), memory.dtype)
-            source = memory.reshape(-1, places.width, *memory.shape[3:])[column * blocks :]
-            _take(source, index[number], rows.reshape(-1, *source.shape[1:]))
-            return rows
-
-        where = take(RAGGED_ROW) if self._ragged else None
-        for column in self._columns:
-            if where is None or is_fixed(column):
-                out[column.name] = take(column.name)
-            else:
-                out[column.name] = self._gather_ragged(column, where, buffers)
-            if column.mask is not None:
-                out[column.mask] = take(column.mask)
-        return out
+        stacks: list[tuple[Sequence[str], Array]] = []
+        for number, (memory, names) in enumerate(zip(self._memory, self._names, strict=True)):
+            rows = buffers.take(f"stack {number}", (len(names), places.rows, *memory.shape[3:]), memory.dtype)
+            index = places.blocks + page * (memory.shape[1] - 1) * blocks
+            source = memory.reshape(-1, places.width, *memory.shape[3:])
+            for column, out in enumerate(rows.reshape(len(names), len(index), *source.shape[1:])):
+                _take(source[column * blocks :], index, out)
+            stacks.append((names, rows))
+        if not self._ragged:
+            return Gathered(stacks, {})
+        number, column = self._at[RAGGED_ROW]
+        where = stacks[number][1][column]
+        every = [column for column in self._columns if not is_fixed(column)]
+        return Gathered(stacks, {column.name: self._gather_ragged(column, where, buffers) for column in every})
 
     def _gather_ragged(self, column: Column, where: Ints, buffers: BufferPool) -> RaggedArray:
         """where: (n,) RAGGED_ROW of each row."""
@@ -202,7 +210,6 @@ class PagePool:
         return RaggedArray(np.concatenate(parts, out=out), tuple(levels))
 
 
-def _take(source: Array, positions: NDArray[np.int64], out: Array) -> Array:
+def _take(source: Array, positions: Ints, out: Array) -> None:
     if len(positions):
-        np.take(source, positions, axis=0, out=out, mode="clip")  # clip: the only mode that writes to `out` directly
-    return out
+        source.take(positions, axis=0, out=out, mode="clip")  # clip: the only mode that writes to `out` directly

@@ -102,7 +102,7 @@ def build_strategy(
     if mesh.world > 1:
         start_process_group(info, device, timeout)
         device_mesh = make_device_mesh(mesh, config.shard, device)
-    context = RankContext(config, mesh, info, device, device_mesh)
+    context = RankContext(config, mesh, info, device, device_mesh, timeout)
     if config.averaging.kind != "none" and mesh.dp > 1:
         if ema is not None:
             raise ValueError(f"optim.ema = {ema}: does not go with parallel.averaging.kind={config.averaging.kind}")

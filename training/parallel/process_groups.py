@@ -30,6 +30,7 @@ class RankContext:
     info: RankInfo
     device: torch.device
     device_mesh: DeviceMesh | None = None  # torch's mesh of the same world; None in a world of one process
+    timeout: timedelta = timedelta(minutes=5)  # of a collective
 
     @property
     def rank(self) -> int:

@@ -152,7 +152,8 @@ class MeshStrategy(Strategy):
         check_trainable(initial.module)
         if embeddings := sparse_embeddings(initial.module):
             check_tables(embeddings, self.mesh, self.ema, self.config.averaging.kind)
-            self.tables = SparseTables(embeddings, self.table_settings, self.mesh.world, self.device)
+            settings, world = self.table_settings, self.mesh.world
+            self.tables = SparseTables(embeddings, settings, world, self.device, self.context.timeout)
         plain_keys = list(initial.module.state_dict(keep_vars=True))
         self.aliases = dict(initial.aliases)
         module = self.placement.place(initial.module, task, sample)
@@ -183,6 +184,9 @@ class MeshStrategy(Strategy):
         self.placement.compare(task, module, sample, self.evaluate)
 
     # --- one step ------------------------------------------------------------------------------------------------
+
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        return self.tables.ahead(batches)
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         if self.awaits_step:
@@ -329,7 +333,7 @@ class MeshStrategy(Strategy):
             return float(square_sum(mine, self.device, holders=1).sqrt())
         total = square_sum(mine, self.device, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
         if self.tables:
-            total += self.tables.reduce(self._averaged_ranks())
+            total += self.tables.reduce(self._averaged_ranks(), exact=self.clip_norm is not None)
         if self.mesh.world == 1:
             return float(total.sqrt())
         dist.all_reduce(total)  # on the device: over NCCL on GPUs, with no copy to the host before it
@@ -375,6 +379,8 @@ class MeshStrategy(Strategy):
         sent = {f"sent_bytes {axis}": count for axis, count in self.prepared.comms.sent.items()}
         if self.data_parallel.step_bytes:
             sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.data_parallel.step_bytes
+        if self.tables.step_bytes:
+            sent["sent_bytes dp x cp"] = sent.get("sent_bytes dp x cp", 0.0) + self.tables.step_bytes
         peaks = {"gathered_bytes": self.data_parallel.gathered_bytes, "activations_bytes": self.activations.peak}
         peaks["residuals_bytes"] = 2 * storage_bytes(self.data_parallel.codec_state().residuals.values())
         found = {name: float(peak) for name, peak in peaks.items() if peak}
@@ -429,6 +435,7 @@ class MeshStrategy(Strategy):
         return stream_tensors(mine, self.prepared.plain_keys, self.rank, self.mesh.world)
 
     def close(self, failed: bool = False) -> None:
+        self.tables.close(failed)
         if self._prepared is not None:
             self.data_parallel.close(failed)
         if not dist.is_initialized():

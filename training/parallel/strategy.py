@@ -76,6 +76,10 @@ class Strategy(ABC):
             compiled: torch.compile each block as it is placed on this rank.
         """
 
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of training; a strategy may look at some before their turn (tables.lag)."""
+        return batches
+
     @abstractmethod
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         """Accumulate gradients of the batch (micro-batched as configured) and start their reduction.

@@ -77,9 +77,12 @@ def activation_numel(workload: Workload, trace: Trace, names: list[str]) -> floa
     config, tp = workload.config, workload.mesh.tp
     between = 1 / tp if config.sequence_parallel else 1.0
     share = {"inner": 1 / tp, "entered": 1.0, "between": between}
+    # attention's output is kept by attention and, exchanged for whole heads, again by the layer after it
+    exchanged = workload.attention_cores if workload.mesh.cp > 1 else ()
 
     def kept(name: str) -> float:
-        return sum(share[place] * numel for place, numel in trace.kept.get(name, {}).items())
+        twice = sum(trace.returned[core] for core in exchanged if name == "" or core.startswith(f"{name}."))
+        return twice / tp + sum(share[place] * numel for place, numel in trace.kept.get(name, {}).items())
 
     if not config.activation_checkpointing:
         return sum(kept(name) for name in names)

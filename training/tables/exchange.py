@@ -22,6 +22,7 @@ class Exchange(Protocol):
     rank: int
     world: int
     waited_s: float  # in all calls so far
+    sent_bytes: float  # in all calls so far, to other ranks
 
     def counts(self, send: Counts) -> Counts:
         """Send number r to rank r; returns the number from each rank."""
@@ -36,7 +37,7 @@ class Alone:
     """A single process, which sends nothing."""
 
     rank, world = 0, 1
-    waited_s = 0.0
+    waited_s = sent_bytes = 0.0
 
     def counts(self, send: Counts) -> Counts:
         return send
@@ -55,7 +56,7 @@ class TorchExchange:
         """`group`: with a backend for CPU tensors; None: the world."""
         self._group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.waited_s = 0.0
+        self.waited_s = self.sent_bytes = 0.0
 
     def counts(self, send: Counts) -> Counts:
         one = np.ones(self.world, np.int64)
@@ -71,4 +72,6 @@ class TorchExchange:
         received, sent = (receive * width).tolist(), (send * width).tolist()
         dist.all_to_all_single(flat, rows.reshape(-1), received, sent, group=self._group)
         self.waited_s += time.monotonic() - began
+        others = int(send.sum() - send[self.rank])
+        self.sent_bytes += others * width * rows.element_size()
         return flat.reshape(-1, *rows.shape[1:])

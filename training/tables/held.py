@@ -91,14 +91,14 @@ class HeldIds:
         if self.share is not None:
             self._use.scatter(slots, np.full((len(slots), 3), FREE))
 
-    def make_room(self, ids: Ids, clock: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    def make_room(self, ids: Ids, clock: int) -> tuple[NDArray[np.bool_], Ids]:
         """Evict for new ids, (n,): of each bucket that they would overfill those longest untouched, a tenth at once.
 
-        Ids touched by push `clock` stay. Returns which new ids there is room for, the first by their hashes, and
-        (1024,) how many ids of each bucket are evicted.
+        Ids touched by push `clock` stay. Returns which new ids there is room for, the first by their hashes, and the
+        ids that are evicted.
         """
         if self.share is None:
-            return np.ones(len(ids), np.bool_), np.zeros(BUCKETS, np.int64)
+            return np.ones(len(ids), np.bool_), np.zeros(0, np.int64)
         wanted = self._in_bucket + np.bincount(bucket_of(ids), minlength=BUCKETS)
         surplus = np.where(wanted > self.share, wanted - max(1, int(TRIMMED * self.share)), 0)
         evicted = self._evict(surplus, clock)
@@ -121,11 +121,11 @@ class HeldIds:
             fits[order] = places_in_runs(bucket) < (self.share - self._in_bucket)[bucket]
         return fits
 
-    def _evict(self, surplus: NDArray[np.int64], clock: int) -> NDArray[np.int64]:
+    def _evict(self, surplus: NDArray[np.int64], clock: int) -> Ids:
         """Evict `surplus` ids, (1024,), of each bucket: the last push oldest, then the rarest, then by id."""
         full = np.flatnonzero(surplus)
         if not len(full):
-            return np.zeros(BUCKETS, np.int64)
+            return np.zeros(0, np.int64)
         assert isinstance(self._slots, BucketSlots)
         slots = self._slots.taken(full)
         use: NDArray[Any] = self._use.gather(slots)
@@ -134,5 +134,6 @@ class HeldIds:
         bucket = bucket_of(np.ascontiguousarray(use[:, 2]))
         order = np.lexsort((use[:, 2], use[:, 1], use[:, 0], bucket))
         gone = order[places_in_runs(bucket[order]) < surplus[bucket[order]]]
-        self.remove(np.ascontiguousarray(use[gone, 2]), slots[gone])
-        return np.bincount(bucket[gone], minlength=BUCKETS)
+        evicted: Ids = np.ascontiguousarray(use[gone, 2])
+        self.remove(evicted, slots[gone])
+        return evicted

@@ -126,22 +126,32 @@ class Table:
         out[~known] = self._initial(ids[~known])
         return out
 
-    def push(self, ids: Ids, grads: Array, lr: float) -> None:
+    def stores(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of the ids have a row, (n,)."""
+        stored: NDArray[np.bool_] = self._held.map.find(ids) >= 0
+        return stored
+
+    def push(self, ids: Ids, grads: Array, lr: float) -> Ids:
         """Apply the gradients (n, dim) of distinct ids (n,): the sums over a whole global batch, once a step.
 
-        Those of ids that are not admitted yet, or that their bucket has no room for, are dropped.
+        Those of ids that are not admitted yet, or that their bucket has no room for, are dropped. Returns the ids that
+        are evicted.
         """
         self.clock += 1
+        evicted = _no_ids()
         slots = self._held.map.find(ids)
         new = slots < 0
         self._held.touch(slots[~new], self.clock)
         if new.any():
             kept = ~new
             kept[new] = self._admitted(ids[new])
-            kept[kept & new] = self._with_room(ids[kept & new])
+            fits, evicted = self._held.make_room(ids[kept & new], self.clock)
+            self.counts[:, 1] += np.bincount(bucket_of(evicted), minlength=BUCKETS)
+            kept[kept & new] = fits
             ids, grads, slots, new = ids[kept], grads[kept], slots[kept], new[kept]
             slots[new] = self._insert(ids[new], self._initial(ids[new]), (self.clock, 1))
         self._rows.scatter(slots, self.spec.rule.updated(self._rows.gather(slots), grads, lr))
+        return evicted
 
     def begin_with(self, ids: Ids, weights: Array) -> None:
         """Store rows (n, dim) of ids that are not stored, with optimizer state 0: those of another model.
@@ -181,12 +191,6 @@ class Table:
         enough[~new] = self._waiting.use(slots[~new])[:, 1] >= self.spec.admit_after
         self._waiting.remove(ids[enough], slots[enough])
         return enough
-
-    def _with_room(self, ids: Ids) -> NDArray[np.bool_]:
-        """Evict for new ids, (n,); which of them there is room for."""
-        fits, evicted = self._held.make_room(ids, self.clock)
-        self.counts[:, 1] += evicted
-        return fits
 
     def dump(self, buckets: NDArray[np.int64]) -> TableDump:
         """Copy the content of `buckets`, (k,), which are sorted."""

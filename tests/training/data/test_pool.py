@@ -84,11 +84,12 @@ def test_a_gather_is_the_rows_in_the_order_of_their_positions(
     chosen = data.draw(st.lists(st.sampled_from(whole), max_size=40)) if whole else []
     gathered = pool.gather(Places(np.array(chosen, np.int64) // width, width), BufferPool())
     ids = [row_at[p + i] for p in chosen for i in range(width)]
-    assert gathered["id"].tolist() == ids  # type: ignore[union-attr]
-    assert gathered["v__valid"].tolist() == [i % 3 != 0 for i in ids]  # type: ignore[union-attr]
-    assert gathered["v"].tolist() == [value("v", i) or [0, 0] for i in ids]  # type: ignore[union-attr]
+    fixed = {name: rows for names, stack in gathered.stacks for name, rows in zip(names, stack, strict=True)}
+    assert fixed["id"].tolist() == ids
+    assert fixed["v__valid"].tolist() == [i % 3 != 0 for i in ids]
+    assert fixed["v"].tolist() == [value("v", i) or [0, 0] for i in ids]
     for name in ("r", "n", "b"):
-        found = rows_of(gathered[name])  # type: ignore[arg-type]
+        found = rows_of(gathered.ragged[name])
         assert [bytes(row) if name == "b" else row for row in found] == [value(name, i) for i in ids]
 
 

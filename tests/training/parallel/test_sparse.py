@@ -157,3 +157,50 @@ def test_a_checkpoint_of_other_tables_is_refused_by_name() -> None:
         made.load({"items": [], "users": []})
     with pytest.raises(ValueError, match="'users' is missing"):
         made.load({})
+
+
+def test_with_a_lag_evaluation_and_export_see_every_gradient() -> None:
+    plain, lagged = recommending(0, 1, {}), recommending(0, 1, {"tables": {"lag": 2}, "clip_norm": None})
+    ids = torch.arange(-20, 20) * (2**58 - 1)
+    columns = rating_batch(0).columns | {"user": ids[:24], "friend": ids[16:]}
+    try:
+        for batch in lagged.ahead(iter([rating_batch(step) for step in range(4)])):
+            lagged.forward_backward(batch)
+            lagged.step(1e-2)
+        lagged.tables.pull(columns, training=False)
+        seen = lagged.tables._modules["users"].source.rows_of(ids)  # type: ignore[union-attr]
+        assert lagged.tables.tables["users"].table.clock == 4
+        assert torch.equal(seen, torch.from_numpy(lagged.tables.tables["users"].table.pull(ids.numpy())))
+        assert lagged.tables.measured()["users"]["rows"] > 20 and plain.tables._thread is None
+    finally:
+        lagged.close()
+
+
+def test_with_a_lag_batches_come_from_ahead_and_in_order() -> None:
+    strategy = recommending(0, 1, {"tables": {"lag": 1}})
+    batches = [rating_batch(step) for step in range(3)]
+    try:
+        with pytest.raises(RuntimeError, match=r"tables\.lag = 1: train the batches that Strategy\.ahead yields"):
+            strategy.tables.pull(batches[0].columns, training=True)
+        ahead = strategy.ahead(iter(batches))
+        next(ahead)
+        with pytest.raises(RuntimeError, match="in order"):
+            strategy.tables.pull(batches[1].columns, training=True)
+    finally:
+        strategy.close()
+
+
+def test_sums_that_are_not_finite_though_every_gradient_is_end_the_training() -> None:
+    """With a lag and no clipping they are found after the step."""
+    strategy = recommending(0, 1, {"tables": {"lag": 1}, "clip_norm": None}, torch.float32)
+    tables, table = strategy.tables, strategy.tables.tables["users"]
+    try:
+        (batch,) = list(strategy.ahead(iter([rating_batch(0, torch.float32)])))
+        tables.pull(batch.columns, training=True)
+        table.reduce = lambda grads: float("inf")  # type: ignore[method-assign]
+        assert np.isfinite(tables.reduce(1.0, exact=False))
+        tables.apply(0.1, 1.0)
+        with pytest.raises(ValueError, match=r"their sum is not; lower tables\.lr"):
+            tables.measured()
+    finally:
+        strategy.close(failed=True)
