@@ -86,6 +86,11 @@ COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
 T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
+SERVERS = "training/servers"
+SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
+    f"{SERVERS}/shard.py",
+    *(f"tests/{SERVERS}/test_{name}.py" for name in ("shard", "server", "replay")),
+)
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
@@ -1204,6 +1209,88 @@ MUTANTS = (
         "int(info.skipped) if info.counted_skips is None",
         "int(info.skipped) if True",
         "tests/training/test_loop.py",
+    ),
+    # --- parameter servers
+    Mutant(SHARD, "if push.clock < done or worker in self._held:", "if worker in self._held:", T_SHARD),
+    Mutant(
+        SHARD,
+        "if bound is not None and clock - self.slowest > bound:",
+        "if bound is not None and clock - self.slowest > bound + 1:",
+        T_SHARD,
+    ),
+    Mutant(SHARD, "return attempt > 0 or not (self._retrying - {worker})", "return True", T_SHARD),
+    Mutant(SHARD, "if lag < 0 or (limit is not None and lag > limit):", "if lag < 0:", T_SHARD),
+    Mutant(
+        SHARD,
+        "is_finite = math.isfinite(push.norm) and _is_finite(push)",
+        "is_finite = math.isfinite(push.norm)",
+        T_SHARD,
+    ),
+    Mutant(
+        SHARD,
+        "            dense += push.dense\n        dense /= len(pushes)",
+        "            dense += push.dense",
+        T_SHARD,
+    ),
+    Mutant(
+        SHARD,
+        "frozenset.intersection(",
+        "frozenset.union(",
+        "tests/training/servers/test_replay.py tests/training/servers/test_shard.py",
+    ),
+    Mutant(SHARD, "        if self._copied:\n            self._mark_saved()", "", T_SERVER),
+    Mutant(
+        SHARD,
+        "            clock, attempt = self._latest[worker]\n            self._log(Kind.UNUSED",
+        "            clock, attempt = self._latest[worker]\n            self._log(Kind.SKIPPED",
+        f"{T_SERVERS_REPLAY} -k died",
+    ),
+    Mutant(f"{SERVERS}/definition.py", "max(1.0, staleness) if self.damp else 1.0", "1.0", T_SHARD),
+    Mutant(f"{SERVERS}/definition.py", "(2 * self.bound + 1)", "(2 * self.bound + 2)", T_SHARD),
+    Mutant(
+        f"{SERVERS}/protocol.py",
+        'if not hmac.compare_digest(proof, _proof(secret, b"worker", own, nonce)):',
+        "if False:",
+        T_SERVER,
+    ),
+    Mutant(
+        f"{SERVERS}/protocol.py",
+        "            sock.settimeout(max(deadline - time.monotonic(), 1e-3))",
+        "            pass",
+        T_SERVER,
+    ),
+    Mutant(
+        f"{SERVERS}/rounds.py",
+        "self._given.setdefault(key, {}).setdefault(worker, value)",
+        "self._given.setdefault(key, {})[worker] = value",
+        "tests/training/servers/test_rounds.py",
+    ),
+    Mutant(
+        f"{SERVERS}/partition.py",
+        "dims = (1,) * (len(shape) - 1) + (stop - start,) if shape else ()",
+        "dims = (stop - start,)",
+        "tests/training/servers/test_partition.py",
+    ),
+    Mutant(
+        f"{SERVERS}/replay.py",
+        "self.pulls[server].setdefault(version - event.lag, [])",
+        "self.pulls[server].setdefault(version, [])",
+        T_SERVERS_REPLAY,
+    ),
+    Mutant(
+        f"{SERVERS}/segments.py",
+        "chain[-1].end > begin",
+        "chain[-1].end > end",
+        "tests/training/servers/test_segments.py",
+    ),
+    Mutant(
+        f"{PARALLEL}/servers/strategy.py", "return self.link.world", "return 1", "tests/ranks/test_servers.py -k 2-2"
+    ),
+    Mutant(
+        f"{PARALLEL}/servers/strategy.py",
+        "torch.manual_seed(draws_seed(self.table_settings.seed, self.rank, self.clock))",
+        "pass",
+        "tests/training/test_worker_servers.py -k 'null-more1'",
     ),
     # --- stops, checkpoints and the logged loss without collectives
     Mutant(CUTS, "max(self._offers.values())", "min(self._offers.values())", T_CUTS),
