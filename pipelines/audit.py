@@ -18,6 +18,9 @@ from sparkring.training.data.audit.check import AuditReport, Expected, check_run
 from sparkring.training.data.audit.log import read_run
 from sparkring.training.data.resume import OrderState
 from sparkring.training.loop import LoopRecord
+from sparkring.training.servers.event_log import EVENTS
+from sparkring.training.servers.replay import check_whole
+from sparkring.training.servers.segments import read_segments
 
 
 def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
@@ -28,7 +31,30 @@ def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
     run = open_storage(run_uri)
     files = read_run(run.at("audit"))
     expected, problems = expected_of(run, dataset_uri or _named_dataset(files[-1][0].dataset, run))
-    return check_run(files, expected, problems)
+    return check_run(files, expected, [*problems, *server_problems(run)])
+
+
+def server_problems(run: Storage) -> list[str]:
+    """What is wrong with the event logs of parameter servers: each (step, rank) must be on every server once.
+
+    None without such logs.
+    """
+    events = run.at(EVENTS)
+    if not any(path.endswith(".events") for path in events.list_files()):
+        return []
+    found = []
+    try:
+        segments = read_segments(events)
+    except ValueError as error:
+        return [str(error)]
+    for before, segment in zip([None, *segments], segments, strict=False):
+        if before is not None and before.end != segment.begin:
+            found.append(f"{events.uri}: servers logged nothing of steps {before.end} to {segment.begin}")
+        try:
+            check_whole(segment.logs)
+        except ValueError as error:
+            found.append(f"{events.uri}, attempt {segment.attempt}: {error}")
+    return found
 
 
 def expected_of(run: Storage, dataset_uri: str) -> tuple[Expected, list[str]]:

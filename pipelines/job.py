@@ -8,7 +8,6 @@ MLflow run.
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from sparkring.conf.load import Resolved
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines import etl_step, serving, train_step
 from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
-from sparkring.pipelines.display.outcome import outcome
+from sparkring.pipelines.display.outcome import ModelPlace, outcome
 from sparkring.pipelines.etl_job import describe_job, job_tags
 from sparkring.pipelines.etl_step import split_name
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, evaluate, lost_to
@@ -37,6 +36,7 @@ from sparkring.pipelines.report.inputs import ReportInputs
 from sparkring.pipelines.report.report import write_report
 from sparkring.pipelines.reproduce.keep import keep_environment, keep_weights
 from sparkring.pipelines.runs import RunRecord, Runs, Status
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.spark import session_on_demand
 from sparkring.pipelines.tracking.describe import model_card, registered_note
 from sparkring.pipelines.tracking.openlineage import record as lineage
@@ -209,31 +209,33 @@ def publish_model(job: JobContext, result: TrainResult, alias: str | None) -> st
         about=registered_note(config),
     )
     info = replace(info, card=model_card(result, manifest, [column["name"] for column in info.inputs]))
-    with tempfile.TemporaryDirectory() as scratch:
-        packed = pack_model(config, job.dataset, weights, Path(scratch))
+    with scratch_folder("model") as scratch:
+        packed = pack_model(config, job.dataset, weights, scratch)
         job.tracker.model(JOB, packed.data, replace(info, requirements=packed.requirements), packed.code)
     return sha256
 
 
-def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult) -> str:
+def registered_as(config: TrackingConfig, tracker: Tracker, result: TrainResult) -> ModelPlace:
     """The version of the model and its alias, or where it is until it has one. `tracker`: closed."""
     folder = f"{result.run}/{result.train.weights}"
     if not config.enabled:
-        return folder
-    later = f"{folder}, not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
+        return ModelPlace(folder)
     version = tracker.version(JOB, timeout_s=0.0)
     if version is None or tracker.waiting:
-        return later
+        later = "not registered yet: what the store did not take is sent by the next job or `sparkring replay`"
+        return ModelPlace(f"{folder}, {later}")
     from sparkring.pipelines.tracking.registry import Registry  # seconds of imports, and done by now
 
     registry = Registry(config)
+    uri = f"models:/{registry.name}/{version}"
     try:
         with client_limits(config):
             holder = registry.with_alias(config.alias)
     except StoreUnreachable:
-        return f"models:/{registry.name}/{version}"
-    has = holder is not None and holder.version == version
-    return f"models:/{registry.name}/{version}" + (f", {config.alias!r} now" if has else "")
+        return ModelPlace(uri, uri)
+    if holder is not None and holder.version == version:
+        return ModelPlace(f"{uri}, {config.alias!r} now", uri, has_alias=True)
+    return ModelPlace(uri, uri)
 
 
 def note_end(runs: Runs, record: RunRecord, status: Status) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from torch import nn
@@ -25,6 +23,7 @@ from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import CHUNK_BYTES, Storage, open_storage
 from sparkring.conf.stored import CLOSED, Sha256, StoredError, read, up_to
 from sparkring.pipelines.plan import meta_model
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.tracking.rules import StoreUnreachable, client_limits
 from sparkring.pipelines.validate.problems import Problems
 from sparkring.training.checkpoint.weights import FILE, open_weights
@@ -180,9 +179,9 @@ def _source(config: RunConfig, start: StartConfig) -> Iterator[tuple[Storage, st
     from sparkring.pipelines.tracking.fetch import copy_model  # MLflow: seconds
 
     tracking = config.tracking.named(config.name)
-    with tempfile.TemporaryDirectory() as scratch, client_limits(tracking):
+    with scratch_folder("start") as scratch, client_limits(tracking):
         found = _find(config, start)
-        yield open_storage(str(copy_model(tracking, found, Path(scratch)))), FILE, found.uri
+        yield open_storage(str(copy_model(tracking, found, scratch))), FILE, found.uri
 
 
 def _find(config: RunConfig, start: StartConfig) -> RegisteredModel:

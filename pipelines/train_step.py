@@ -54,6 +54,8 @@ from sparkring.training.result import FailedAttempt, History, TrainResult, Worke
 log = logging.getLogger(__name__)
 TRAIN = "train"  # key of its run in MLflow
 ENTRY = "sparkring.training.worker:train"
+SERVER_ENTRY = "sparkring.training.parameter_server:serve"
+SERVERS = "servers.json"  # artifact: what parameter servers have seen
 HOT_IDS = "hot_ids.json"  # artifact: the ids of sparse tables that training used most
 
 
@@ -76,6 +78,7 @@ def train(job: JobContext) -> TrainResult:
         plan = format_rows(plan_and_measured(config, job.dataset.manifest, rank_0.measured))
         tracker.artifact(TRAIN, plan + "\n", "plan.txt")
         record_tables(tracker, rank_0)
+        record_servers(tracker, rank_0)
         return TrainResult(
             name=config.name,
             run=job.folder.uri,
@@ -117,6 +120,13 @@ def record_tables(tracker: Tracker, rank_0: WorkerResult) -> None:
         tracker.metrics(TRAIN, rank_0.steps, rank_0.table_metrics())
         uses = {name: asdict(hot) for name, hot in rank_0.hot_ids.items()}
         tracker.artifact_json(TRAIN, uses, HOT_IDS)
+
+
+def record_servers(tracker: Tracker, rank_0: WorkerResult) -> None:
+    """Record what parameter servers have seen, with histograms of clock gap and version lag; nothing without them."""
+    if rank_0.servers is not None:
+        tracker.metrics(TRAIN, rank_0.steps, rank_0.servers.metrics())
+        tracker.artifact_json(TRAIN, asdict(rank_0.servers), SERVERS)
 
 
 def point_at_checkpoints(run: Storage, tracker: Tracker) -> None:
@@ -215,10 +225,19 @@ def job_spec(resolved: Resolved, dataset: Dataset, run: Storage) -> JobSpec:
         "dataset": dataset.folder.uri,
         "run": run.uri,
     }
-    engine, timeout_s = resolved.config.parallel.engine, resolved.config.launch.collective_timeout_s
+    parallel, timeout_s = resolved.config.parallel, resolved.config.launch.collective_timeout_s
+    servers = parallel.servers.per_host
     # Our own code is preloaded too: a retry starts seconds sooner.
-    preload = (*(("torch",) if engine == "torch" else PRELOAD), module_of(ENTRY))
-    return JobSpec(ENTRY, payload, preload=preload, collective_timeout_s=timeout_s)
+    preload = (*(("torch",) if parallel.engine == "torch" or servers else PRELOAD), module_of(ENTRY))
+    return JobSpec(
+        ENTRY,
+        payload,
+        preload=(*preload, module_of(SERVER_ENTRY)) if servers else preload,
+        collective_timeout_s=timeout_s,
+        servers_per_host=servers,
+        server_entry=SERVER_ENTRY,
+        replaceable_ranks=servers > 0,
+    )
 
 
 def policy(config: RunConfig, manifest: DatasetManifest | None = None) -> RestartPolicy:

@@ -75,7 +75,7 @@ def optimizer_problems(optim: OptimConfig, is_sharded: bool) -> list[str]:
     if is_sharded and not _close([torch.cat(parts) for parts in zip(*halves, strict=True)], whole):
         return [
             f"{key}: is not elementwise: stepping half of a matrix gives other values than stepping all of it, so it "
-            "cannot step shards; use parallel.zero = 0 and parallel.tp = 1 with it"
+            "cannot step shards; use parallel.zero = 0, parallel.tp = 1 and no parallel.servers with it"
         ]
     return []
 

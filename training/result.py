@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -41,12 +43,47 @@ class IdUses:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerTotals:
+    """What all servers have seen in the last attempt (parallel.servers), added up."""
+
+    __pydantic_config__ = CLOSED
+
+    gaps: dict[int, Count]  # clocks that a rank was ahead of the slowest when it began one -> how often
+    lags: dict[int, Count]  # updates of a server between a rank's pull and its push -> how often
+    applied: Count  # pushes
+    repeated: Count  # pushes that came again, and were not applied again
+    rejected: Count  # pushes above max_lag, which were computed again
+    not_finite: dict[int, Count]  # by rank; they were not applied
+
+    @classmethod
+    def of(cls, servers: Sequence[Mapping[str, Any]]) -> ServerTotals:
+        """Add up what each server has counted."""
+        histograms: dict[str, dict[int, int]] = {}
+        for name in ("gaps", "lags", "not_finite"):
+            total = sum((Counter({int(k): n for k, n in each[name].items()}) for each in servers), Counter())
+            histograms[name] = dict(sorted(total.items()))
+        numbers = {name: sum(each[name] for each in servers) for name in ("applied", "repeated", "rejected")}
+        gaps, lags, not_finite = (histograms[name] for name in ("gaps", "lags", "not_finite"))
+        return cls(gaps=gaps, lags=lags, not_finite=not_finite, **numbers)
+
+    def metrics(self) -> Scores:
+        """By the names in MLflow: `servers/repeated`, `servers/gap/2`, `servers/lag_mean`."""
+        found = {f"servers/{name}": float(getattr(self, name)) for name in ("applied", "repeated", "rejected")}
+        found["servers/not_finite"] = float(sum(self.not_finite.values()))
+        for name, counts in (("gap", self.gaps), ("lag", self.lags)):
+            total = sum(counts.values())
+            found |= {f"servers/{name}/{value}": count / total for value, count in counts.items()}
+            found[f"servers/{name}_mean"] = sum(value * count for value, count in counts.items()) / max(total, 1)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerResult:
     """What one rank returns; all but the last field are the same on every rank."""
 
     __pydantic_config__ = CLOSED
 
-    engine: str  # of the collectives: horovod, torch-gloo, torch-nccl, none
+    engine: str  # what carries gradients: horovod, torch-gloo, torch-nccl, servers, none
     world: Count  # ranks of the attempt that returned
     threads_per_rank: Count  # of torch
     finished: bool  # False: asked to stop; the same command goes on from the last checkpoint
@@ -67,6 +104,7 @@ class WorkerResult:
     test: Scores = field(default_factory=dict)  # metrics over train.test_split
     tables: dict[str, dict[str, Count]] = field(default_factory=dict)  # sparse table -> rows, admitted, evicted, bytes
     hot_ids: dict[str, IdUses] = field(default_factory=dict)  # by sparse table
+    servers: ServerTotals | None = None  # None: ranks hold the weights
     started: StartMatch | None = None  # with which trained tensors (model.start)
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
 

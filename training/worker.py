@@ -24,13 +24,14 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, TypeAdapter
 
+from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.blocks.train import EarlyStopping, OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.conf.stored import Stored, read
-from sparkring.training.checkpoint.checkpointer import Checkpointer, CheckpointInfo
+from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
 from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.checkpoint.weights import write_weights
@@ -60,10 +61,12 @@ from sparkring.training.models.initial import InitialModel, Unrecordable, eager_
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.servers.link import ServersAt
+from sparkring.training.parallel.servers.strategy import ENGINE
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
 from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
-from sparkring.training.result import IdUses, WorkerResult
+from sparkring.training.result import IdUses, ServerTotals, WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
 from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
 from sparkring.training.tables.hot_ids import HotIds
@@ -100,18 +103,15 @@ class Parts:
         config, strategy, world = self.config, self.strategy, self.ctx.world_size
         asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
         together = asks_others and world > 1
-        gather = data_gather(strategy, world, config.checkpoint.timeout_s) if together else gather_alone
+        gather = data_gather(strategy, self.ctx, config.checkpoint.timeout_s) if together else gather_alone
         rows = self.manifest.splits[split].rows
         batch = config.train.global_batch if training else config.evaluation_batch(rows)
         weight = self.manifest.weight
         names = [*self.columns.read, *([weight["column"]] if weight is not None else [])]
         request = ReadRequest(self.dataset, self.manifest, split, names, batch)
         rank = DataRank(strategy.data_rank, strategy.data_size, self.device, gather, self.ctx.on_progress)
-        reader = make_reader(config.data, request, rank, evaluation=not training)
-        if weight is not None:
-            reader = WeightedReader(reader, weight["column"], weight["mean"])
-        self.readers.append(reader)
-        return reader
+        self.readers.append(make_weighted_reader(config.data, request, rank, evaluation=not training))
+        return self.readers[-1]
 
     def whole_split(self) -> WholeSplit:
         """A collector for one evaluation."""
@@ -120,6 +120,19 @@ class Parts:
     def close(self) -> None:
         for reader in self.readers:
             reader.close()
+
+
+def make_weighted_reader(config: DataConfig, request: ReadRequest, rank: DataRank, evaluation: bool) -> Reader:
+    """Open one rank's share of a split, whose rows weigh what the dataset says.
+
+    Args:
+        config: how it is read.
+        request: what is read, the dataset's weight included.
+        rank: by whom.
+        evaluation: every row once, in stored order.
+    """
+    reader, weight = make_reader(config, request, rank, evaluation=evaluation), request.manifest.weight
+    return reader if weight is None else WeightedReader(reader, weight["column"], weight["mean"])
 
 
 def train(ctx: WorkerContext) -> WorkerResult:
@@ -145,15 +158,16 @@ def train(ctx: WorkerContext) -> WorkerResult:
         timedelta(seconds=config.launch.collective_timeout_s),
         config.optim.ema,
         TableSettings(config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr),
+        ServersAt(ctx.servers, ctx.server_secret),
     )
     failed, parts = True, None
     try:
-        gather = peers(ctx.world_size, config.checkpoint.timeout_s).gather
+        gather = peers(strategy, ctx, config.checkpoint.timeout_s).gather
         torch.set_num_threads(agree_threads(run, config.train.threads_per_rank, offer, gather, ctx.rank))
         ctx.event("ring", {"engine": strategy.engine, "world": ctx.world_size, "seconds_s": time.monotonic() - began})
-        model = agreed_model(made, config, manifest, ctx)
+        model = agreed_model(made, config, manifest, ctx, strategy)
         hooks = Hooks(config.train.hooks, ctx.rank == 0)
-        checkpoints = open_checkpoints(ctx, config, run, hooks)
+        checkpoints = open_checkpoints(ctx, config, run, hooks, strategy)
         # once for the dense part and the tables: where all are damaged, both begin anew
         latest = checkpoints.latest(config.checkpoint.verify)
         if config.model.start is not None:
@@ -199,8 +213,9 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         "order": reader.order_state(),
         "config_digest": ctx.payload.get("config_digest", ""),
     }
-    callbacks = make_callbacks(parts, reader, valid, record)
-    begun = resume(parts, record)
+    audit = open_audit(parts, reader)
+    callbacks = make_callbacks(parts, reader, valid, record, audit)
+    begun = begin(parts, reader, resume(parts, record), audit)
     for split in filter(None, (reader, valid, test)):
         split.verify()  # now: a damaged test file would else be found when training is done
     per_epoch = reader.steps_per_epoch
@@ -231,6 +246,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
         train_left_out=left_out(reader),
         tables=table_totals(parts),
         hot_ids=hot_ids(parts),
+        servers=server_totals(strategy),
     )
     if result.finished:  # else: asked to stop; the last checkpoint is where the next command goes on
         exported_step = load_exported_step(parts, state)
@@ -242,16 +258,18 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     return result
 
 
-def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[str, Any]) -> Callbacks:
+def make_callbacks(
+    parts: Parts, training: Reader, valid: Reader, record: dict[str, Any], audit: AuditLog | None
+) -> Callbacks:
     """What the loop calls between two steps.
 
     Args:
         parts: of this rank.
         training, valid: readers of these splits.
         record: LoopRecord without its state, for every checkpoint.
+        audit: gets every batch; None: there is none.
     """
     ctx, strategy, hooks, per_epoch = parts.ctx, parts.strategy, parts.hooks, training.steps_per_epoch
-    audit = open_audit(parts, training)  # gets every batch
     gathers = wants_whole_split(parts.config.train, parts.task.split_metric_names())
 
     def evaluate(step: int) -> dict[str, float]:
@@ -260,7 +278,7 @@ def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[s
                 strategy,
                 valid,
                 parts.task,
-                on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n}"),
+                on_progress=lambda n: ctx.heartbeat(step, f"evaluate batch {n + 1} of {valid.steps_per_epoch}"),
                 whole=parts.whole_split() if gathers else None,
             )
 
@@ -291,7 +309,9 @@ def make_callbacks(parts: Parts, training: Reader, valid: Reader, record: dict[s
 
     def on_evaluated(state: TrainerState) -> TrainerState:
         hooks.evaluated(EvaluationSeen(state.step, dict(state.last_valid), state.best_step, state.best_value))
-        return follow(state)
+        state = follow(state)
+        strategy.keep(to_kept(state))
+        return state
 
     schedule = learning_rate_schedule(parts.config, total_steps(parts.config.train, per_epoch))
     return Callbacks(schedule, evaluate, save, on_step, on_stepped, on_evaluated)
@@ -309,8 +329,18 @@ def loss_seen(strategy: Strategy, loss_sum: float) -> float:
     return loss_sum * strategy.data_size
 
 
-def open_checkpoints(ctx: WorkerContext, config: RunConfig, run: Storage, hooks: Hooks) -> Checkpointer:
-    """Open the run's checkpoints; driver and hooks hear of each that is committed. Collective."""
+def open_checkpoints(
+    ctx: WorkerContext, config: RunConfig, run: Storage, hooks: Hooks, strategy: Strategy
+) -> Checkpointer:
+    """Open the run's checkpoints; driver and hooks hear of each that is committed. Collective.
+
+    Args:
+        ctx: of this rank.
+        config: the recipe.
+        run: the run folder.
+        hooks: of the user.
+        strategy: carries what ranks say to each other.
+    """
     keep = config.checkpoint
 
     def on_commit(info: CheckpointInfo) -> None:
@@ -320,7 +350,7 @@ def open_checkpoints(ctx: WorkerContext, config: RunConfig, run: Storage, hooks:
 
     return Checkpointer(
         run.at("checkpoints"),
-        peers(ctx.world_size, keep.timeout_s),
+        peers(strategy, ctx, keep.timeout_s, ROUNDS_OF_SAVE),
         Retention(keep.keep_last, keep.keep_best, keep.keep_every, config.train.best_mode),
         asynchronous=keep.asynchronous,
         on_commit=on_commit,
@@ -357,6 +387,54 @@ def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     state = stored["state"]
     parts.ctx.event("resumed", {"step": state.step, "uri": latest.uri, "skipped": list(latest.skipped)})
     return state
+
+
+def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog | None) -> TrainerState:
+    """Begin to train at `begun`, or where the rank had come whose place this one takes. Collective.
+
+    Args:
+        parts: of this rank.
+        training: reader of the training split.
+        begun: where all ranks begin.
+        audit: None: there is none.
+    """
+    strategy = parts.strategy
+    strategy.keep(to_kept(begun))
+    found = strategy.begin(begun.step)
+    if found is None:
+        return begun
+    step, kept = found
+    state = TypeAdapter(TrainerState).validate_json(kept)
+    if audit is not None:
+        record_again(audit, training, begun.step, step)
+    return replace(state, step=step, consumed_samples=training.epochs.consumed_at(step), skipped_in_a_row=0)
+
+
+def record_again(audit: AuditLog, training: Reader, begun: int, step: int) -> None:
+    """Record the rows of the steps that a rank had made and not recorded when it died.
+
+    Servers have its pushes of these steps, and a replay of their logs would not give the run's bits with other rows.
+
+    Args:
+        audit: of the rank that takes its place.
+        training: reader of the training split.
+        begun: steps made when the attempt began.
+        step: steps made by the rank that died.
+    """
+    last = audit.take_over()
+    first = begun if last is None else last[0] * training.steps_per_epoch + last[1] + 1
+    for number, batch in enumerate(training.batches(training.epochs.consumed_at(first), max(step - first, 0)), first):
+        audit.record(*divmod(number, training.steps_per_epoch), batch)
+
+
+def to_kept(state: TrainerState) -> bytes:
+    """The loop's state for a rank that takes another's place, whose logging window begins anew."""
+    return json.dumps(replace(state, loss_sum=0.0, loss_rows=0).to_json()).encode()
+
+
+def server_totals(strategy: Strategy) -> ServerTotals | None:
+    """What the servers have seen in this attempt; None without servers."""
+    return ServerTotals.of(strategy.server_counts()) if strategy.engine == ENGINE else None
 
 
 def table_totals(parts: Parts) -> dict[str, dict[str, int]]:
@@ -414,7 +492,8 @@ def export(parts: Parts, step: int) -> None:
         parts.ctx.heartbeat(step, f"export rows, block {number}")
 
     described, values = strategy.stream_model()
-    values = with_progress(values, lambda number: parts.ctx.heartbeat(step, f"export tensor {number}"))
+    of = len(described)
+    values = with_progress(values, lambda number: parts.ctx.heartbeat(step, f"export tensor {number + 1} of {of}"))
     if parts.ctx.rank == 0:
         write_weights(parts.run.at(MODEL_FOLDER), described, (v for v in values if v is not None), strategy.aliases)
     else:
@@ -441,7 +520,7 @@ def score_test_split(parts: Parts, test: Reader | None, result: WorkerResult) ->
         test,
         task,
         on_batch=predictions.add if predictions else None,
-        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n}"),
+        on_progress=lambda n: ctx.heartbeat(result.steps, f"test batch {n + 1} of {test.steps_per_epoch}"),
         whole=parts.whole_split() if task.split_metric_names() else None,
     )
     name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
@@ -509,14 +588,25 @@ def seed_everything(seed: int, stream: int = 0) -> None:
 
 
 def agreed_model(
-    model: InitialModel | Unrecordable, config: RunConfig, manifest: DatasetManifest, ctx: WorkerContext
+    model: InitialModel | Unrecordable,
+    config: RunConfig,
+    manifest: DatasetManifest,
+    ctx: WorkerContext,
+    strategy: Strategy,
 ) -> InitialModel:
     """Agree on the recorded model, or build it whole on every rank. Collective.
 
     Where some rank could not record it, the ranks of a host build it one after the other, and rank 0 alone keeps its
     values.
+
+    Args:
+        model: recorded, or why it could not be.
+        config: the recipe.
+        manifest: of the dataset.
+        ctx: of this rank.
+        strategy: carries what ranks say to each other.
     """
-    everyone = peers(ctx.world_size, config.checkpoint.timeout_s)
+    everyone = peers(strategy, ctx, config.checkpoint.timeout_s)
     why = str(model) if isinstance(model, Unrecordable) else ""
     answers = [json.loads(answer) for answer in everyone.gather(json.dumps([why, ctx.local_size]).encode())]
     reasons = [why for why, _ in answers if why]
@@ -563,14 +653,24 @@ def follow_plateau(config: RunConfig) -> Callable[[TrainerState], TrainerState]:
     return follow if optim.schedule == "plateau" else lambda state: state
 
 
-def peers(world: int, timeout_s: float) -> Peers:
-    """The ranks' all-gather over Gloo with a timeout; a single rank's own answer."""
-    return torch_peers(timedelta(seconds=timeout_s)) if world > 1 else solo()
+def peers(strategy: Strategy, ctx: WorkerContext, timeout_s: float, behind: int = 0) -> Peers:
+    """The ranks' all-gather: the strategy's, or over Gloo with a timeout; a single rank's own answer. Collective.
+
+    Args:
+        strategy: may have one of its own.
+        ctx: of this rank.
+        timeout_s: of Gloo's.
+        behind: see Strategy.open_gather.
+    """
+    gather = strategy.open_gather(behind)
+    if gather is not None:
+        return Peers(ctx.rank, ctx.world_size, gather)
+    return torch_peers(timedelta(seconds=timeout_s)) if ctx.world_size > 1 else solo()
 
 
-def data_gather(strategy: Strategy, world: int, timeout_s: float) -> AllGather:
+def data_gather(strategy: Strategy, ctx: WorkerContext, timeout_s: float) -> AllGather:
     """All-gather of JSON values between data ranks: one answer per data rank, in their order."""
-    everyone = peers(world, timeout_s)
+    everyone = peers(strategy, ctx, timeout_s)
 
     def gather(value: Any) -> list[Any]:
         answers = everyone.gather(json.dumps([strategy.data_rank, value]).encode())

@@ -54,6 +54,28 @@ class AveragingConfig(Strict):
     seed: int = Field(0, description="of `gossip` with random peers: the pairs are a function of it and the window")
 
 
+class ServersConfig(Strict):
+    """Servers that hold the weights, so that ranks need not wait for each other (docs/asynchronous.md)."""
+
+    per_host: Annotated[int, Field(ge=0)] = Field(
+        0, description="server processes on each host of ranks; 0: ranks hold the weights, and sum their gradients"
+    )
+    bound: int | None = Field(
+        0, description="steps that a rank may be ahead of the slowest; 0: none, all make one step; null: any number"
+    )
+    max_lag: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="a gradient older than so many updates of a server is computed again; null: none is"
+    )
+    damp: bool = Field(False, description="the rate of a gradient falls with its age (arXiv:1511.05950)")
+
+    @field_validator("bound")
+    @classmethod
+    def _is_a_bound(cls, bound: int | None) -> int | None:
+        if bound is not None and bound < 0:
+            raise ValueError("no rank can be ahead by fewer than 0 steps: must be 0 or more, or null for no bound")
+        return bound
+
+
 class ParallelConfig(Strict):
     """Sizes of the mesh's axes multiply to launch.world; -1 stands once for the rest."""
 
@@ -86,6 +108,7 @@ class ParallelConfig(Strict):
     bucket_bytes: PositiveInt = Field(25 * 2**20, description="gradients are sent in buckets of at most this size")
     compress: CompressConfig = CompressConfig()
     averaging: AveragingConfig = AveragingConfig()
+    servers: ServersConfig = ServersConfig()
 
 
 class LaunchConfig(Strict):

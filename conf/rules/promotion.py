@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.blocks.promotion import (
     COMPARED_TASKS,
     HIGHER_IS_BETTER,
@@ -16,6 +17,8 @@ from sparkring.conf.blocks.promotion import (
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import check_uri
+
+COUNTED = ("numeric", "categorical")  # kinds of features
 
 
 def promotion_problems(config: RunConfig) -> list[str]:
@@ -84,6 +87,8 @@ def _drift_problems(config: RunConfig) -> Iterator[str]:
                 f"{key}: columns are compared by what the parts of a dataset have counted; set etl.interval, or "
                 "compare `prediction` only"
             )
+        elif config.etl is not None:
+            yield from (f"{key}: {problem}" for problem in _uncounted(rule, _counted_by(config.etl)))
 
 
 def dataset_promotion_problems(config: RunConfig, manifest: DatasetManifest) -> list[str]:
@@ -113,7 +118,11 @@ def _column_problems(rule: DriftRule, manifest: DatasetManifest) -> Iterator[str
             "with etl.interval, or compare `prediction` only"
         )
         return
-    counted = measured_columns(manifest)
+    yield from _uncounted(rule, measured_columns(manifest))
+
+
+def _uncounted(rule: DriftRule, counted: Sequence[str]) -> Iterator[str]:
+    """Yield the columns of a rule that are none of those whose values are counted."""
     for name in rule.inputs if rule.inputs != "all" else ():
         if name not in counted:
             yield (
@@ -124,8 +133,13 @@ def _column_problems(rule: DriftRule, manifest: DatasetManifest) -> Iterator[str
 
 def measured_columns(manifest: DatasetManifest) -> list[str]:
     """The columns whose values are counted when they are written: those of numeric and categorical features."""
-    fitted = (state for state in manifest.fitted if state["kind"] in ("numeric", "categorical"))
+    fitted = (state for state in manifest.fitted if state["kind"] in COUNTED)
     return list(dict.fromkeys(state["column"] for state in fitted))
+
+
+def _counted_by(etl: EtlConfig) -> list[str]:
+    """As `measured_columns`, of the dataset that a recipe makes."""
+    return [feature.column or name for name, feature in etl.features.items() if feature.kind in COUNTED]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -208,6 +208,18 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or set parallel.averaging.kind to diloco",
     ),
     NoEffect(
+        ("parallel.servers.bound", "parallel.servers.max_lag", "parallel.servers.damp"),
+        lambda c: c.parallel.servers.per_host == 0,
+        "where parallel.servers.per_host is 0",
+        "remove it, or set parallel.servers.per_host",
+    ),
+    NoEffect(
+        ("parallel.servers.max_lag", "parallel.servers.damp"),
+        lambda c: c.parallel.servers.bound == 0,
+        "where parallel.servers.bound is 0, and no gradient is stale",
+        "remove it, or set parallel.servers.bound",
+    ),
+    NoEffect(
         ("optim.plateau.factor", "optim.plateau.patience"),
         lambda c: c.optim.schedule != "plateau",
         "where optim.schedule is not plateau",
@@ -306,6 +318,30 @@ CONFLICTS: tuple[Conflict, ...] = (
         lambda c: c.optim.ema is not None and c.parallel.averaging.kind != "none",
         "optim.ema = {c.optim.ema}: with parallel.averaging.kind = {c.parallel.averaging.kind} every rank would have a "
         "mean of weights of its own, which no rank trains with; remove one of the two",
+    ),
+    Conflict(
+        lambda c: c.parallel.servers.per_host > 0 and c.optim.ema is not None,
+        "optim.ema = {c.optim.ema}: with parallel.servers.per_host = {c.parallel.servers.per_host} the weights are on "
+        "servers, which keep no averages; remove one of the two",
+    ),
+    Conflict(
+        lambda c: c.parallel.servers.per_host > 0 and c.optim.name in ("lars", "lamb"),
+        "optim.name = {c.optim.name}: takes the norm of a whole parameter, and parallel.servers.per_host = "
+        "{c.parallel.servers.per_host} cuts parameters over servers; use adamw or sgd",
+    ),
+    Conflict(
+        lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.wire != "fp32",
+        "tables.wire = {c.tables.wire}: servers send and get rows as they are; leave it at fp32",
+    ),
+    Conflict(
+        lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.lag > 0,
+        "tables.lag = {c.tables.lag}: is of tables on ranks; with parallel.servers.per_host = "
+        "{c.parallel.servers.per_host} parallel.servers.bound says how late gradients may be; leave lag at 0",
+    ),
+    Conflict(
+        lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.place == "replicate",
+        "tables.place = replicate: with parallel.servers.per_host = {c.parallel.servers.per_host} rows are on the "
+        "servers, not on ranks; leave it at shard",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,

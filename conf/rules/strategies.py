@@ -41,6 +41,15 @@ def _averaged(facts: Facts) -> bool:
     return bool(facts.parallel["averaging"]["kind"] != "none")
 
 
+def _served(facts: Facts) -> bool:
+    return int(facts.parallel["servers"]["per_host"]) > 0
+
+
+def _late(facts: Facts) -> int:
+    """The least parallel.servers.max_lag that a gradient which is computed again can keep to."""
+    return facts.mesh["dp"] - 1
+
+
 # What Horovod's collectives cannot carry, in one place: with parallel.engine=horovod each limit is a refusal (RULES),
 # with engine=auto it is the reason why torch.distributed carries the gradients (training/parallel/compose.py).
 HOROVOD_LIMITS: tuple[Rule, ...] = (
@@ -224,6 +233,66 @@ RULES: tuple[Rule, ...] = (
         lambda f: _averaged(f) and f.mesh["dp"] == 1,
         "parallel.averaging.kind={averaging[kind]} with dp({dp}): has no effect, since there is one data rank and "
         "nothing to average with",
+        refused=False,
+    ),
+    Rule(
+        "servers-zero",
+        lambda f: _served(f) and _sharded(f),
+        "parallel.servers.per_host={servers[per_host]} with parallel.zero={zero}: servers hold weights and optimizer "
+        "state, so ranks have none to shard; leave zero at 0",
+    ),
+    Rule(
+        "servers-model",
+        lambda f: _served(f) and f.mesh["tp"] * f.mesh["pp"] * f.mesh["cp"] > 1,
+        "parallel.servers.per_host={servers[per_host]} with tp({tp}), pp({pp}), cp({cp}): ranks that need not be at "
+        "the same step cannot share one; use data ranks only, or leave per_host at 0",
+    ),
+    Rule(
+        "servers-averaging",
+        lambda f: _served(f) and _averaged(f),
+        "parallel.servers.per_host={servers[per_host]} with parallel.averaging.kind={averaging[kind]}: the weights are "
+        "the servers', and ranks have none of their own to average; leave one of the two at its default",
+    ),
+    Rule(
+        "servers-codec",
+        lambda f: _served(f) and _coded(f),
+        "parallel.servers.per_host={servers[per_host]} with parallel.compress.codec={compress[codec]}: codecs make the "
+        "gradients smaller that ranks exchange, and here servers get them; leave codec at none",
+    ),
+    Rule(
+        "servers-fp16",
+        lambda f: _served(f) and f.parallel["precision"] == "fp16",
+        "parallel.servers.per_host={servers[per_host]} with parallel.precision=fp16: ranks at other steps would scale "
+        "their losses differently; use bf16",
+    ),
+    Rule(
+        "servers-horovod",
+        lambda f: _served(f) and f.parallel["engine"] == "horovod",
+        "parallel.servers.per_host={servers[per_host]} with parallel.engine=horovod: there is no ring; leave engine at "
+        "auto",
+    ),
+    Rule(
+        "servers-late",
+        lambda f: (
+            _served(f)
+            and f.parallel["servers"]["max_lag"] is not None
+            and (f.parallel["servers"]["max_lag"] < _late(f))
+        ),
+        "parallel.servers.max_lag={servers[max_lag]} with dp({dp}): a gradient that is computed again may meet one "
+        "push of each other rank, so it must be at least dp - 1; raise it, or set it to null",
+    ),
+    Rule(
+        "servers-lag-bound",
+        lambda f: (
+            _served(f)
+            and f.parallel["servers"]["max_lag"] is not None
+            and (
+                f.parallel["servers"]["bound"] is not None
+                and f.parallel["servers"]["max_lag"] >= (2 * f.parallel["servers"]["bound"] + 1) * _late(f) >= _late(f)
+            )
+        ),
+        "parallel.servers.max_lag={servers[max_lag]} with bound={servers[bound]} and dp({dp}): has no effect, since no "
+        "push is older than (2 bound + 1) (dp - 1) updates",
         refused=False,
     ),
     Rule(

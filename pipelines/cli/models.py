@@ -1,4 +1,4 @@
-"""Commands about runs and models that are there: promote, rollback, lineage, reproduce, serve-check, export, audit."""
+"""Commands about runs and models that are there: promote, rollback, lineage, serve-check, export, audit, ..."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def add_commands(commands: Commands) -> None:
     audit = add_command(commands, "audit", _audit, text, ["sparkring audit data/runs/flights/RUN"])
     audit.add_argument("run_folder")
     audit.add_argument("--dataset", default="", help="where the dataset is (default: where the records say it was)")
+    text = "train a run on parameter servers again, in one thread, from its event logs, and compare the bits"
+    replay = add_command(commands, "replay-log", _replay_log, text, ["sparkring replay-log data/runs/flights/RUN"])
+    replay.add_argument("run_folder")
+    replay.add_argument("--dataset", default="", help="where the dataset is (default: where the run says it was)")
 
 
 def _add_registry(sub: argparse.ArgumentParser) -> None:
@@ -120,6 +124,18 @@ def _export(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out or f"model.{arguments.format}")
     tracking = load_config("flights", arguments.overrides).config.tracking
     return export(arguments.target, arguments.format, out, tracking, print)
+
+
+def _replay_log(arguments: argparse.Namespace) -> int:
+    from sparkring.pipelines.replay_log import replay_log
+
+    try:
+        report = replay_log(arguments.run_folder, arguments.dataset, print)
+    except (ValueError, OSError) as error:  # no such folder, no logs in it, or a file that is none
+        print(f"sparkring: {error}", file=sys.stderr)
+        return Exit.DATA
+    print(report.describe())
+    return Exit.OK if not report.different else Exit.DATA
 
 
 def _audit(arguments: argparse.Namespace) -> int:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from sparkring.conf.blocks.tracking import TrackingConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved
+from sparkring.pipelines.validate.trial import TAG
 from sparkring.training.result import TrainResult, WorkerResult
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """Where the model is. `text`: for a person; `uri`: `models:/<name>/<version>`, empty where it has no version."""
+
+    text: str
+    uri: str = ""
+    has_alias: bool = False
 
 
 def score_text(value: float) -> str:
@@ -38,16 +50,16 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> list[s
     ]
 
 
-def outcome(result: TrainResult, resolved: Resolved, model: str) -> str:
-    """Say what came of a job, for a person who looks at the end of its output. `model`: `registered_as`."""
+def outcome(result: TrainResult, resolved: Resolved, model: ModelPlace) -> str:
+    """Say what came of a job, for a person who looks at the end of its output."""
     config, recipe = resolved.config, shlex.quote(resolved.recipe)
     split = config.train.test_split or config.train.valid_split
     experiment = config.tracking.named(config.name).experiment
     facts = {
-        "model": model,
+        "model": model.text,
         "report": f"{result.run}/report.html",
         "browse": result.tracking_url or f"sparkring ui {recipe}   (MLflow experiment {experiment!r})",
-        "next": f"sparkring predict {recipe}" if config.predict is not None else "",
+        "next": next_command(resolved, model),
         "time": _time_line(result.timings),
     }
     width = max(map(len, facts))
@@ -55,6 +67,24 @@ def outcome(result: TrainResult, resolved: Resolved, model: str) -> str:
     lines += [f"{name.ljust(width)}  {text}" for name, text in facts.items() if text]
     head = f"{config.name}: {ended_line(result.train, config)}"
     return "\n".join([head, "", *(f"  {line}".rstrip() for line in lines)])
+
+
+def next_command(resolved: Resolved, model: ModelPlace) -> str:
+    """What to run after a job: the whole after a trial, else predictions, or a check of the model; empty for none."""
+    config, recipe = resolved.config, resolved.recipe
+    if TAG in config.tracking.tags:
+        return shlex.join(["sparkring", "run", recipe])
+    date = ["--date", resolved.interval.ds] if resolved.interval is not None else []
+    if config.predict is not None and (model.has_alias or config.predict.model is not None):
+        return shlex.join(["sparkring", "predict", recipe, *date])
+    if not model.uri:
+        return ""
+    if config.predict is not None:  # another model has the alias, or none
+        return shlex.join(["sparkring", "predict", recipe, f"model={model.uri}", *date])
+    usual = TrackingConfig()
+    where = {"uri": config.tracking.uri, "root": config.tracking.root}
+    given = [f"tracking.{key}={value}" for key, value in where.items() if value != getattr(usual, key)]
+    return shlex.join(["sparkring", "serve-check", model.uri, *given])
 
 
 def _time_line(timings: Mapping[str, float]) -> str:

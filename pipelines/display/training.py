@@ -10,10 +10,20 @@ from typing import Any
 from tqdm import tqdm
 
 from sparkring.pipelines.display.outcome import score_text
-from sparkring.training.launch.messages import AttemptStarted, Event, LogLines, RankEvent, RankMetrics
+from sparkring.training.launch.messages import (
+    AttemptStarted,
+    Event,
+    Heartbeat,
+    LogLines,
+    RankEvent,
+    RankMetrics,
+    RankReplaced,
+    ServerLines,
+)
 
 log = logging.getLogger("train")
 LINE_EVERY_S = 5.0
+BESIDE_STEPS = ("evaluate ", "test ", "export ")  # how the phases begin that take long, and are no steps
 
 
 class ProgressDisplay:
@@ -32,12 +42,19 @@ class ProgressDisplay:
             case LogLines():
                 for line in event.lines:
                     self._print(f"[rank {event.rank}] {line}")
+            case ServerLines():
+                for line in event.lines:
+                    self._print(f"[server {event.server}] {line}")
+            case RankReplaced():
+                self._print(f"rank {event.rank} runs again after {event.took_s:.1f} s; the others went on")
             case AttemptStarted():
                 self._print(f"{event.world} ranks started in {event.start_s:.1f} s")
             case RankEvent(rank=0):
                 self._rank_event(event.name, event.data)
             case RankMetrics(rank=0):
                 self._metrics(event.step, event.values)
+            case Heartbeat(rank=0) if event.phase.startswith(BESIDE_STEPS):
+                self._beside_steps(event.phase)
 
     def _rank_event(self, name: str, data: dict[str, Any]) -> None:
         if name == "ring":
@@ -71,6 +88,14 @@ class ProgressDisplay:
                 self.last_line = now
                 left = time_left(step, self.total, self.began, now)
                 self._print(f"step {step} of {self.total}, {epoch}: {shown}{left}")
+
+    def _beside_steps(self, phase: str) -> None:
+        """Show how far an evaluation or the export is: `evaluate batch 20 of 300`."""
+        if self.bar is not None:
+            self.bar.set_description_str(phase)
+        elif (now := time.monotonic()) - self.last_line >= LINE_EVERY_S:
+            self.last_line = now
+            self._print(phase)
 
     def _print(self, text: str) -> None:
         if self.bar is not None:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from sparkring.conf.load import ConfigError
 from sparkring.etl.sources.read import quoted
+from sparkring.etl.sources.values import convert
 from sparkring.pipelines.init.sample import TableSample
 
 WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -23,6 +24,12 @@ MOST_CLASSES = 1000
 CLASS_NUMBERS = 10  # a label of at most so many whole numbers is taken for classes
 CATEGORY_NUMBERS, ROWS_PER_NUMBER = 12, 20  # a feature of few whole numbers, each in many rows, is one of categories
 SHOWN = 5
+COMMA = re.compile("-?[0-9]+,[0-9]+")
+PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # what Spark takes for a name without backquotes, but for:
+KEYWORDS = {
+    "ALL", "CASE", "CAST", "CURRENT_PATH", "DISTINCT", "EXISTS", "FALSE", "FROM", "INTERVAL", "NOT", "NULL", "SELECT",
+    "TRUE", "WHERE",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,9 @@ class Label:
     @property
     def known(self) -> str:
         """SQL of the rows that have all that is predicted: of tags, no null among them either."""
-        tags = [f"NOT exists({name}, tag -> tag IS NULL)" for name in self.columns if self.is_tags]
-        return " AND ".join([*(f"{name} IS NOT NULL" for name in self.columns), *tags])
+        names = [in_sql(name) for name in self.columns]
+        tags = [f"NOT exists({name}, tag -> tag IS NULL)" for name in names if self.is_tags]
+        return " AND ".join([*(f"{name} IS NOT NULL" for name in names), *tags])
 
 
 @dataclass
@@ -90,13 +98,21 @@ def identifiers(names: list[str], reserved: Iterable[str] = ()) -> dict[str, str
     """
     made: dict[str, str] = {}
     for name in names:
-        text = re.sub(r"\W+", "_", name).strip("_") or "column"
+        kept = "".join(
+            c if c == "_" or c.isalpha() or c.isdecimal() else " " for c in name
+        )  # not \u00b2: no digit to a recipe
+        text = re.sub(" +", "_", kept).strip("_") or "column"
         text = text if re.match(r"[A-Za-z_]", text) and not text.lower().startswith("sparkring_") else f"c_{text}"
         taken, number, base = {*reserved, *(other.lower() for other in made.values())}, 2, text
         while text.lower() in taken:
             text, number = f"{base}_{number}", number + 1
         made[name] = text
     return made
+
+
+def in_sql(name: str) -> str:
+    """A name of the recipe as its SQL has it: in backquotes where Spark wants them."""
+    return name if PLAIN.fullmatch(name) and name.upper() not in KEYWORDS else quoted(name)
 
 
 def decide_labels(sample: TableSample, labels: Mapping[str, str], task: str | None) -> Label:
@@ -137,7 +153,7 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     decided, why = _task_of(kind, distinct, len(values))
     task = task or decided
     if task is None:
-        raise ConfigError(str(sample.path), [f"{where}: {why}"])
+        raise ConfigError(str(sample.path), [f"{where}: {why}; {label_remedy(pc.unique(values).to_pylist())}"])
     shown = ", ".join(sorted(map(str, pc.unique(values).to_pylist()))[:SHOWN]) + ", ..." * (distinct > SHOWN)
     wrong = {
         "multilabel": "is one label; name several columns with commas between, or a column of arrays of texts",
@@ -159,13 +175,27 @@ def decide_label(sample: TableSample, column: str, name: str, task: str | None) 
     return Label({name: made}, task, f"{why}: {shown}")
 
 
+def label_remedy(texts: list[str]) -> str:
+    """What to do about a label of so many texts: most of them may be meant as numbers."""
+    wrong = [texts[i] for i in convert(pa.array(texts, pa.string()), "double")[1]]
+    if len(wrong) < len(texts) / 2:
+        shown = ", ".join(map(repr, wrong[:SHOWN])) + ", ..." * (len(wrong) > SHOWN)
+        return f"all but {len(wrong)} are numbers; leave {shown} empty in the file, or name another label"
+    commas = [text for text in texts if COMMA.fullmatch(text)]
+    if len(commas) > len(texts) / 2:
+        return (
+            f"write numbers with a decimal point, {commas[0].replace(',', '.')} for {commas[0]}, or name another label"
+        )
+    return "name another label"
+
+
 def _task_of(kind: str, distinct: int, rows: int) -> tuple[str | None, str]:
     """The task of a label, with the reason; or None, with what is wrong."""
     if distinct == 2:
         return "binary", "two values"
     if kind == "string":
         if distinct > min(MOST_CLASSES, rows // 2):
-            return None, f"{distinct} distinct texts in {rows} rows are no classes; name another label"
+            return None, f"{distinct} distinct texts in {rows} rows are no classes"
         return "multiclass", f"{distinct} texts, so classes"
     if kind in WHOLE and distinct <= CLASS_NUMBERS:
         return "multiclass", f"{distinct} whole numbers, taken for classes; where they are amounts: --task regression"

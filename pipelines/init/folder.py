@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def write_project(folder: Path, project: Project, command: Sequence[str]) -> lis
         project: what to write.
         command: the words that made it, for the recipe's first line.
     """
-    head = [f"# Written by: {' '.join(command)}", *(f"# {line}" for line in project.decided)]
+    head = [f"# Written by: {shlex.join(command)}", *(f"# {line}" for line in project.decided)]
     body = yaml.dump(
         project.recipe, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
     )
@@ -79,6 +80,26 @@ def write_project(folder: Path, project: Project, command: Sequence[str]) -> lis
         *(["", "look at:", *bullets(project.look_at)] if project.look_at else []),
         *["", "next:", *(f"  {line}" for line in [f"cd {folder}", *next_commands(project)])],
     ]
+
+
+def python_use(name: str, rows: list[str]) -> str:
+    """Python that asks a project's model for predictions, as a block of Markdown. `rows`: lines that make `rows`."""
+    lines = [
+        "import mlflow",
+        "import pandas as pd",
+        "",
+        'mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")',
+        f'model = mlflow.pyfunc.load_model("models:/{name}@champion")',
+        *rows,
+        "print(model.predict(rows))",
+    ]
+    return "\n".join(["```python", *lines, "```"])
+
+
+def example_rows(values: Mapping[str, Any]) -> list[str]:
+    """Python that makes a frame of one row."""
+    shown = {name: None if value != value else value for name, value in values.items()}  # NaN is no name of Python's
+    return ["rows = pd.DataFrame([{", *(f"    {name!r}: {value!r}," for name, value in shown.items()), "}])"]
 
 
 def bullets(lines: Sequence[str]) -> list[str]:

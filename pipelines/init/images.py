@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from sparkring.conf.load import ConfigError
-from sparkring.pipelines.init.folder import PREDICTIONS, Project, run_name
+from sparkring.pipelines.init.folder import PREDICTIONS, Project, python_use, run_name
 from sparkring.pipelines.init.table import batch_and_epochs
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
@@ -71,9 +71,17 @@ def images_project(data: str, folder: Path) -> Project:
         ],
         ["images of one scene or patient in two splits make scores too good; split by what they share", *rare],
         limit_rows=min(200, images),
-        use=f"The trained model is `models:/{name}@champion`; its input is `content`, the bytes of an image file.",
+        use=_use(name, files[0]),
         files={MODULE: CNN},
         has_code=True,
+    )
+
+
+def _use(name: str, file: Path) -> str:
+    made = ["from pathlib import Path", f"rows = pd.DataFrame({{'content': [Path({str(file)!r}).read_bytes()]}})"]
+    return (
+        f"The trained model is `models:/{name}@champion`; its input is `content`, the bytes of an image file:\n\n"
+        f"{python_use(name, made)}"
     )
 
 

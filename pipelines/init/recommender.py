@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.etl.sources.read import quoted
-from sparkring.pipelines.init.columns import counts
-from sparkring.pipelines.init.folder import PREDICTIONS, Project, run_name
+from sparkring.pipelines.init.columns import counts, in_sql
+from sparkring.pipelines.init.folder import PREDICTIONS, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.interactions import PERIOD, Interactions, Roles, decide_interactions
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
@@ -80,7 +80,7 @@ def recommender_project(data: str, roles: Roles, folder: Path) -> Project:
         decided(sample, found),
         look_at(sample, found),
         limit_rows=min(20_000, sample.rows.num_rows),
-        use=_use(found, name),
+        use=_use(sample, roles, found, name),
         files={MODULE: FACTORS},
         has_code=True,
     )
@@ -94,7 +94,8 @@ def recommender_recipe(sample: TableSample, roles: Roles, found: Interactions, n
     used = {*roles.named.values(), *(column for facts in found.facts.values() for column in facts.values())}
     kept = sample.types if sample.format == "csv" else {n: t for n, t in sample.types.items() if n in used}
     batch, epochs = batch_and_epochs(sample.rows.num_rows * (1 + DRAWN * found.is_drawn))
-    known = " AND ".join(f"{name} IS NOT NULL" for name in (found.user, found.item, PERIOD, found.label.name))
+    names = (found.user, found.item, PERIOD, found.label.name)
+    known = " AND ".join(f"{in_sql(name)} IS NOT NULL" for name in names)
     id_feature = {"kind": "categorical", "min_count": FEWEST_ROWS_OF_ID}
     views = drawn_views(roles, found) if found.is_drawn else shown_views(roles, found)
     return {
@@ -137,18 +138,18 @@ def shown_views(roles: Roles, found: Interactions) -> dict[str, str]:
     """The view of a file that says of each row whether the item was taken."""
     columns = {found.user: roles.user, found.item: roles.item} | found.facts["row"]
     selected = [*(named(column, name) for name, column in columns.items())]
-    selected.append(f"{found.label.sql} AS {found.label.name}")
+    selected.append(f"{found.label.sql} AS {in_sql(found.label.name)}")
     selected.append(f"{period(found, quoted(roles.time))} AS {PERIOD}")
     return {ROWS: "SELECT\n  " + ",\n  ".join(selected) + f"\nFROM {SOURCE}\n"}
 
 
 def drawn_views(roles: Roles, found: Interactions) -> dict[str, str]:
     """The views of a file whose rows are all taken: others are drawn beside them, by hashes of what they are beside."""
-    user, item, label = found.user, found.item, found.label.name
+    user, item, label = in_sql(found.user), in_sql(found.item), found.label.name
     chosen = chosen_users(found)
     source = [quoted(column) for column in (roles.user, roles.item, roles.time)]
     first_seen = (
-        f"SELECT\n  {named(roles.user, user)},\n  {named(roles.item, item)},\n"
+        f"SELECT\n  {named(roles.user, found.user)},\n  {named(roles.item, found.item)},\n"
         f"  {period(found, f'min({source[2]})')} AS {PERIOD}\n"
         f"FROM {SOURCE}\nWHERE {' AND '.join(f'{column} IS NOT NULL' for column in source)}\n"
         f"GROUP BY {source[0]}, {source[1]}\n"
@@ -182,7 +183,7 @@ def drawn_views(roles: Roles, found: Interactions) -> dict[str, str]:
     views = {"first_seen": first_seen, "catalog": catalog, "asked": asked, "drawn": drawn, "negatives": negatives}
     for of, (name, column) in {"item": (item, source[1]), "user": (user, source[0])}.items():
         if facts := found.facts[of]:
-            values = "".join(f",\n  max({quoted(c)}) AS {n}" for n, c in facts.items())
+            values = "".join(f",\n  max({quoted(c)}) AS {in_sql(n)}" for n, c in facts.items())
             views[f"{of}_facts"] = f"SELECT\n  {column} AS {name}{values}\nFROM {SOURCE}\nGROUP BY {column}\n"
             prepared += f"LEFT JOIN {of}_facts USING ({name})\n"
     return views | {ROWS: prepared}
@@ -192,12 +193,12 @@ def chosen_users(found: Interactions) -> str:
     """SQL that chooses about MOST_TEST_USERS of the test users; empty where there are no more."""
     if found.test_users <= MOST_TEST_USERS:
         return ""
-    return f"pmod(xxhash64({found.user}), 1000) < {math.ceil(1000 * MOST_TEST_USERS / found.test_users)}"
+    return f"pmod(xxhash64({in_sql(found.user)}), 1000) < {math.ceil(1000 * MOST_TEST_USERS / found.test_users)}"
 
 
 def named(column: str, name: str) -> str:
     """SQL of a column under the recipe's name."""
-    return name if quoted(name) == quoted(column) else f"{quoted(column)} AS {name}"
+    return in_sql(name) if name == column else f"{quoted(column)} AS {in_sql(name)}"
 
 
 def decided(sample: TableSample, found: Interactions) -> list[str]:
@@ -242,17 +243,21 @@ def look_at(sample: TableSample, found: Interactions) -> list[str]:
     return lines
 
 
-def _use(found: Interactions, name: str) -> str:
-    columns = ", ".join(f"`{column}`" for column in (found.user, found.item, *found.features))
+def example_row(sample: TableSample, roles: Roles, found: Interactions) -> dict[str, Any]:
+    """User, item and features of the first row of the file, by their names in the recipe."""
+    first = sample.rows.slice(0, 1).to_pylist()[0]
+    columns = {found.user: roles.user, found.item: roles.item}
+    for facts in found.facts.values():
+        columns |= facts
+    return {name: first[column] for name, column in columns.items()}
+
+
+def _use(sample: TableSample, roles: Roles, found: Interactions, name: str) -> str:
     return (
         f"`sparkring predict recipe.yaml` scores the rows of the view `{TO_RANK}` and writes `{PREDICTIONS}`: order\n"
         f"each user's rows by `prediction`. To rank other items, change that view. The trained model is\n"
-        f"`models:/{name}@champion`. It takes rows with {columns},\n"
-        f"as a pandas DataFrame, and gives a score per row:\n\n"
-        "```python\nimport mlflow\n\n"
-        'mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")\n'
-        f'model = mlflow.pyfunc.load_model("models:/{name}@champion")\n'
-        "model.predict(rows)\n```\n\n"
+        f"`models:/{name}@champion`. It gives a score per row:\n\n"
+        f"{python_use(name, example_rows(example_row(sample, roles, found)))}\n\n"
         "With `must_beat: [ndcg_at_10]` in the recipe's `report`, a model that is no better than popularity does not\n"
         "become the champion."
     )

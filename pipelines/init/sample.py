@@ -26,7 +26,26 @@ MOST_ROWS = 1_000_000  # looked at
 HEADER_BYTES = 1 << 20
 ENDINGS = {".csv": "csv", ".tsv": "csv", ".csv.gz": "csv", ".parquet": "parquet"}
 SEPARATORS = ",;\t|"
-NULLS = ("NA", "N/A", "null", "NULL", "NaN", "nan", "None", "?", "-")  # what files say for a null
+# what files say for a null
+NULLS = (
+    "NA",
+    "N/A",
+    "n/a",
+    "na",
+    "#N/A",
+    "null",
+    "NULL",
+    "Null",
+    "NaN",
+    "nan",
+    "None",
+    "none",
+    "\\N",
+    "?",
+    "-",
+    "--",
+    ".",
+)
 TEXT_TYPES = ("bigint", "double", "boolean", "date", "timestamp")  # tried in this order; else string
 CODE = re.compile(r"[+-]?0[0-9]+")  # a zip code, not a number: as a number it would lose its zero
 
@@ -158,11 +177,12 @@ def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _null_text(distinct: dict[str, pa.Array]) -> str | None:
     """The text by which, taken for a null, most columns become numbers, dates or booleans; None if there is none."""
 
-    def gained(null: str) -> int:
-        held = [values for values in distinct.values() if null in set(values.to_pylist()[:100_000])]
-        return sum(text_type(values) == "string" != text_type(_without(values, null)) for values in held)
-
-    gains = {null: gained(null) for null in NULLS}
+    texts = [values for values in distinct.values() if text_type(values) == "string"]
+    held = [(values, {*NULLS} & {*values.to_pylist()}) for values in texts]
+    gains = {
+        null: sum(null in nulls and text_type(_without(values, null)) != "string" for values, nulls in held)
+        for null in NULLS
+    }
     best = max(gains, key=lambda null: gains[null])
     return best if gains[best] else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pyarrow.compute as pc
 
 from sparkring.conf.blocks.predict import OURS
 from sparkring.etl.sources.read import quoted
-from sparkring.pipelines.init.columns import Columns, counts, decide_columns
-from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, run_name
+from sparkring.pipelines.init.columns import DATES, Columns, counts, decide_columns, in_sql
+from sparkring.pipelines.init.folder import PREDICTIONS, RECIPE, Project, example_rows, python_use, run_name
 from sparkring.pipelines.init.sample import TableSample, read_sample
 
 TRAIN_SHARE, STEPS = 0.8, 400  # of the rows; about so many steps of training in all
@@ -37,7 +38,7 @@ def table_project(data: str, label: str, task: str | None, folder: Path) -> Proj
         decided(sample, columns),
         look_at(sample, columns),
         limit_rows=min(1000, sample.rows.num_rows),
-        use=_use(columns, run_name(folder.resolve().name)),
+        use=_use(sample, columns, run_name(folder.resolve().name)),
     )
 
 
@@ -76,7 +77,7 @@ def table_recipe(sample: TableSample, columns: Columns, name: str) -> dict[str, 
 
 def view_sql(selected: Mapping[str, str]) -> str:
     """The SQL of the view: an expression per name."""
-    lines = [name if sql == quoted(name) else f"{sql} AS {name}" for name, sql in selected.items()]
+    lines = [in_sql(name) if sql == quoted(name) else f"{sql} AS {in_sql(name)}" for name, sql in selected.items()]
     return "SELECT\n  " + ",\n  ".join(lines) + f"\nFROM {SOURCE}\n"
 
 
@@ -144,14 +145,28 @@ def label_columns(sample: TableSample, columns: Columns) -> list[str]:
     return [next(name for name in sample.types if quoted(name) in sql) for sql in columns.label.columns.values()]
 
 
-def _use(columns: Columns, name: str) -> str:
+def example_row(sample: TableSample, columns: Columns) -> dict[str, Any]:
+    """The features' columns in the first row, as Python's values: parts of dates as the recipe's SQL makes them."""
+    first = sample.rows.slice(0, 1).to_pylist()[0]
+    values: dict[str, Any] = {}
+    for name, sql in columns.selected.items():
+        if name not in columns.features:
+            continue
+        column = next(c for c in sample.types if quoted(c) in sql)
+        value = first[column]
+        if value is not None and sample.types[column] in DATES:
+            parts = {"month": value.month, "dayofweek": value.isoweekday() % 7 + 1, "hour": getattr(value, "hour", 0)}
+            value = parts[sql.partition("(")[0]]
+        values[name] = float(value) if isinstance(value, Decimal) else value
+    return values
+
+
+def _use(sample: TableSample, columns: Columns, name: str) -> str:
+    made = f" `{VIEW}` makes some of them of dates: whoever asks the model supplies them." * bool(columns.dates)
     return (
-        f"The trained model is `models:/{name}@champion`. It takes rows with the columns of the view `{VIEW}`, as a\n"
-        f"pandas DataFrame, and gives {USE[columns.label.task]}:\n\n"
-        "```python\nimport mlflow\n\n"
-        'mlflow.set_tracking_uri("sqlite:///data/mlflow/mlflow.db")\n'
-        f'model = mlflow.pyfunc.load_model("models:/{name}@champion")\n'
-        "model.predict(rows)\n```\n\n"
+        f"The trained model is `models:/{name}@champion`. It takes rows with the features' columns of the view\n"
+        f"`{VIEW}` and gives {USE[columns.label.task]}.{made} Such as the first row of the file:\n\n"
+        f"{python_use(name, example_rows(example_row(sample, columns)))}\n\n"
         f"`sparkring serve-check models:/{name}@champion` proves that it can be installed anywhere.\n"
         f"`sparkring predict {RECIPE}` scores the view's rows; to score others, change `predict.rows`."
     )

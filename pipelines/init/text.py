@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.conf.load import ConfigError
-from sparkring.pipelines.init.folder import Project, run_name
+from sparkring.pipelines.init.folder import Project, example_rows, python_use, run_name
 
 FEWEST_FILES = 100  # below, a split by hash may have none
 BYTES_FOR_BPE = 1 << 20  # less text than this is no use to a trained tokenizer
@@ -38,8 +38,13 @@ def text_project(data: str, folder: Path) -> Project:
         ],
         ["copies of a document in two splits make scores too good; remove them"],
         limit_rows=len(files),
-        use=f"The trained model is `models:/{name}@champion`; docs/serving.md of sparkring says how to load it.",
+        use=_use(name),
     )
+
+
+def _use(name: str) -> str:
+    prompt = example_rows({"prompt": "The ", "tokens": 50, "temperature": 0.8})
+    return f"The trained model is `models:/{name}@champion`. It writes on after a prompt:\n\n{python_use(name, prompt)}"
 
 
 def text_recipe(path: Path, size: int, name: str) -> tuple[dict[str, Any], str]:

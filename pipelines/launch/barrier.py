@@ -30,7 +30,8 @@ from sparkring.conf.errors import first_line
 from sparkring.pipelines.launch.preflight import SlotRequest, check_hosts, check_slots
 from sparkring.pipelines.package import code_archive
 from sparkring.pipelines.scratch import open_scratch
-from sparkring.training.launch.attempt import Control, Limits, OnEvent
+from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions, DriverGone
 from sparkring.training.launch.host.rank import FILES

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from sparkring.conf.blocks.launch import CompressConfig
 from sparkring.pipelines.launch.barrier import LaunchOptions, run_barrier
-from sparkring.training.launch.attempt import OnEvent
+from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.launch.job import JobSpec
 

@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from sparkring.pipelines.launch.barrier import LaunchOptions, barrier_group
 from sparkring.pipelines.launch.preflight import SlotRequest, check_slots, slots
-from sparkring.training.launch.attempt import Control, Limits, OnEvent
+from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.failure import Cancelled, LaunchError, PreflightError, WorkerFailed
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.job import JobResult, JobSpec

@@ -114,7 +114,11 @@ def _flush(writer: pq.ParquetWriter | None, sink: Any, waiting: list[pa.Table]) 
     """Write the tables as a row group, and forget them; the first ones decide the schema."""
     table = pa.concat_tables(waiting)
     waiting.clear()
-    writer = writer or pq.ParquetWriter(pa.PythonFile(sink, mode="w"), table.schema, write_page_checksum=True)
+    # Texts repeat; of numbers a dictionary is given up for its size, after a third of a row group's time.
+    texts = [column.name for column in table.schema if pa.types.is_string(column.type)]
+    writer = writer or pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"), table.schema, use_dictionary=texts, write_page_checksum=True
+    )
     writer.write_table(table, row_group_size=ROW_GROUP)
     return writer
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from sparkring.conf.blocks.promotion import DriftDataset
 from sparkring.conf.manifest import DatasetManifest, read_manifest
@@ -29,6 +27,7 @@ from sparkring.pipelines.promotion.drift import (
     trained_reference,
 )
 from sparkring.pipelines.promotion.start import StartDecision, resolve_start
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.tracking.rules import StoreUnreachable
 from sparkring.pipelines.tracking.tracker import JOB
 from sparkring.training.result import DriftFinding, TrainResult, read_result
@@ -87,7 +86,7 @@ def champion_reader(job: JobContext) -> Iterator[ReadChampion]:
 
     It gives None where no version has the alias, and raises NotComparable where that cannot be found out, or read.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder("champion") as scratch:
 
         @functools.cache
         def read() -> Champion | None:
@@ -101,8 +100,8 @@ def champion_reader(job: JobContext) -> Iterator[ReadChampion]:
                 version = registry.with_alias(tracking.alias)
                 if version is None:
                     return None
-                Path(scratch, version.version).mkdir()
-                return read_champion(version, registry.fetch(version, Path(scratch, version.version)), config)
+                (copy := scratch / version.version).mkdir()
+                return read_champion(version, registry.fetch(version, copy), config)
             except StoreUnreachable as error:
                 raise NotComparable(f"the tracking store does not answer ({error})") from error
             except StoredError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ from sparkring.conf.manifest import digest
 from sparkring.conf.secrets import redact
 from sparkring.conf.storage import exclusive
 from sparkring.conf.stored import StoredError
+from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.tracking import ops
 from sparkring.pipelines.tracking.cleanup import delete_dead_pointers
 from sparkring.pipelines.tracking.describe import (
@@ -313,8 +313,8 @@ class MlflowSink:
         if op.scores and not model.metrics:
             self._score(model, op)
         if model.status != LoggedModelStatus.READY:
-            with tempfile.TemporaryDirectory() as scratch:
-                target = str(Path(scratch) / "model")
+            with scratch_folder("store") as scratch:
+                target = str(scratch / "model")
                 from mlflow.models import Model  # with pyfunc: seconds
 
                 code = None if op.code is None else self.journal.file(op.code)

@@ -156,7 +156,8 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
 
 def training_problems(config: RunConfig) -> list[str]:
     """Import an optimizer and a schedule of the user's, and try them; import the hooks."""
-    is_sharded = config.parallel.zero > 0 or config.parallel.tp != 1
+    parallel = config.parallel
+    is_sharded = parallel.zero > 0 or parallel.tp != 1 or parallel.servers.per_host > 0
     own = [*optimizer_problems(config.optim, is_sharded), *schedule_problems(config.optim, config.train.steps)]
     return [*own, *hook_problems(config.train.hooks)]
 

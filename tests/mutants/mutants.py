@@ -60,6 +60,9 @@ BASELINE, T_BASELINE = "pipelines/evaluation/baseline.py", "tests/pipelines/eval
 GROUPS, T_GROUPS = "pipelines/evaluation/groups.py", "tests/pipelines/evaluation/test_groups.py"
 CUTS, T_CUTS = "training/launch/cuts.py", "tests/training/launch/test_cuts.py"
 HOST_CUTS, T_HOST_CUTS = "training/launch/host/cuts.py", "tests/training/launch/host/test_cuts.py"
+LOOP_TIMING = "training/loop_timing.py"
+SERVERS, T_SERVERS = "training/launch/servers.py", "tests/training/launch/test_servers.py"
+ATTEMPT, FORK_SERVER = "training/launch/attempt.py", "training/launch/host/fork_server.py"
 MEANS, T_MEANS = "training/launch/means.py", "tests/training/launch/test_means.py"
 T_RECOMMENDER, T_DRAWN = "tests/pipelines/init/test_recommender.py", "tests/spark/test_recommender_views.py"
 RANKING, T_RANKING = "pipelines/evaluation/ranking.py", "tests/pipelines/evaluation/test_ranking.py"
@@ -176,6 +179,7 @@ T_GATE_RULES, T_GATE_SCORES, T_GATE, T_START, T_DRIFT, T_DISTRIBUTIONS, T_CHAMPI
 ALIASES, REGISTRY, T_REGISTRY = (
     "pipelines/tracking/rules.py", "pipelines/tracking/registry.py", "tests/pipelines/tracking/test_registry.py"
 )  # fmt: skip
+PREPARE, BY_HAND = f"{PROMOTION}/prepare.py", f"{PROMOTION}/by_hand.py"
 JDBC, QUERY_FILES = "etl/sources/jdbc.py", "etl/sources/catalog/query_files.py"
 
 MUTANTS = (
@@ -819,6 +823,36 @@ MUTANTS = (
     ),
     Mutant(START, 'block.after_correction == "scratch"', 'block.after_correction == "warm"', T_START),
     Mutant(START, "if run.exists(START):", "if False:", T_START),
+    Mutant(GATE, "if not self.job.hooks.may_promote:", "if False:", f"{T_GATE} -k backfill"),
+    Mutant(GATE, "Seen([*self.lost, *reasons_of(rules)]", "Seen(reasons_of(rules)", f"{T_GATE} -k backfill"),
+    Mutant(
+        GATE,
+        'compared, lines_of(drift, "hold"))',
+        'compared, lines_of(drift, "stop"))',
+        f"{T_GATE} -k predictions_that",
+    ),
+    Mutant(GATE, "[*self.drift, *self._prediction_drift(compared)]", "self.drift", f"{T_GATE} -k predictions_that"),
+    Mutant(
+        GATE,
+        "NoReference(why, absent=not compared.why_not)",
+        "NoReference(why, absent=True)",
+        f"{T_GATE} -k predictions_that",
+    ),
+    Mutant(GATE, "return by_rule or by_drift", "return by_rule", f"{T_GATE} -k predictions_that"),
+    Mutant(GATE, 'if drift.against == "previous":', "if False:", f"{T_GATE} -k previous"),
+    Mutant(PREPARE, "day < job.ds:", "day <= job.ds:", f"{T_GATE} -k previous"),
+    Mutant(PREPARE, 'if record.status != "finished" or record.folder', "if record.folder", f"{T_GATE} -k previous"),
+    Mutant(CHAMPION, 'for of in ("classes", "label_names"):', 'for of in ("label_names",):', T_CHAMPION),
+    Mutant(START, "before.get(p.interval, p.fingerprint) != p", "before.get(p.interval) != p", T_START),
+    Mutant(GATE_RULES, "bool(worse.mean() >= confidence)", "bool(worse.mean() > 0.5)", T_GATE_RULES),
+    Mutant(GATE_RULES, "else places[rows.weights > 0]", "else places", T_GATE_RULES),
+    Mutant(
+        DISTRIBUTIONS, "np.searchsorted(below, wanted), 0]) + 1", "np.searchsorted(below, wanted), 0])", T_DISTRIBUTIONS
+    ),
+    Mutant(DISTRIBUTIONS, "statistics.rows - sum(found.values())}", "0}", T_DISTRIBUTIONS),
+    Mutant(BY_HAND, "if current is not None and current.version == target.version:", "if False:", T_REGISTRY),
+    Mutant(BY_HAND, "if target is None or (current is not None and", "if target is None or (False and", T_REGISTRY),
+    Mutant(BY_HAND, "elif tracking.uri is None and not", "elif False and not", T_REGISTRY),
     Mutant(GATE, "elif seen.compared.older:", "elif False:", T_GATE),
     Mutant(GATE, "if self._is_this_model(found):", "if False:", T_GATE),
     Mutant(GATE, "self.judged = self.judge()\n        tracker, scores", "pass\n        tracker, scores", T_GATE),
@@ -1177,6 +1211,23 @@ MUTANTS = (
     ),
     Mutant("training/worker.py", "if strategy.meets_each_step:", "if True:", T_TRAIN_HOOKS),
     Mutant(f"{AVERAGING}/strategy.py", "meets_each_step = False", "meets_each_step = True", T_TRAIN_HOOKS),
+    # --- servers, and ranks that are replaced
+    Mutant(SERVERS, "for agent in reversed(agents)}", "for agent in agents}", f"{T_SERVERS} -k numbered"),
+    Mutant(SERVERS, "if not (self._killed or message.was_killed):", "if False:", f"{T_SERVERS} -k killed_server"),
+    Mutant(SERVERS, "self._group.server.send(agent, KillServers())", "pass", f"{T_SERVERS} -k find_the_servers"),
+    Mutant(
+        ATTEMPT, 'failure.cause in ("signal", "memory", "lost")', "failure.cause", f"{T_SERVERS} -k raises_or_exits"
+    ),
+    Mutant(
+        ATTEMPT,
+        "self._send_each(self._cuts.replaced(state.rank, state.step or 0))",
+        "pass",
+        f"{T_SERVERS} -k checkpoint_and_a_stop",
+    ),
+    Mutant(ATTEMPT, "self._unstarted | self._dead.keys()", "self._unstarted", f"{T_SERVERS} -k slow_to_come_back"),
+    Mutant(ELASTIC, "if reached > before else", "if reached >= before else", f"{T_SERVERS} -k may_die_often"),
+    Mutant("training/launch/failure.py", "[*servers, *failures]", "failures", f"{T_SERVERS} -k is_the_cause"),
+    Mutant(FORK_SERVER, "end_descendants(keep=self.servers)", "end_descendants()", f"{T_SERVERS} -k first_agents_rank"),
     # --- several labels
     Mutant(FLAGS, "pc.unique(good[SPLIT])", "pc.unique(counted[SPLIT])", T_FLAGS),
     Mutant(FLAGS, "if not odd.get(label) and", "if", T_FLAGS),

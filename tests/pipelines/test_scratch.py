@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import sparkring.pipelines
 from sparkring.pipelines.scratch import open_scratch, scratch_folder
 
 HOLDER = """
@@ -52,3 +54,11 @@ def test_a_link_is_never_followed(place: Path, tmp_path_factory: pytest.TempPath
     (place / "sparkring-code-link").symlink_to(elsewhere)
     open_scratch("code").close()
     assert elsewhere.exists() and (place / "sparkring-code-link").is_symlink()
+
+
+def test_a_job_makes_no_temporary_folder_that_a_kill_would_leave() -> None:
+    """Others are deleted by nobody: 365 nights a year are killed now and then."""
+    made = re.compile(r"TemporaryDirectory\(|mkdtemp\(")
+    folder = Path(sparkring.pipelines.__file__).parent
+    found = [path.name for path in sorted(folder.rglob("*.py")) if made.search(path.read_text())]
+    assert found == ["scratch.py"]

@@ -41,7 +41,14 @@ from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
 from sparkring.training.launch.local import local_group
-from sparkring.training.launch.messages import Event, Heartbeat, RankEvent, RankMetrics
+from sparkring.training.launch.messages import (
+    Event,
+    Heartbeat,
+    RankEvent,
+    RankMetrics,
+    RankReplaced,
+    ServerEvent,
+)
 from sparkring.training.result import WorkerResult
 from sparkring.training.worker import agree_threads
 from tests.training.own_example import RECIPE as EXAMPLE_RECIPE
@@ -163,6 +170,8 @@ class Job:
         self.metrics: dict[int, dict[str, float]] = {}
         self.valid: dict[int, dict[str, float]] = {}
         self.from_step, self.phases = 0, list[str]()
+        self.servers: list[int] = []  # process ids of parameter servers, the last attempt's last
+        self.replaced: list[RankReplaced] = []
         self.results: list[Any] = []
 
     def run(
@@ -183,12 +192,25 @@ class Job:
                 self.valid[event.step] = event.values
             elif isinstance(event, RankEvent) and event.name == "training":
                 self.from_step = event.data["from_step"]
+            elif isinstance(event, ServerEvent):
+                self.servers.append(event.data["pid"])
+            elif isinstance(event, RankReplaced):
+                self.replaced.append(event)
             elif isinstance(event, Heartbeat):
                 self.phases.append(event.phase)
 
         payload = {"config": self.config, "dataset": str(self.table), "run": str(self.folder)}
         env = {"OWN_HOOKS_FILE": str(self.folder / "seen"), "BEST_FILE": str(self.folder / "best.txt")}
-        job = JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD, env=env)
+        servers = self.config["parallel"]["servers"]["per_host"]
+        job = JobSpec(
+            "sparkring.training.worker:train",
+            payload,
+            preload=PRELOAD,
+            env=env,
+            servers_per_host=servers,
+            server_entry="sparkring.training.parameter_server:serve",
+            replaceable_ranks=servers > 0,
+        )
         self.results = group.run(job, world, on_event, attempt, **options).results
         return self
 
@@ -522,9 +544,9 @@ def test_replicas_go_on_inside_a_window_after_a_kill_and_with_fewer_ranks(
     assert whole.losses[30] != pytest.approx(oracle.losses[30], rel=1e-6), "the ring's gradients were summed"
     job, killed = Job(tmp_path / "run", table, apart), list[int]()
     with pytest.raises(WorkerFailed, match="SIGKILL"):
-        job.run(group, 3, on_step=lambda step: kill_one_rank(step, 12, killed))
+        job.run(group, 3, on_step=lambda step: kill_one_rank(step, 6, killed))
     job.run(group, 3, attempt=2)
-    assert job.from_step in (5, 10), "not where a window ends"
+    assert job.from_step in (5, 10, 15, 20, 25), "not where a window ends"
     assert [job.losses[30], job.valid[30]] == [whole.losses[30], whole.valid[30]]
     for name, expected in whole.weights().items():
         assert torch.equal(job.weights()[name], expected), name

@@ -54,6 +54,7 @@ from sparkring.training.waiting import waits_for_ranks
 log = logging.getLogger(__name__)
 TableCopy = Callable[[int], Mapping[str, torch.Tensor]]
 NO_TABLES: Mapping[str, TableCopy] = MappingProxyType({})
+ROUNDS_OF_SAVE = 3  # times that all ranks agree: on the plan, on what is written, on the commit
 POLL_S = 1.0  # how often the progress of the writing thread is looked at, while training waits for it
 
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from sparkring.training.data.epochs import EpochSteps
+
 SAMPLE = "sparkring_sample"
 """Column (B,) int64 that a reader makes on request: the row's number in the run, unique and the same on any world.
 Padding rows are numbered too."""
@@ -97,6 +99,7 @@ class Reader(Protocol):
     """One split of one dataset, as seen by one rank."""
 
     steps_per_epoch: int  # the same on every rank
+    epochs: EpochSteps
     meter: Meter
 
     def verify(self) -> None:

@@ -43,6 +43,11 @@ class EpochSteps:
         """Samples consumed since the run began when `step` of `epoch` is done."""
         return epoch * self.samples + min((step + 1) * self.global_batch, self.samples)
 
+    def consumed_at(self, steps: int) -> int:
+        """Samples consumed when so many steps of the run are done."""
+        epoch, step = divmod(steps, self.steps)
+        return self.consumed_after(epoch, step - 1)
+
     def ranges(self, consumed_samples: int, steps: int | None = None) -> Iterator[StepRange]:
         """Divide the next `steps` steps after `consumed_samples` into epochs.
 

@@ -18,7 +18,7 @@ class WeightedReader:
 
     def __init__(self, reader: Reader, name: str, mean: float) -> None:
         self._reader, self._name, self._mean = reader, name, mean
-        self.steps_per_epoch, self.meter = reader.steps_per_epoch, reader.meter
+        self.steps_per_epoch, self.epochs, self.meter = reader.steps_per_epoch, reader.epochs, reader.meter
 
     def verify(self) -> None:
         self._reader.verify()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparkring.conf.errors import first_line
 from sparkring.training.launch.cuts import Cuts, Orders
+from sparkring.training.launch.events import OnEvent, emit
 from sparkring.training.launch.failure import Cancelled, Cause, Failure, WorkerFailed, cause_of, first_failure
 from sparkring.training.launch.health import HangDetector, RankProgress, StragglerDetector
 from sparkring.training.launch.job import JobResult
@@ -23,6 +24,7 @@ from sparkring.training.launch.messages import (
     DumpStacks,
     Event,
     FromRank,
+    FromServer,
     Heartbeat,
     KillRank,
     LateLogLines,
@@ -32,6 +34,7 @@ from sparkring.training.launch.messages import (
     RankEvent,
     RankFailed,
     RankMetrics,
+    RankReplaced,
     RankResult,
     RankRunning,
     Stacks,
@@ -40,13 +43,14 @@ from sparkring.training.launch.messages import (
     ToDriver,
     WriteCheckpoint,
 )
+from sparkring.training.launch.restart import ReplacementLimit
 from sparkring.training.launch.results import unpack
 
 if TYPE_CHECKING:
     from sparkring.training.launch.group import WorkerGroup
+    from sparkring.training.launch.servers import Servers
 
 log = logging.getLogger(__name__)
-OnEvent = Callable[[Event], None]
 Request: TypeAlias = StopTraining | WriteCheckpoint | DumpStacks | KillRank
 SETTLE_S = 0.5  # after a first failure: time for the one that caused it to arrive
 END_S = 10.0  # for killed ranks to be gone
@@ -63,6 +67,22 @@ class Limits:
     start_s: float = 120.0  # for all ranks to be started
     hang_s: float | None = None  # without progress of a rank that reports its steps; None: never a hang
     by_output: bool = False  # a line of output of any rank is progress of all: for scripts, which report no steps
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """How the ranks of an attempt are replaced."""
+
+    start: Callable[[int, int], None]  # (rank, replacement): start the rank's next process
+    max_in_a_row: int
+
+
+@dataclass
+class Waiting:
+    """A rank whose process has died, until the next one runs."""
+
+    replacement: int
+    since: float  # monotonic time
 
 
 class Control:
@@ -172,6 +192,8 @@ class Attempt:
         on_event: OnEvent,
         control: Control,
         limits: Limits,
+        servers: Servers | None = None,
+        replacing: Replacing | None = None,
     ):
         """Follow ranks that are being started.
 
@@ -182,7 +204,12 @@ class Attempt:
             on_event: called with every Event, from the driver's thread; its errors are logged.
             control: requests to this attempt.
             limits: seconds for the start and without progress.
+            servers: that the ranks need, if any.
+            replacing: None: the attempt ends with the first rank that dies.
         """
+        self._servers, self._replacing = servers, replacing
+        self._dead: dict[int, Waiting] = {}  # by rank
+        self._replacements = ReplacementLimit(replacing.max_in_a_row if replacing else 0)
         self._group, self._server = group, group.server
         self._states, self._attempt = states, attempt
         self._on_event, self._control, self._limits = on_event, control, limits
@@ -253,12 +280,18 @@ class Attempt:
             self._heartbeat(agent, heartbeat)
         now = time.monotonic()
         self._check_lost(self._group.trouble())
+        if self._servers is not None and (failure := self._servers.lost()):
+            self._note_failure(failure)
         if self._first_failed_at is None:
             self._check_hangs(now)
             if self._unstarted and now > self._deadline:
                 late = self._states[min(self._unstarted)]
                 words = f"did not start within {self._limits.start_s:g} s"
                 self._fail(late, Failure(late.rank, late.host, "start", words), ended=False)
+            for rank, dead in self._dead.items():
+                if now > dead.since + self._limits.start_s:
+                    words = f"died, and its next process did not start within {self._limits.start_s:g} s"
+                    self._fail(self._states[rank], self._states[rank].failed("start", words), ended=False)
         elif not self._killed and now > self._first_failed_at + SETTLE_S:
             self._kill()
         elif now > self._first_failed_at + SETTLE_S + END_S:
@@ -291,7 +324,8 @@ class Attempt:
         limit_s = self._limits.hang_s
         if limit_s is None:
             return
-        running = [self._states[rank] for rank in self._alive if rank not in self._unstarted]
+        starting = self._unstarted | self._dead.keys()
+        running = [self._states[rank] for rank in self._alive if rank not in starting]
         output_at, known_step = self._output_at or 0.0, 0 if self._output_at else None
         if not any(now - max(state.progress_at, output_at) > limit_s for state in running):
             return self._hangs.reset()
@@ -308,6 +342,10 @@ class Attempt:
         return None
 
     def _take(self, agent: str, message: ToDriver | None) -> None:
+        if self._servers is not None and isinstance(message, FromServer):
+            if failure := self._servers.take(message):
+                self._note_failure(failure)
+            return None
         state = self._by_agent.get(agent)
         ours = isinstance(message, FromRank) and state is not None
         if not ours or (message.rank, message.attempt) != (state.rank, self._attempt):  # type: ignore[union-attr]
@@ -342,10 +380,14 @@ class Attempt:
 
     def _running(self, state: RankState) -> None:
         state.progress_at = time.monotonic()
+        if dead := self._dead.pop(state.rank, None):
+            took_s = time.monotonic() - dead.since
+            return self._emit(RankReplaced(state.rank, self._attempt, dead.replacement, took_s))
         self._unstarted.discard(state.rank)
         if not self._unstarted:
             self._result.start_s = time.monotonic() - self._began
             self._emit(AttemptStarted(self._attempt, len(self._states), self._result.start_s))
+        return None
 
     def _heartbeat(self, agent: str, heartbeat: Heartbeat) -> None:
         state = self._by_agent.get(agent)
@@ -378,15 +420,37 @@ class Attempt:
         if failure is None or (ended.was_killed and state.error is None):
             self._over(state)  # that a rank was ended by us is no failure of its own
             self._send_each(self._cuts.returned(state.rank))
+        elif self._is_replaced(state, failure):
+            self._replace(state, failure)
         else:
             self._fail(state, failure)  # also after our order to end: the cause may arrive after its consequences
         self._emit(ended)
 
+    def _is_replaced(self, state: RankState, failure: Failure) -> bool:
+        """Whether a rank that has ended is started again: its process died, and nothing else is wrong."""
+        died = failure.cause in ("signal", "memory", "lost")
+        if self._replacing is None or not died or self._first_failed_at is not None:
+            return False
+        return self._replacements.allows(state.rank, state.step)
+
+    def _replace(self, state: RankState, failure: Failure) -> None:
+        assert self._replacing is not None
+        number = self._replacements.count(state.rank)
+        log.warning("%s; the others go on, and its process number %d is started", failure.headline, number + 1)
+        began = self._dead[state.rank].since if state.rank in self._dead else time.monotonic()
+        self._dead[state.rank] = Waiting(number, began)
+        state.result = None
+        self._replacing.start(state.rank, number)
+        self._send_each(self._cuts.replaced(state.rank, state.step or 0))
+
     def _fail(self, state: RankState, failure: Failure, ended: bool = True) -> None:
-        self._failures.append(failure)
         self._failed.add(state.rank)
         if ended:
             self._over(state)
+        self._note_failure(failure)
+
+    def _note_failure(self, failure: Failure) -> None:
+        self._failures.append(failure)
         self._first_failed_at = self._first_failed_at or time.monotonic()
 
     def _over(self, state: RankState) -> None:
@@ -407,8 +471,4 @@ class Attempt:
                 self._over(self._by_agent[agent])
 
     def _emit(self, event: Event) -> None:
-        """Call the caller's callback; its own errors are logged and never end training."""
-        try:
-            self._on_event(event)
-        except Exception:
-            log.exception("on_event failed for %s", type(event).__name__)
+        emit(self._on_event, event)

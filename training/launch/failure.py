@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Cause = Literal["exception", "exit", "signal", "memory", "disk", "lost", "hang", "start"]
+Cause = Literal["exception", "exit", "signal", "memory", "disk", "lost", "hang", "start", "server"]
 
 # What ranks report when another one has gone. Seen with Gloo, NCCL, Horovod 0.28.1 and torch's store.
 _RING_BROKE = re.compile(
@@ -32,15 +32,17 @@ REMEDIES: dict[str, str] = {
     "SIGSEGV, SIGBUS and SIGABRT from native code, whose last lines name it",
     "lost": "look at that host and its executor's log; launch.max_attempts is how often this may happen",
     "hang": "its stack is where it stands; launch.hang_timeout_s is how long is too long",
+    "server": "what ended it is in its last lines, or came from outside, as for memory; training goes on from the last "
+    "checkpoint",
     "start": "look at that host's load; launch.start_timeout_s is how long ranks may take",
 }
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank ended that should not have."""
+    """How one rank, or server, ended that should not have."""
 
-    rank: int
+    rank: int  # -1 of a server
     host: str
     cause: Cause
     words: str  # "raised ValueError: ...", "killed by SIGKILL", ...
@@ -51,12 +53,17 @@ class Failure:
     step: int | None = None  # last one reported
     phase: str = ""
     is_value_error: bool = False
+    server: int | None = None  # index, where it is no rank
+
+    @property
+    def who(self) -> str:
+        return f"rank {self.rank}" if self.server is None else f"server {self.server}"
 
     @property
     def headline(self) -> str:
         """Who, where, what, when."""
         at = "" if self.step is None else f" at step {self.step}{f' ({self.phase})' if self.phase else ''}"
-        return f"rank {self.rank} on {self.host} {self.words}{at}"
+        return f"{self.who} on {self.host} {self.words}{at}"
 
 
 def is_secondary(failure: Failure) -> bool:
@@ -68,8 +75,12 @@ def is_secondary(failure: Failure) -> bool:
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
-    """Find the cause in failures in order of arrival: the first that is not secondary, else the first."""
-    return next((f for f in failures if not is_secondary(f)), failures[0])
+    """Find the cause in failures in order of arrival: the first that is not secondary, else the first.
+
+    A server comes before the ranks: it notices nothing of them, and they fail without it, each in its own words.
+    """
+    servers = [f for f in failures if f.server is not None]
+    return next((f for f in [*servers, *failures] if not is_secondary(f)), failures[0])
 
 
 def cause_of(error_type: str, message: str) -> Cause:
@@ -137,14 +148,14 @@ class WorkerFailed(RuntimeError):
         f = self.failure
         parts = [f.headline]
         if self.others:
-            parts.append("then: " + "; ".join(f"rank {o.rank} {o.words[:120]}" for o in self.others[:8]))
+            parts.append("then: " + "; ".join(f"{o.who} {o.words[:120]}" for o in self.others[:8]))
         if f.cause in REMEDIES:
             parts.append(f"what to do: {REMEDIES[f.cause]}")
         if f.traceback:
-            parts.append(f"traceback of rank {f.rank}:\n{fold_traceback(f.traceback).rstrip()}")
+            parts.append(f"traceback of {f.who}:\n{fold_traceback(f.traceback).rstrip()}")
         if f.last_lines:
             lines = "\n".join(f"  {line}" for line in f.last_lines)
-            parts.append(f"last {len(f.last_lines)} lines of rank {f.rank}:\n{lines}")
+            parts.append(f"last {len(f.last_lines)} lines of {f.who}:\n{lines}")
         parts += [f"stacks of rank {rank}:\n{text.rstrip()}" for rank, text in sorted(self.stacks.items())]
         return "\n".join(parts)
 

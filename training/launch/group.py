@@ -14,10 +14,11 @@ import resource
 import time
 from collections.abc import Callable
 
-from sparkring.training.launch.attempt import Attempt, Control, Limits, OnEvent, RankState
+from sparkring.training.launch.attempt import Attempt, Control, Limits, RankState, Replacing
 from sparkring.training.launch.channel.control_client import Endpoint
 from sparkring.training.launch.channel.control_server import ControlServer
 from sparkring.training.launch.channel.rendezvous import Store
+from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.failure import LaunchError
 from sparkring.training.launch.host.info import HostInfo
 from sparkring.training.launch.job import JobResult, JobSpec
@@ -32,11 +33,13 @@ from sparkring.training.launch.messages import (
     PeersReached,
     RankFailed,
     ReachPeers,
+    ServerLines,
     StartRank,
     StoreReply,
     StoreRequest,
     ToDriver,
 )
+from sparkring.training.launch.servers import Servers
 from sparkring.training.launch.topology import (
     AgentInfo,
     Rendezvous,
@@ -56,8 +59,11 @@ def log_event(event: Event) -> None:
     if isinstance(event, LogLines):
         for line in event.lines:
             log.info("[rank %d] %s", event.rank, line)
+    elif isinstance(event, ServerLines):
+        for line in event.lines:
+            log.info("[server %d] %s", event.server, line)
     elif isinstance(event, RankFailed):
-        log.error("rank %s on %s %s", event.rank, event.failure.host, event.failure.words)
+        log.error("%s on %s %s", event.failure.who, event.failure.host, event.failure.words)
 
 
 class WorkerGroup:
@@ -169,7 +175,7 @@ class WorkerGroup:
         control: Control | None = None,
         limits: Limits | None = None,
     ) -> JobResult:
-        """Run one attempt. Raises WorkerFailed, LaunchError or Cancelled; no rank is left by then.
+        """Run one attempt. Raises WorkerFailed, LaunchError or Cancelled; no rank and no server is left by then.
 
         Args:
             job: what every rank runs.
@@ -194,13 +200,25 @@ class WorkerGroup:
         states = [RankState(i.rank, a.name, self.name_of(a)) for i, a in zip(infos, agents, strict=True)]
         rendezvous = Rendezvous(self._run_id, attempt, agents[0], job.collective_timeout_s)
         self._stores = {attempt: Store()}
+        servers = Servers(self, job, agents, attempt, on_event)
+
+        def start_rank(rank: int, replacement: int = 0) -> None:
+            info, agent = infos[rank], agents[rank]
+            devices = visible_devices(agent, by_host[agent.host_key], job.devices)
+            env = rank_environment(info, agent, rendezvous, devices) | dict(job.env)
+            start = StartRank(
+                attempt, info, entry, payload, env, job.results, servers.addresses, servers.secret, replacement
+            )
+            self.server.send(agent.name, start)
+
+        replacing = Replacing(start_rank, job.max_replacements) if job.replaceable_ranks else None
         try:
-            for info, agent in zip(infos, agents, strict=True):
-                devices = visible_devices(agent, by_host[agent.host_key], job.devices)
-                env = rank_environment(info, agent, rendezvous, devices) | dict(job.env)
-                self.server.send(agent.name, StartRank(attempt, info, entry, payload, env, job.results))
-            return Attempt(self, states, attempt, on_event, control, limits).follow(began)
+            servers.start(limits.start_s, control)
+            for rank in range(world):
+                start_rank(rank)
+            return Attempt(self, states, attempt, on_event, control, limits, servers, replacing).follow(began)
         finally:
+            servers.stop()
             self._stores = {}
 
     def name_of(self, agent: AgentInfo) -> str:

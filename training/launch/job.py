@@ -43,6 +43,10 @@ class JobSpec:
     results: str | None = None  # folder (URI) for results over 8 MiB; None: the temporary one, if the driver is there
     folder: str | None = None  # where a script runs, on hosts that have the same files there
     archive: str | None = None  # a .zip of that folder, among the files Spark ships, for hosts that do not
+    servers_per_host: int = 0  # processes that are no ranks, for ranks to ask; an attempt ends with the first that ends
+    server_entry: str = ""  # "module:function", called in each with a ServerContext, until it is killed
+    replaceable_ranks: bool = False  # a rank whose process dies is started again while the others go on
+    max_replacements: int = 3  # of one rank in a row, without a new step of it between them
 
     def __post_init__(self) -> None:
         if not (isinstance(self.entry, str) or callable(self.entry)):
@@ -53,6 +57,12 @@ class JobSpec:
             raise TypeError(f"args = {self.args!r}: must be a tuple or a list, one element per argument")
         if not isinstance(self.kwargs, Mapping):
             raise TypeError(f"kwargs = {self.kwargs!r}: must be a dict, argument by name")
+        if self.servers_per_host < 0:
+            raise ValueError(f"servers_per_host = {self.servers_per_host}: must be 0 (no servers) or more")
+        if self.servers_per_host and not REFERENCE.fullmatch(self.server_entry):
+            raise ValueError(
+                f"server_entry = {self.server_entry!r}: must be 'module:function', as servers_per_host is set"
+            )
 
     @property
     def devices(self) -> Literal["own", "host"]:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkring.training.launch.attempt import Control, Limits, OnEvent
+from sparkring.training.launch.attempt import Control, Limits
+from sparkring.training.launch.events import OnEvent
 from sparkring.training.launch.group import WorkerGroup, log_event
 from sparkring.training.launch.host.agent import Agent, AgentOptions
 from sparkring.training.launch.job import JobResult, JobSpec

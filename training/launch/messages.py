@@ -146,6 +146,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class ServerAddress:
+    """Where a server process of the attempt listens."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
 class StartRank:
     """Driver to agent, agent to fork server (with file descriptors): start a rank."""
 
@@ -155,11 +163,34 @@ class StartRank:
     payload: dict[str, Any]
     env: dict[str, str]
     results: str | None = None  # folder (URI) for large results
+    servers: tuple[ServerAddress, ...] = ()  # by index
+    server_secret: str = field(default="", repr=False)  # hexadecimal
+    replacement: int = 0  # processes that this rank has had before in this attempt
+
+
+@dataclass(frozen=True)
+class StartServer:
+    """Driver to agent, agent to fork server (with file descriptors): start a server process."""
+
+    attempt: int
+    server: int  # index
+    servers: int  # of all hosts
+    world_size: int
+    address: str  # of the interface to listen on
+    entry: str  # "module:function"
+    secret: str = field(repr=False)  # hexadecimal
+    payload: dict[str, Any]
+    env: dict[str, str]
 
 
 @dataclass(frozen=True)
 class KillRank:
     """Driver to agent, agent to fork server: SIGKILL the rank and all it has started."""
+
+
+@dataclass(frozen=True)
+class KillServers:
+    """Driver to agent, agent to fork server: SIGKILL the server processes and all they have started."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +236,22 @@ class RankForked:
 class RankExited:
     """Fork server to agent: the rank's process has ended. `status`: exit code, or minus the signal."""
 
+    status: int
+
+
+@dataclass(frozen=True)
+class ServerForked:
+    """Fork server to agent: the process of the server with this index exists."""
+
+    server: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class ServerExited:
+    """Fork server to agent: the process of the server with this index has ended. `status`: as of RankExited."""
+
+    server: int
     status: int
 
 
@@ -320,7 +367,69 @@ class RankEnded(FromRank):
     last_lines: Annotated[tuple[Line, ...], AtMost(MAX_LAST_LINES)] = ()
 
 
+# ---- a server's life
+
+
+@dataclass(frozen=True)
+class FromServer:
+    """The base of what concerns one server process of one attempt."""
+
+    server: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class ServerReady(FromServer):
+    """Server to agent to driver: it listens there."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class ServerEvent(FromServer):
+    """Server to agent to driver, and an event: what the program wants the driver to know."""
+
+    name: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ServerError(FromServer):
+    """Server to agent to driver: its function has raised an exception."""
+
+    error_type: str
+    message: Annotated[str, AtMost(MAX_TRACEBACK_CHARS)]
+    traceback: Annotated[str, AtMost(MAX_TRACEBACK_CHARS)]
+    is_value_error: bool
+
+
+@dataclass(frozen=True)
+class ServerLines(FromServer):
+    """Agent to driver, and an event: output of the server."""
+
+    lines: Lines
+
+
+@dataclass(frozen=True)
+class ServerEnded(FromServer):
+    """Agent to driver, and an event: the server's process is gone. The fields are those of RankEnded."""
+
+    status: int | None
+    words: str
+    was_killed: bool = False
+    last_lines: Annotated[tuple[Line, ...], AtMost(MAX_LAST_LINES)] = ()
+
+
 # ---- events that no agent sends
+
+
+@dataclass(frozen=True)
+class RankReplaced(FromRank):
+    """A new process of the rank runs, in place of one that died; the others went on."""
+
+    replacement: int  # 1 for the first
+    took_s: float  # from the end of the old one until the new one's entry was about to run
 
 
 @dataclass(frozen=True)
@@ -351,7 +460,7 @@ class Straggler(FromRank):
 
 @dataclass(frozen=True)
 class RankFailed(FromRank):
-    """The rank whose failure has ended the attempt."""
+    """The rank (-1: the server) whose failure has ended the attempt."""
 
     failure: Failure
 
@@ -384,12 +493,24 @@ class Recovered:
 FromRankToAgent: TypeAlias = (
     RankRunning | Heartbeat | RankMetrics | RankEvent | RankResult | RankError | CutOffered | CheckpointWanted
 )
+FromServerToAgent: TypeAlias = ServerReady | ServerEvent | ServerError
 ToDriver: TypeAlias = (
-    FromRankToAgent | Hello | KeepAlive | AgentReady | PeersReached | StoreRequest | LogLines | Stacks | RankEnded
+    FromRankToAgent
+    | FromServerToAgent
+    | Hello
+    | KeepAlive
+    | AgentReady
+    | PeersReached
+    | StoreRequest
+    | LogLines
+    | Stacks
+    | RankEnded
+    | ServerLines
+    | ServerEnded
 )
 ToRank: TypeAlias = StopTraining | WriteCheckpoint | OfferCut | CutAt
-ToForkServer: TypeAlias = StartRank | KillRank
-FromForkServer: TypeAlias = RankForked | RankExited
+ToForkServer: TypeAlias = StartRank | KillRank | StartServer | KillServers
+FromForkServer: TypeAlias = RankForked | RankExited | ServerForked | ServerExited
 ToAgent: TypeAlias = ToRank | ToForkServer | Welcome | Received | Bye | ReachPeers | StoreReply | DumpStacks
 Message: TypeAlias = ToDriver | ToAgent | FromForkServer
 Event: TypeAlias = (
@@ -402,7 +523,11 @@ Event: TypeAlias = (
     | Stacks
     | Straggler
     | RankEnded
+    | RankReplaced
     | RankFailed
+    | ServerEvent
+    | ServerLines
+    | ServerEnded
     | AttemptEnded
     | Recovered
 )

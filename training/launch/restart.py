@@ -49,6 +49,30 @@ class RestartPolicy:
             raise ValueError(f"launch.world = {self.world}: must be a multiple of {self.multiple_of}")
 
 
+class ReplacementLimit:
+    """Counts the replaced processes of each rank, and ends them where a rank makes no step between its deaths."""
+
+    def __init__(self, max_in_a_row: int):
+        self._max_in_a_row = max_in_a_row
+        self._counts: Counter[int] = Counter()
+        self._in_a_row: Counter[int] = Counter()
+        self._furthest: dict[int, int] = {}  # rank -> step at the deaths so far
+
+    def allows(self, rank: int, step: int | None) -> bool:
+        """Whether a rank that has died at `step` is replaced; counts it."""
+        before, reached = self._furthest.get(rank, -1), -1 if step is None else step
+        self._in_a_row[rank] = 1 if reached > before else self._in_a_row[rank] + 1
+        self._furthest[rank] = max(before, reached)
+        if self._in_a_row[rank] > self._max_in_a_row:
+            return False
+        self._counts[rank] += 1
+        return True
+
+    def count(self, rank: int) -> int:
+        """Replacements of the rank so far."""
+        return self._counts[rank]
+
+
 @dataclass(frozen=True)
 class AttemptOutcome:
     """How one attempt ended."""

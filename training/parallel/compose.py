@@ -37,8 +37,11 @@ from sparkring.training.parallel.process_groups import (
     make_device_mesh,
     start_process_group,
 )
+from sparkring.training.parallel.servers.link import ServerLink, ServersAt
+from sparkring.training.parallel.servers.strategy import ServersStrategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.servers.client import Client
 
 log = logging.getLogger(__name__)
 TIMEOUT = timedelta(minutes=5)
@@ -49,6 +52,8 @@ def choose_engine(config: ParallelConfig, mesh: Mesh) -> str:
 
     ValueError when Horovod is configured and cannot be imported; what it cannot do is in conf/rules/strategies.py.
     """
+    if config.servers.per_host:
+        return "servers"
     if mesh.world == 1:
         return "none"
     if config.engine == "torch":
@@ -77,6 +82,7 @@ def build_strategy(
     timeout: timedelta = TIMEOUT,
     ema: float | None = None,
     tables: TableSettings | None = None,
+    servers: ServersAt | None = None,
 ) -> MeshStrategy:
     """Build the strategy and form its collectives. Collective; ValueError on misfits.
 
@@ -88,6 +94,7 @@ def build_strategy(
         timeout: of a collective.
         ema: decay of the average of the weights; None: there is none.
         tables: of the model's SparseEmbeddings; None: the defaults.
+        servers: where they are, if parallel.servers has any.
     """
     mesh = resolve_mesh(config, info.world_size)
     engine = choose_engine(config, mesh)
@@ -96,6 +103,8 @@ def build_strategy(
         raise ValueError("; ".join(problems))
     for note in strategy_notes(config.model_dump(), asdict(mesh), device.type) if info.rank == 0 else ():
         log.warning("%s", note)
+    if config.servers.per_host:
+        return make_served(config, info, device, clip_norm, timeout, tables or TableSettings(), servers)
     if engine == "horovod":
         start_horovod(info.rank, info.world_size)
     device_mesh = None
@@ -109,6 +118,26 @@ def build_strategy(
         if replicas := make_replicas(context, engine):
             return AveragedStrategy(context, replicas[0], make_placement(context), clip_norm, replicas[1])
     return MeshStrategy(context, make_data_parallel(context, engine), make_placement(context), clip_norm, ema, tables)
+
+
+def make_served(
+    config: ParallelConfig,
+    info: RankInfo,
+    device: torch.device,
+    clip_norm: float | None,
+    timeout: timedelta,
+    tables: TableSettings,
+    servers: ServersAt | None,
+) -> ServersStrategy:
+    """The strategy of a rank whose weights are on servers; `build_strategy` says what its arguments are."""
+    if servers is None or not servers.addresses:
+        raise ValueError(
+            f"parallel.servers.per_host = {config.servers.per_host}: no server was started; `sparkring run` starts them"
+        )
+    client = Client(servers.addresses, servers.secret, info.rank, info.world_size, timeout.total_seconds())
+    alone = RankContext(config, Mesh(), RankInfo(), device)
+    link = ServerLink(client, info.rank, info.world_size)
+    return ServersStrategy(alone, make_placement(alone), clip_norm, link, tables)
 
 
 def make_replicas(context: RankContext, engine: str) -> tuple[DataParallel, Links] | None:

@@ -81,7 +81,7 @@ class SparseTables:
             device: of the rows that are pulled.
             timeout: of a collective of that group.
         """
-        self._modules, self._device, self._lr_share = modules, device, settings.lr_share
+        self.modules, self._device, self._lr_share = modules, device, settings.lr_share
         config = settings.config
         self.lag = config.lag if modules else 0
         self._exchange: Exchange = Alone()
@@ -149,7 +149,7 @@ class SparseTables:
         for name, found_rows in rows_of.items():
             ids, rows = found_rows.ids, torch.from_numpy(found_rows.rows).to(self._device)
             pulled = PulledRows(torch.from_numpy(ids).to(self._device), rows.requires_grad_(training))
-            self._modules[name].source = pulled
+            self.modules[name].source = pulled
             if training:
                 self._pulled[name] = pulled
                 self.hot[name] = self.hot[name].with_uses(ids, found_rows.uses)
@@ -190,7 +190,7 @@ class SparseTables:
     def _find(self, columns: Columns, training: bool) -> dict[str, _Found]:
         """The batch's ids and their rows, by table. Collective."""
         found = {}
-        for name, module in self._modules.items():
+        for name, module in self.modules.items():
             ids, uses = distinct_ids(name, module, columns)
             found[name] = _Found(ids, uses, self.tables[name].pull(ids, training))
         return found
@@ -257,9 +257,7 @@ class SparseTables:
 
         ValueError where tables are missing or others are stored, before any is changed.
         """
-        if differing := sorted(stored.keys() ^ self.tables.keys()):
-            kind = "another model's" if differing[0] in stored else "missing"
-            raise ValueError(f"tables of the checkpoint: {differing[0]!r} is {kind}; the model has {[*self.tables]}")
+        self.check_stored(stored)
         self.drain()
         self._ahead.clear()
         for name, each in self.tables.items():
@@ -267,6 +265,12 @@ class SparseTables:
             self.hot[name] = hot_ids_of(stored[name], self._exchange.rank, self._exchange.world)
             if self.lag:
                 each.load_ahead(stored[name])
+
+    def check_stored(self, stored: Mapping[str, Any]) -> None:
+        """Raise ValueError where a checkpoint has not the model's tables, by name."""
+        if differing := sorted(stored.keys() ^ self.tables.keys()):
+            kind = "another model's" if differing[0] in stored else "missing"
+            raise ValueError(f"tables of the checkpoint: {differing[0]!r} is {kind}; the model has {[*self.tables]}")
 
     def measured(self) -> dict[str, dict[str, int]]:
         """Measure this rank's part of each table: rows held, admitted and evicted so far, and the bytes they take."""

@@ -22,6 +22,8 @@ from sparkring.training.parallel.sparse import SparseTables
 from sparkring.training.parallel.state import TensorInfo
 
 LR_SCALE = "lr_scale"  # key of an optimizer's parameter group: times the learning rate of the step; absent: 1
+Gather = Callable[[bytes], list[bytes]]
+"""All-gather of bytes between all ranks: every rank gets all values, in the order of the ranks."""
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters -> optimizer; the strategy decides which parameters (or shards) these are."""
 
@@ -98,6 +100,29 @@ class Strategy(ABC):
     @abstractmethod
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
+
+    def begin(self, step: int) -> tuple[int, bytes] | None:
+        """Learn, before the first step, how many steps the run has made. Collective.
+
+        Where this rank takes the place of one that died while the others went on, returns the steps it had made and
+        what `keep` was last given; else None.
+        """
+        return None
+
+    def keep(self, state: bytes) -> None:
+        """Keep the loop's state after an evaluation, for a rank that takes another's place."""
+        return None
+
+    def open_gather(self, behind: int = 0) -> Gather | None:
+        """Open an all-gather of its own; None: a process group of torch's carries it. Collective.
+
+        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: it is not.
+        """
+        return None
+
+    def server_counts(self) -> list[dict[str, Any]]:
+        """What each server has seen; empty without servers."""
+        return []
 
     def share_of_sum(self, values: torch.Tensor) -> torch.Tensor:
         """This rank's summand of `sum_over_data`, on the CPU; 0 where another rank reports the same rows."""

@@ -31,7 +31,7 @@ def stage_memory(rank: RankParameters, activations: int | None) -> StageMemory:
         parameters=sum(sizes),
         weights=weights * element,
         gradients=rank.owned * element,
-        optimizer=rank.workload.states * rank.owned * element,
+        optimizer=0 if rank.workload.is_served else rank.workload.states * rank.owned * element,
         start=(weights + max(sizes)) * element,
         gathered=gathered_bytes(rank) if rank.zero else 0,
         activations=activations,

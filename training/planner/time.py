@@ -40,6 +40,8 @@ def batch_axes_bytes(rank: RankParameters, dense: bool = False) -> int:
         return coded_bytes(rank)
     if workload.is_averaged and workload.config.averaging.groups == "rank" and not dense:
         return averaged_bytes(rank, mesh.dp)
+    if workload.is_served and not dense:  # the weights come, the gradients go
+        return sum(p.numel() for p in rank.parameters.values() if p.requires_grad) * element
     if not rank.zero:
         return int(2 * ring_share(batch_ranks) * (rank.whole + flags) * element)
     reductions = 1 if mesh.pp > 1 or rank.zero <= 1 else micro

@@ -82,6 +82,11 @@ class Workload:
         return self.config.compress.codec != "none" and self.mesh.dp * self.mesh.cp > 1
 
     @property
+    def is_served(self) -> bool:
+        """Whether servers hold weights and optimizer state, and get every rank's gradient."""
+        return self.config.servers.per_host > 0
+
+    @property
     def is_averaged(self) -> bool:
         """Whether ranks average weights, and no gradients."""
         return self.config.averaging.kind != "none" and self.mesh.dp > 1

@@ -67,6 +67,28 @@ def newest(buckets: NDArray[np.int64], dumps: Sequence[TableDump]) -> TableDump:
     )
 
 
+def joined(dumps: Sequence[TableDump]) -> TableDump:
+    """One dump of what several have, none of whose buckets are the same, at one clock."""
+    if len(dumps) == 1:
+        return dumps[0]
+    every = {name: np.concatenate([getattr(dump, name) for dump in dumps]) for name in vars(dumps[0])}
+    buckets, order = np.sort(every["buckets"]), np.argsort(hash_of(every["ids"]))
+    ids, seen = every["ids"][order], every["seen"]
+    return TableDump(
+        buckets=buckets,
+        starts=np.concatenate([[0], np.cumsum(np.bincount(bucket_of(ids), minlength=BUCKETS)[buckets])]),
+        ids=ids,
+        rows=every["rows"][order],
+        use=every["use"][order] if len(every["use"]) else every["use"],
+        seen=seen[np.argsort(hash_of(np.ascontiguousarray(seen[:, 0])))],
+        counts=every["counts"][np.argsort(every["buckets"])],
+        clock=dumps[0].clock,
+        removed=every["removed"][np.argsort(hash_of(every["removed"]))],
+        forgotten=every["forgotten"][np.argsort(hash_of(every["forgotten"]))],
+        since=dumps[0].since,
+    )
+
+
 def _latest(ids: Sequence[Ids], gone: Sequence[Ids]) -> NDArray[np.int64]:
     """Where, among all `ids`, each has its latest place that nothing later in `gone` ends; in order of hashes.
 

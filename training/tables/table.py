@@ -92,6 +92,26 @@ class TableDump:
     forgotten: Ids = field(default_factory=_no_ids)
     since: NDArray[np.int64] = field(default_factory=_no_ids)
 
+    def only(self, buckets: NDArray[np.int64]) -> TableDump:
+        """The part of some of the buckets, which are sorted."""
+        kept = np.isin(self.buckets, buckets)
+        ids, seen, removed, forgotten = (
+            np.isin(bucket_of(np.ascontiguousarray(each)), buckets)
+            for each in (self.ids, self.seen[:, 0], self.removed, self.forgotten)
+        )
+        return replace(
+            self,
+            buckets=self.buckets[kept],
+            starts=np.concatenate([[0], np.cumsum(np.diff(self.starts)[kept])]),
+            ids=self.ids[ids],
+            rows=self.rows[ids],
+            use=self.use[ids] if len(self.use) else self.use,
+            seen=self.seen[seen],
+            counts=self.counts[kept],
+            removed=self.removed[removed],
+            forgotten=self.forgotten[forgotten],
+        )
+
 
 class Table:
     """Rows by id, their optimizer state, and what decides which are kept."""
@@ -198,11 +218,20 @@ class Table:
 
     def save(self, buckets: NDArray[np.int64], most_bytes: int) -> TableDump:
         """Copy what changed in `buckets` since the last call, or all where that is more than `most_bytes`."""
+        copied = self.copy_changes(buckets, most_bytes)
+        self.mark_saved()
+        return copied
+
+    def copy_changes(self, buckets: NDArray[np.int64], most_bytes: int) -> TableDump:
+        """Copy what changed in `buckets` since `mark_saved`, or all where that is more than `most_bytes`."""
         changes = None if self._saved_at is None else self._changes(buckets, most_bytes)
+        return self.dump(buckets) if changes is None else changes
+
+    def mark_saved(self) -> None:
+        """Begin to note changes anew: a checkpoint has the content of every bucket."""
         self._held.mark_saved()
         self._waiting.mark_saved()
         self._saved_at = self.clock
-        return self.dump(buckets) if changes is None else changes
 
     def _changes(self, buckets: NDArray[np.int64], most_bytes: int) -> TableDump | None:
         """Copy what changed in `buckets` since the last save; None where it is too much."""

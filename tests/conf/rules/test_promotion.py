@@ -21,6 +21,7 @@ ETL = {
     "features": {"x": {"kind": "numeric"}},
     "label": "y",
 }
+BY_DAY = {"column": "x", "last": "2024-03-03", "window": 3}
 
 
 def problems(folder: Path, **blocks: Any) -> str:
@@ -73,6 +74,8 @@ def problems(folder: Path, **blocks: Any) -> str:
         ({"drift": {"rules": [PSI | {"columns": ["prediction"]}]}, "model": {"task": "language_model"}},
          "drift.rules.0: predictions are compared over train.test_split, for the tasks"),
         ({"drift": {"rules": [PSI]}, "dataset": None, "etl": ETL}, "drift.rules.0: columns are compared by what the"),
+        ({"drift": {"rules": [PSI | {"columns": ["y"]}]}, "dataset": None, "etl": ETL | {"interval": BY_DAY}},
+         "drift.rules.0: columns = 'y': no numeric or categorical feature is made of such a column"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(blocks: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ HASHED = f"etl={ETL.removesuffix('}')}, user: {{kind: hashed, column: a}}}}}}"
 BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024-01-01'}}}}}}"
 BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
 LOCAL_SGD = "parallel.averaging.kind=local_sgd"
+SERVED = "parallel.servers.per_host=1"
 PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
 SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
 
@@ -152,6 +153,9 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         ([LOCAL_SGD], "parallel.averaging.peers=random"),
         (["parallel.averaging.kind=gossip"], "parallel.averaging.seed=1"),
         ([LOCAL_SGD], "parallel.averaging.outer_momentum=0.5"),
+        ([], "parallel.servers.bound=2"),
+        (["parallel.servers.per_host=1"], "parallel.servers.max_lag=9"),
+        (["parallel.servers.per_host=1"], "parallel.servers.damp=true"),
         (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
         (["optim.schedule=linear"], "optim.plateau.patience=1"),
         (["warm_start.model=/m"], "warm_start.after_correction=warm"),
@@ -214,6 +218,11 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
             "tables.max_rows = 1024: less than 4 times train.global_batch = 257",
         ),
         (SMALL, ["optim.ema=0.9", LOCAL_SGD], "optim.ema = 0.9: with parallel.averaging.kind = local_sgd every rank"),
+        (SMALL, ["optim.ema=0.9", SERVED], "optim.ema = 0.9: with parallel.servers.per_host = 1 the weights are on"),
+        (SMALL, ["optim.name=lamb", SERVED], "optim.name = lamb: takes the norm of a whole parameter"),
+        (SMALL, ["dataset=null", HASHED, SERVED, "tables.wire=bf16"], "tables.wire = bf16: servers send and get rows"),
+        (SMALL, ["dataset=null", HASHED, SERVED, "tables.lag=1"], "tables.lag = 1: is of tables on ranks; with paral"),
+        (SMALL, ["dataset=null", HASHED, SERVED, "tables.place=replicate"], "tables.place = replicate: with parallel."),
     ],
 )
 def test_each_conflict_is_refused_with_its_keys(tmp_path: Path, text: str, overrides: list[str], words: str) -> None:
@@ -234,6 +243,11 @@ def test_sparse_tables_are_trained_by_data_ranks_without_averages(tmp_path: Path
     problem = problems(tmp_path, SMALL, "dataset=null", HASHED, override)[0]
     assert problem.startswith(words)
     load_config(recipe(tmp_path, SMALL), ["dataset=null", HASHED, "parallel.zero=1"])
+
+
+def test_a_negative_bound_is_refused(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, SMALL, SERVED, "parallel.servers.bound=-1")
+    assert found.startswith("parallel.servers.bound = -1: no rank can be ahead by fewer than 0 steps")
 
 
 def test_a_tables_weight_decay_is_refused_with_its_reason(tmp_path: Path) -> None:

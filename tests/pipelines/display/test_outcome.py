@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sparkring.conf.blocks.predict import PredictConfig
+import pytest
+
 from sparkring.conf.config import RunConfig
 from sparkring.conf.load import Resolved, load_config
-from sparkring.pipelines.display.outcome import ended_line, outcome, score_table
+from sparkring.pipelines.display.outcome import ModelPlace, ended_line, next_command, outcome, score_table
+from sparkring.pipelines.validate.trial import TAG
 from sparkring.training.result import MODEL
 from tests.pipelines.results import rank_result, train_result
 
@@ -46,7 +48,9 @@ def test_where_training_ended_and_whose_weights_the_model_has(tmp_path: Path) ->
 
 def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Path) -> None:
     result = train_result(timings={"spark_s": 3.0, "launch_s": 1.4, "total_s": 9.6})
-    said = outcome(result, resolved(tmp_path), "models:/sales/7, 'champion' now").splitlines()
+    said = outcome(
+        result, resolved(tmp_path), ModelPlace("models:/sales/7, 'champion' now", "models:/sales/7", True)
+    ).splitlines()
     assert said == [
         "sales: ended at step 10; the model is that of step 10, the best by loss (0.5000)",
         "",
@@ -56,10 +60,35 @@ def test_the_last_words_name_the_version_the_report_and_what_to_run(tmp_path: Pa
         "  model   models:/sales/7, 'champion' now",
         "  report  /runs/again/1/report.html",
         "  browse  sparkring ui 'my sales.yaml'   (MLflow experiment 'sales')",
+        "  next    sparkring serve-check models:/sales/7",
         "  time    10 s: spark 3, launch 1",
     ]
     scores = resolved(tmp_path, "train.test_split=null")
-    scores = replace(scores, config=scores.config.model_copy(update={"predict": PredictConfig(rows="planes", to="s")}))
-    again = outcome(train_result(tracking_url="http://mlflow/1"), scores, "m").splitlines()
+    again = outcome(train_result(tracking_url="http://mlflow/1"), scores, ModelPlace("m")).splitlines()
     assert "  valid split    loss" in again and "  browse  http://mlflow/1" in again
-    assert "  next    sparkring predict 'my sales.yaml'" in again
+    assert not [line for line in again if "next" in line], "a model that is not registered cannot be asked for"
+
+
+REGISTERED, CHAMPION = ModelPlace("", "models:/s/7"), ModelPlace("", "models:/s/7", has_alias=True)
+PREDICT = "predict={rows: planes, to: scored}"
+SOURCE = "{path: p.parquet, format: parquet, columns: {x: double, y: int}}"
+ETL = f"etl={{sources: {{planes: {SOURCE}}}, rows: planes, features: {{x: {{kind: numeric}}}}, label: y}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "command"),
+    [
+        ([ETL, PREDICT], CHAMPION, "predict 'my sales.yaml'"),
+        ([ETL, PREDICT], REGISTERED, "predict 'my sales.yaml' model=models:/s/7"),
+        ([ETL, PREDICT, "predict.model=models:/s/3"], REGISTERED, "predict 'my sales.yaml'"),
+        ([], REGISTERED, "serve-check models:/s/7"),
+        (["tracking.root=my/mlflow"], REGISTERED, "serve-check models:/s/7 tracking.root=my/mlflow"),
+        (["tracking.uri=http://mlflow:5000"], CHAMPION, "serve-check models:/s/7 tracking.uri=http://mlflow:5000"),
+        ([ETL, PREDICT, f"tracking.tags={{{TAG}: 100 rows}}"], CHAMPION, "run 'my sales.yaml'"),
+    ],
+)
+def test_the_next_command_is_one_that_works(tmp_path: Path, words: list[str], model: ModelPlace, command: str) -> None:
+    """A trial's model is not what `predict` asks for, nor is one that has not got the alias."""
+    assert (
+        next_command(resolved(tmp_path, *(["dataset=null"] * (ETL in words)), *words), model) == f"sparkring {command}"
+    )

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
+from sparkring.pipelines.display import training
 from sparkring.pipelines.display.training import ProgressDisplay, time_left
-from sparkring.training.launch.messages import AttemptStarted, Event, LogLines, RankEvent, RankMetrics
+from sparkring.training.launch.messages import AttemptStarted, Event, Heartbeat, LogLines, RankEvent, RankMetrics
 
 EVENTS: list[Event] = [
     AttemptStarted(1, 2, 1.25),
@@ -50,6 +51,30 @@ def test_on_a_terminal_losses_are_beside_a_bar(caplog: pytest.LogCaptureFixture)
     assert not [line for line in caplog.messages if "loss" in line]
     display.close()
     assert display.bar is None
+
+
+PHASES = ["step", "evaluate batch 1 of 30", "evaluate batch 2 of 30", "test batch 5 of 9", "export tensor 4 of 8"]
+
+
+def test_evaluation_and_export_say_how_far_they_are(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(training.time, "monotonic", lambda: now)
+    display = ProgressDisplay(interactive=False)
+    with caplog.at_level(logging.INFO, "train"):
+        for phase, at in zip(PHASES, (100.0, 101.0, 102.0, 110.0, 120.0), strict=True):
+            now = at
+            display.on_event(Heartbeat(0, 1, 10, phase))
+            display.on_event(Heartbeat(1, 1, 10, phase.replace("batch", "batch of rank 1,")))
+    assert caplog.messages == ["evaluate batch 1 of 30", "test batch 5 of 9", "export tensor 4 of 8"]
+    bar = ProgressDisplay(interactive=True)
+    for event in (EVENTS[3], Heartbeat(0, 1, 10, "evaluate batch 2 of 30")):
+        bar.on_event(event)
+    assert bar.bar is not None and bar.bar.desc == "evaluate batch 2 of 30"
+    bar.on_event(EVENTS[5])
+    assert bar.bar.desc == "epoch 3", "steps again"
+    bar.close()
 
 
 @pytest.mark.parametrize(

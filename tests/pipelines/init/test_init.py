@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 import sys
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -19,7 +24,7 @@ from sparkring.conf.load import ConfigError, load_config
 from sparkring.pipelines.cli import main, parse
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init.columns import Columns, decide_columns, identifiers
-from sparkring.pipelines.init.folder import run_name
+from sparkring.pipelines.init.folder import readme, run_name
 from sparkring.pipelines.init.sample import read_sample, text_type
 from sparkring.pipelines.init.table import batch_and_epochs, table_project
 
@@ -176,10 +181,61 @@ def test_separators_encodings_and_parquet(tmp_path: Path) -> None:
 
 
 def test_names_that_sql_cannot_take_get_others() -> None:
-    names = ["a b", "a-b", "A_B", "2nd", "", "sparkring_x", "größe"]
+    names = ["a b", "a-b", "A_B", "2nd", "", "sparkring_x", "größe", "m²", "½"]
     made = identifiers(names)
-    assert list(made.values()) == ["a_b", "a_b_2", "A_B_3", "c_2nd", "column", "c_sparkring_x", "größe"]
+    assert list(made.values()) == [
+        "a_b",
+        "a_b_2",
+        "A_B_3",
+        "c_2nd",
+        "column",
+        "c_sparkring_x",
+        "größe",
+        "m",
+        "column_2",
+    ]
     assert run_name("Größe (m²).v2") == "gr-e-m-v2" and run_name("§") == "mine"
+
+
+def test_names_that_spark_takes_in_backquotes_only_have_them(tmp_path: Path) -> None:
+    """Spark refuses a bare `größe`, and reads a bare `null` or `all` as something else."""
+    data = write_csv(
+        tmp_path, **{"größe m²": PLAIN["rooms"], "all": PLAIN["kind"], "preis": PLAIN["price"], "ß": PLAIN["price"]}
+    )
+    recipe = table_project(data, "ß", None, tmp_path / "mine").recipe
+    lines = [line.strip().removesuffix(",") for line in recipe["etl"]["views"]["prepared"].splitlines()]
+    assert {"`größe m²` AS `größe_m`", "`all`", "preis", "CAST(`ß` AS double) AS c_ß"} - {*lines} == {
+        "CAST(`ß` AS double) AS c_ß"
+    }
+    assert "CAST(`ß` AS double) AS `c_ß`" in lines
+    assert recipe["etl"]["checks"][0]["sql"] == "`c_ß` IS NOT NULL" and recipe["etl"]["label"] == "c_ß"
+
+
+def test_the_readme_asks_the_model_for_the_first_row(tmp_path: Path) -> None:
+    odd = {"price": [None, *PLAIN["price"][1:]], "at": [datetime(2024, 3, 3, 7, i % 60) for i in range(ROWS)]}
+    parts = {"x": [math.nan, *range(ROWS - 1)], "d": [Decimal("1.50")] * (ROWS - 1) + [Decimal("2.00")]}
+    plain = {name: PLAIN[name] for name in ("Size m2", "owned", "kind")}
+    pq.write_table(pa.table(plain | odd | parts), tmp_path / "rows.parquet")
+    text = readme(table_project(str(tmp_path / "rows.parquet"), "kind", None, tmp_path / "mine"))
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    made: dict[str, Any] = {}
+    exec("".join(code.partition("rows = ")[1:])[: -len("print(model.predict(rows))\n")], {"pd": pd}, made)
+    row = made["rows"].iloc[0].to_dict()
+    assert row == {
+        "Size_m2": PLAIN["Size m2"][0], "owned": PLAIN["owned"][0], "price": None, "at_month": 3, "at_weekday": 1,
+        "at_hour": 7, "x": None, "d": 1.5,
+    }, "the 3rd of March 2024 is a Sunday, Spark's first day"  # fmt: skip
+
+
+def test_a_label_of_numbers_among_words_says_which_words(tmp_path: Path) -> None:
+    mixed = ["fehlt" if i % 50 == 0 else f"{i}.5" for i in range(ROWS)]
+    with pytest.raises(ConfigError, match=r"all but 1 are numbers; leave 'fehlt' empty in the file, or name another"):
+        decide(tmp_path, "y", y=mixed)
+    commas = [f"{i},5" for i in range(ROWS)]
+    pq.write_table(pa.table({"x": PLAIN["rooms"], "y": commas}), tmp_path / "commas.parquet")
+    with pytest.raises(ConfigError, match=r"write numbers with a decimal point, 0\.5 for 0,5, or name another label"):
+        decide_columns(read_sample(str(tmp_path / "commas.parquet")), "y")
+    assert decide(tmp_path, "y", y=["n/a" if i % 50 == 0 else f"{i}.5" for i in range(ROWS)]).label.task == "regression"
 
 
 @pytest.mark.parametrize("rows", [50, 400, 10_000, 1_000_000])

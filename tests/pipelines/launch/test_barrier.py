@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from sparkring.pipelines.launch.barrier import (
@@ -29,7 +30,7 @@ from sparkring.pipelines.package import code_archive, write_archive
 from sparkring.training.launch.failure import Cancelled, LaunchError, WorkerFailed
 from sparkring.training.launch.group import Control
 from sparkring.training.launch.job import JobSpec
-from sparkring.training.launch.messages import AttemptStarted, Event
+from sparkring.training.launch.messages import AttemptStarted, Event, RankEvent, RankReplaced, ServerEvent
 
 BARE: tuple[str, ...] = ()
 
@@ -99,6 +100,39 @@ def test_three_ranks_on_two_slots_says_so_before_waiting(spark: Any) -> None:
     with pytest.raises(LaunchError, match=r"launch.world = 3: local\[2\] has 2 task slots"):
         run_barrier(spark, JobSpec(ring_sum), 3, quiet)
     assert time.monotonic() - began < 2
+
+
+def with_servers(**payload: Any) -> JobSpec:
+    toy = "tests.training.launch.toy_servers"
+    return JobSpec(
+        f"{toy}:work", payload, preload=BARE, servers_per_host=2, server_entry=f"{toy}:serve", replaceable_ranks=True
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.ranks
+def test_a_killed_rank_is_replaced_in_its_task_and_a_killed_server_ends_the_attempt(spark: Any) -> None:
+    events: list[Event] = []
+    job = with_servers(steps=200, faults=[[1, 10, 0, "SIGKILL"]])
+    ranks = run_barrier(spark, job, 2, events.append).results
+    (replaced,) = [event for event in events if isinstance(event, RankReplaced)]
+    assert replaced.rank == 1 and replaced.took_s < 2.0
+    assert [rank["replacement"] for rank in ranks] == [0, 1] and max(r["totals"] for r in ranks) == [400, 400]
+    pids, killed_at = list[int](), list[float]()
+
+    def kill(event: Event) -> None:
+        if isinstance(event, ServerEvent):
+            pids.append(event.data["pid"])
+        elif isinstance(event, RankEvent) and event.name == "fault":
+            killed_at.append(time.monotonic())
+            os.kill(pids[-1], signal.SIGKILL)
+
+    job = with_servers(steps=100_000, faults=[[0, 10, 0, "SIGCONT"]])
+    with barrier_group(spark, 2, BARE, LaunchOptions()) as group:
+        with pytest.raises(WorkerFailed, match=r"server . on .* killed by SIGKILL") as caught:
+            group.run(job, 2, kill)
+        assert time.monotonic() - killed_at[0] < 2.0 and caught.value.failure.cause == "server"
+    assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
 
 
 @pytest.mark.spark

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparkring.conf.load import Resolved
-from sparkring.pipelines.context import JobContext
+from sparkring.pipelines.context import NO_HOOKS, JobContext, JobHooks
 from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.pipelines.evaluation.evaluate import EVALUATE, HeldOut
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.job import publish_model
-from sparkring.pipelines.promotion.drift import DriftStop
+from sparkring.pipelines.promotion.drift import DriftStop, NoReference
 from sparkring.pipelines.promotion.gate import Compared, Seen, conclude, open_gate, pending, report_decision
-from sparkring.pipelines.promotion.prepare import Prepared, prepare
+from sparkring.pipelines.promotion.prepare import Prepared, prepare, previous_result
 from sparkring.pipelines.runs import Runs
 from sparkring.pipelines.tracking.registry import Registry
 from sparkring.pipelines.tracking.rules import NO_CHAMPION
 from sparkring.pipelines.tracking.tracker import Tracker
-from sparkring.training.result import MODEL, Promotion, TrainResult
+from sparkring.training.result import MODEL, SUMMARY, Promotion, TrainResult
 from tests.pipelines.promotion import nights
 from tests.pipelines.results import rank_result, train_result
 
+PROMOTED = Promotion(decision="promoted", reasons=[], alias="champion")
 NOT_WORSE = {"metric": "brier", "min_relative_change": 0.0}
 PROMOTE = {"rules": [NOT_WORSE, {"metric": "loss", "threshold": 50.0}], "slices": ["shop"], "min_slice_rows": 20}
 
@@ -50,7 +53,7 @@ class World:
         return nights.config(**(own | {"name": self.name, "storage": storage, "promote": PROMOTE} | blocks))
 
     @contextmanager
-    def job(self, ds: str | None, weights: int, **blocks: Any) -> Iterator[JobContext]:
+    def job(self, ds: str | None, weights: int, hooks: JobHooks = NO_HOOKS, **blocks: Any) -> Iterator[JobContext]:
         """A job whose model has the weights drawn by that seed."""
         config = self.config(**blocks)
         runs = Runs(config.storage.runs, config.name)
@@ -59,15 +62,27 @@ class World:
             nights.write_model(folder / "model", config, self.dataset.manifest, weights)
             with Tracker(config.tracking.named(self.name), f"{self.name}/{record.folder}", self.name) as tracker:
                 spark: Any = None
-                yield JobContext(Resolved(config, {}), "", spark, tracker, runs, record, self.dataset, ds)
+                yield JobContext(Resolved(config, {}), "", spark, tracker, runs, record, self.dataset, ds, hooks)
             runs.update(record.folder, status="finished")
 
     def night(
-        self, ds: str | None, worth: float, weights: int, between: Callable[[], None] = lambda: None, **blocks: Any
+        self,
+        ds: str | None,
+        worth: float,
+        weights: int,
+        between: Callable[[], None] = lambda: None,
+        lost: Sequence[str] = (),
+        **blocks: Any,
     ) -> Promotion:
         """Judge a model that is sure of the right label by `worth` (of the wrong one below 0), and settle it.
 
-        `between`: what happens meanwhile.
+        Args:
+            ds: its date.
+            worth: of its predictions.
+            weights: its seed.
+            between: what happens meanwhile.
+            lost: lines of baselines that are better.
+            blocks: of the recipe, and `hooks`.
         """
         with self.job(ds, weights, **blocks) as job, job.tracker.part(EVALUATE):
             table = nights.rows_of(nights.SPLITS["test"], ["a", "b", "c"], seed=2)
@@ -77,7 +92,7 @@ class World:
                 run=job.folder.uri, train=rank_result(weights="model"),
                 scores={MODEL: binary_scores(held_out.labels, held_out.scores)},
             )  # fmt: skip
-            gate = open_gate(job, result, held_out, [], Prepared())
+            gate = open_gate(job, result, held_out, lost, Prepared())
             assert gate is not None
             between()
             publish_model(job, result, alias=None)
@@ -152,6 +167,69 @@ def test_without_a_block_a_dated_job_moves_the_alias_forward_only(folder: Path) 
         assert open_gate(job, train_result(), None, [], Prepared()) is None
 
 
+def test_a_backfill_moves_no_alias_and_a_better_baseline_none_either(folder: Path) -> None:
+    world = World(folder, "unmoved")
+    backfilled = world.night("2024-03-03", 0.8, weights=1, hooks=JobHooks(may_promote=False))
+    assert (backfilled.decision, backfilled.reasons) == ("disabled", ["a backfill moves no alias without --promote"])
+    rejected = world.night("2024-03-04", 0.8, weights=2, lost=["loss: the logistic regression is better"])
+    assert (rejected.decision, rejected.reasons) == ("rejected", ["loss: the logistic regression is better"])
+    assert world.champion() is None
+
+
+PREDICTIONS = {"columns": ["prediction"], "measure": "psi", "max": 0.5, "action": "hold"}
+REACHED = {"rules": [{"metric": "loss", "threshold": 50.0}]}
+
+
+def test_predictions_that_are_others_than_the_champions_hold(folder: Path) -> None:
+    world, blocks = World(folder, "shifted"), {"promote": REACHED, "drift": {"rules": [PREDICTIONS]}}
+    first = world.night("2024-03-03", 0.8, weights=1, **blocks)
+    assert (first.decision, first.drift[0].exceeded) == ("promoted", False), "there is nothing to compare with yet"
+    found = world.night("2024-03-04", 0.8, weights=2, **blocks)
+    assert (found.decision, found.champion, world.champion()) == ("held", "1", "1")
+    assert found.reasons[0].startswith("drift of prediction: psi ")
+    warned = world.night(
+        "2024-03-05", 0.8, weights=3, promote=REACHED, drift={"rules": [PREDICTIONS | {"action": "warn"}]}
+    )
+    assert warned.decision == "promoted" and warned.drift[0].exceeded
+    champion = Registry(world.config().tracking.named("shifted")).with_alias("champion")
+    assert champion is not None
+    shutil.rmtree(champion.source.removeprefix("file://"))
+    away = world.night("2024-03-06", 0.8, weights=4, **blocks)
+    assert away.decision == "held" and away.drift[0].exceeded and "its files cannot be read" in away.drift[0].note
+
+
+def finish(job: JobContext, worth: float, ds: str) -> str:
+    """Leave the result of a run with the predictions of a model of that worth; the run's URI."""
+    (Path(job.folder.root) / "predictions").mkdir()
+    labels = np.arange(200) % 5 < 2
+    table = {"id": range(200), "prediction": 0.5 + worth * (labels - 0.5), "label": labels.astype(float)}
+    pq.write_table(pa.table(table), job.folder.path("predictions/0.parquet"))
+    promotion = replace(PROMOTED, date=ds)
+    result = train_result(run=job.folder.uri, predictions=["predictions/0.parquet"], promotion=promotion)
+    job.folder.put_atomic(SUMMARY, result.to_json())
+    return str(job.folder.uri)
+
+
+def test_the_previous_run_is_the_last_finished_one_of_an_earlier_date(folder: Path) -> None:
+    world, runs = World(folder, "before"), []
+    for ds, worth in (("2024-03-02", 0.4), ("2024-03-03", 0.8), ("2024-03-04", 0.2)):
+        with world.job(ds, 1) as job:
+            runs.append(finish(job, worth, ds))
+    with world.job("2024-03-03", 1) as killed:
+        finish(killed, 0.1, "2024-03-03")
+        with world.job("2024-03-04", 1) as tonight:
+            assert previous_result(tonight).run == runs[1]
+        job.folder.delete(SUMMARY), killed.folder.delete(SUMMARY)
+    nothing = pytest.raises(NoReference, match="no earlier run has finished")
+    with World(folder, "first").job("2024-03-04", 1) as alone, nothing:
+        previous_result(alone)
+    blocks = {"promote": REACHED, "drift": {"against": "previous", "rules": [PREDICTIONS]}}
+    same = world.night("2024-03-04", 0.8, weights=2, **blocks)
+    assert same.drift[0].value is not None and same.decision == "promoted"
+    far = world.night("2024-03-05", 0.3, weights=3, **blocks)
+    assert far.decision == "held" and far.reasons[0].startswith("drift of prediction: psi ")
+
+
 def test_a_server_that_is_away_promotes_nothing(folder: Path, monkeypatch: Any) -> None:
     world = World(folder, "away")
     monkeypatch.setattr(Tracker.settled, "__defaults__", (3.0, 0.5))
@@ -199,9 +277,6 @@ def test_drift_stops_before_training(folder: Path) -> None:
 )
 def test_the_gravest_decides(seen: Seen, mode: str, decision: tuple[str, list[str]]) -> None:
     assert conclude(seen, mode) == decision
-
-
-PROMOTED = Promotion(decision="promoted", reasons=[], alias="champion")
 
 
 def test_a_decision_that_cannot_be_sent_is_held_where_there_are_gates() -> None:

@@ -48,10 +48,8 @@ def test_an_unknown_a_missing_and_a_wrong_field_are_refused(kind: type) -> None:
         if field.default is dataclasses.MISSING:
             damaged.append({name: value for name, value in good.items() if name != field.name})
     for fields in damaged:
-        if kind.__name__ == "StartRank" and fields.get("payload") == {"an": ["object", 1.5, None]}:
-            continue  # the payload, and the data of an event, are any JSON object
-        if kind.__name__ == "RankEvent" and fields.get("data") == {"an": ["object", 1.5, None]}:
-            continue
+        if {"an": ["object", 1.5, None]} in (fields.get("payload"), fields.get("data")):
+            continue  # the payload of a start, and the data of an event, are any JSON object
         with pytest.raises(ProtocolError, match=kind.__name__):
             decode(json.dumps(fields).encode())
 

@@ -21,6 +21,7 @@ from sparkring.training.parallel.mesh import resolve_mesh
 from sparkring.training.tasks import BinaryTask
 
 INT8 = {"compress": {"codec": "int8"}}
+SERVED = {"servers": {"per_host": 1}}
 LOCAL_SGD = {"averaging": {"kind": "local_sgd"}}
 # rule -> (world, settings, device): the least that makes it apply
 APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
@@ -53,6 +54,14 @@ APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "averaging-inner-state": (2, {"averaging": {"kind": "easgd", "inner_state": "averaged"}}, "cpu"),
     "averaging-codec": (2, {**INT8, **LOCAL_SGD}, "cpu"),
     "averaging-needs-data": (1, LOCAL_SGD, "cpu"),
+    "servers-zero": (2, {"zero": 1, **SERVED}, "cpu"),
+    "servers-model": (2, {"tp": 2, **SERVED}, "cpu"),
+    "servers-averaging": (2, {**LOCAL_SGD, **SERVED}, "cpu"),
+    "servers-codec": (2, {**INT8, **SERVED}, "cpu"),
+    "servers-horovod": (2, {"engine": "horovod", **SERVED}, "cpu"),
+    "servers-fp16": (2, {"precision": "fp16", **SERVED}, "cpu"),
+    "servers-late": (4, {"servers": {"per_host": 1, "bound": None, "max_lag": 2}}, "cpu"),
+    "servers-lag-bound": (4, {"servers": {"per_host": 1, "bound": 1, "max_lag": 9}}, "cpu"),
     "half-messages-on-cpu": (2, {"pp": 2, "precision": "fp16"}, "cpu"),
     "nccl-two-way-link": (2, {"pp": 2}, "cuda"),
 }

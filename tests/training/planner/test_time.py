@@ -53,6 +53,14 @@ def test_averages_send_the_weights_once_in_a_window() -> None:
     assert batch_axes_bytes(RankParameters(workload(Mesh(), averaging=averaging), 0)) == 0
 
 
+def test_a_rank_sends_servers_its_gradient_and_keeps_no_optimizer_state() -> None:
+    plan = make_plan(workload(Mesh(dp=4), servers={"per_host": 1}))
+    rank = RankParameters(workload(Mesh(dp=4), servers={"per_host": 1}), 0)
+    assert batch_axes_bytes(rank) == 4 * rank.whole and plan.stages[0].optimizer == 0
+    alone = RankParameters(workload(Mesh(), servers={"per_host": 1}), 0)
+    assert batch_axes_bytes(alone) == 4 * rank.whole
+
+
 def test_hosts_that_train_apart_ring_within_and_average_between() -> None:
     averaging = {"kind": "diloco", "every": 10, "groups": "host"}
     plan = make_plan(workload(Mesh(dp=4), averaging=averaging))

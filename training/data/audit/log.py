@@ -57,6 +57,19 @@ class AuditLog:
         if len(self._parts) >= 2 * self._flush_steps:
             self.flush()
 
+    def take_over(self) -> tuple[int, int] | None:
+        """Go on with the files of a process of this rank that died in this attempt; (epoch, step) of its last record.
+
+        None where it left no record.
+        """
+        own = sorted(path for path in self._storage.list_files() if path.startswith(f"{self._stem}-"))
+        self._segment = len(own)
+        if not own:
+            return None
+        path = f"{self._storage.uri}/{own[-1]}"
+        _, records = read_records(self._storage.read_bytes(own[-1]), path)
+        return records[-1].epoch, records[-1].step
+
     def flush(self) -> None:
         """Write what was recorded; due before a checkpoint is committed, and at the end."""
         if not self._parts:

@@ -1,8 +1,8 @@
 """The agent of one rank: a Spark task, or a thread of the driver's process.
 
-It starts, watches and ends the rank. It tells the driver that a rank can run here, then does what the driver's messages
-ask. The rank is a child of the agent's fork server and dies with it. When the driver is gone for good, the agent ends
-its rank and itself.
+It starts, watches and ends the rank, and, on the first agent of a host, the host's server processes. It tells the
+driver that a rank can run here, then does what the driver's messages ask. They are children of the agent's fork server
+and die with it. When the driver is gone for good, the agent ends them and itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparkring.training.launch.channel.frames import ProtocolError
 from sparkring.training.launch.channel.rendezvous import RendezvousProxy
 from sparkring.training.launch.host.fork_server import ForkServer
 from sparkring.training.launch.host.info import collect_host_info
-from sparkring.training.launch.host.rank_process import RankProcess
+from sparkring.training.launch.host.rank_process import RankProcess, ServerProcess
 from sparkring.training.launch.messages import (
     MAX_PEERS,
     AgentReady,
@@ -39,6 +39,7 @@ from sparkring.training.launch.messages import (
     DumpStacks,
     FromForkServer,
     KillRank,
+    KillServers,
     OfferCut,
     Peer,
     PeerFailure,
@@ -46,8 +47,11 @@ from sparkring.training.launch.messages import (
     RankExited,
     RankForked,
     ReachPeers,
+    ServerExited,
+    ServerForked,
     Stacks,
     StartRank,
+    StartServer,
     StopTraining,
     StoreMethod,
     StoreReply,
@@ -96,6 +100,7 @@ class Agent:
         self._replies: dict[int, asyncio.Future[StoreReply]] = {}  # in the loop
         self._requests = 0
         self._rank: RankProcess | None = None
+        self._servers: dict[int, ServerProcess] = {}  # by index
         self._fork_servers = 0
         self._fork_server = self._start_fork_server()  # first: it imports while we connect
         self._thread = LoopThread("sparkring-agent")
@@ -136,8 +141,8 @@ class Agent:
                 self._handle(message)
         finally:
             self._fork_server.close()
-            if self._rank is not None:
-                self._rank.close()
+            for child in (*filter(None, [self._rank]), *self._servers.values()):
+                child.close()
             self._store.close()
             self._thread.call(self._proxy.close())
             self._thread.call(self._client.close())
@@ -151,6 +156,12 @@ class Agent:
                 if self._rank is not None:
                     self._rank.was_killed = True
                 self._fork_server.kill()
+            case StartServer():
+                self._start_server(message)
+            case KillServers():
+                for server in self._servers.values():
+                    server.was_killed = True
+                self._fork_server.kill_servers()
             case ReachPeers():
                 self._empty_store()
                 threading.Thread(target=self._reach, args=(message.peers,), daemon=True).start()
@@ -158,16 +169,48 @@ class Agent:
                 threading.Thread(target=self._dump, args=(self._rank,), daemon=True).start()
             case StopTraining() | WriteCheckpoint() | OfferCut() | CutAt() if self._rank is not None:
                 self._rank.request(message)
-            case _FromForkServer() if self._rank is not None and message.server == self._fork_servers:
-                if isinstance(message.message, RankForked):
-                    self._rank.pid = message.message.pid
-                else:
-                    self._rank_ended(message.message)
+            case _FromForkServer() if message.server == self._fork_servers:
+                self._noted(message.message)
 
-    def _start(self, start: StartRank) -> None:
+    def _noted(self, message: FromForkServer | None) -> None:
+        """Take a message of the fork server; None: it has ended, and with it all that it had forked."""
+        match message:
+            case RankForked() if self._rank is not None:
+                self._rank.pid = message.pid
+            case RankExited() if self._rank is not None:
+                self._rank_ended(message)
+            case ServerForked() if message.server in self._servers:
+                self._servers[message.server].pid = message.pid
+            case ServerExited() if message.server in self._servers:
+                self._server_ended(message.server, message.status)
+            case None:
+                for server in [*self._servers]:
+                    self._server_ended(server, None)
+                if self._rank is not None:
+                    self._rank_ended(None)
+
+    def _need_fork_server(self) -> None:
         if not self._fork_server.alive:  # something killed it; the kernel has ended its rank
             self._fork_server.close()
             self._fork_server = self._start_fork_server()
+
+    def _start_server(self, start: StartServer) -> None:
+        self._need_fork_server()
+        start = replace(start, env={**self._options.environment, **start.env})
+        server = ServerProcess(start.server, start.attempt, self._client, self._options.lines_per_s)
+        self._servers[start.server] = server
+        try:
+            self._fork_server.start(start, server.child_fds())
+        except OSError:
+            self._server_ended(start.server, None)
+        finally:
+            server.close_child_ends()
+
+    def _server_ended(self, server: int, status: int | None) -> None:
+        self._servers.pop(server).report_end(status)
+
+    def _start(self, start: StartRank) -> None:
+        self._need_fork_server()
         start = replace(start, env={**self._options.environment, **start.env})
         self._rank = RankProcess(start.rank_info.rank, start.attempt, self._client, self._options.lines_per_s)
         try:
@@ -205,7 +248,7 @@ class Agent:
 
     def _dump(self, rank: RankProcess) -> None:
         with contextlib.suppress(ValueError):  # its pipes are closed: it has ended meanwhile
-            self._client.send(Stacks(rank.rank, rank.attempt, rank.stacks()))
+            self._client.send(Stacks(rank.number, rank.attempt, rank.stacks()))
 
     def _start_fork_server(self) -> ForkServer:
         self._fork_servers += 1

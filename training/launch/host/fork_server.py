@@ -1,9 +1,10 @@
 """The process beside an agent that forks ranks.
 
 It has torch and Horovod imported, so a rank starts in a tenth of a second. It is started as its own program, keeps to
-one thread, never touches a GPU (a forked CUDA context is broken) and runs one rank at a time. Commands come over a
-socket pair from its agent; at end of file it kills everything below it and exits. Because it adopts orphans, nothing a
-rank has forked, daemonized or not, survives.
+one thread, never touches a GPU (a forked CUDA context is broken) and runs one rank at a time, and server processes
+beside it. Commands come over a socket pair from its agent; at end of file it kills everything below it and exits.
+Because it adopts orphans, nothing a rank has forked, daemonized or not, survives; what a server has daemonized ends
+with the next rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,18 @@ from collections.abc import Iterable, Mapping
 
 from sparkring.training.launch.channel.frames import ProtocolError, SocketChannel
 from sparkring.training.launch.host.processes import adopt_orphans, die_with_parent, end_descendants
-from sparkring.training.launch.messages import FromForkServer, KillRank, RankExited, RankForked, StartRank, ToForkServer
+from sparkring.training.launch.messages import (
+    FromForkServer,
+    KillRank,
+    KillServers,
+    RankExited,
+    RankForked,
+    ServerExited,
+    ServerForked,
+    StartRank,
+    StartServer,
+    ToForkServer,
+)
 
 # Of no use to a rank; the first is a secret of Spark's, and only the driver talks to MLflow.
 PRIVATE_VARIABLES = (
@@ -34,7 +46,7 @@ PRIVATE_VARIABLES = (
     "MLFLOW_TRACKING_PASSWORD",
 )
 PRIVATE_PREFIX = "OPENLINEAGE_"  # settings of its client, keys among them
-FDS_PER_RANK = 4  # output, channel to the agent, file for stacks, listening socket for torch's store
+FDS_PER_RANK = 4  # output, channel to the agent, file for stacks, listening socket for torch's store: not of a server
 
 
 class ForkServer:
@@ -58,8 +70,8 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def start(self, start: StartRank, fds: list[int]) -> None:
-        """Fork a rank; `fds` as in FDS_PER_RANK. Its pid and its end arrive by `receive`."""
+    def start(self, start: StartRank | StartServer, fds: list[int]) -> None:
+        """Fork a rank or a server; `fds` as in FDS_PER_RANK. Its pid and its end arrive by `receive`."""
         self._channel.send(start)
         socket.send_fds(self._socket, [b"f"], fds)
 
@@ -68,9 +80,14 @@ class ForkServer:
         with contextlib.suppress(OSError):
             self._channel.send(KillRank())
 
-    def receive(self) -> RankForked | RankExited:
+    def kill_servers(self) -> None:
+        """SIGKILL the servers and what they have started."""
+        with contextlib.suppress(OSError):
+            self._channel.send(KillServers())
+
+    def receive(self) -> FromForkServer:
         """Wait for the next message; EOFError when the fork server is gone."""
-        message: RankForked | RankExited = self._channel.receive()
+        message: FromForkServer = self._channel.receive()
         return message
 
     def close(self) -> None:
@@ -90,7 +107,7 @@ def main() -> None:
     fd, parent, preload = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     die_with_parent(parent)
     adopt_orphans()
-    _import_all((*preload, "sparkring.training.launch.host.rank"))
+    _import_all((*preload, "sparkring.training.launch.host.rank", "sparkring.training.launch.host.server"))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -119,47 +136,67 @@ def _import_all(names: Iterable[str]) -> None:
 
 def _serve(channel: SocketChannel, wake: int, parent: int) -> None:
     sock = channel.sock
-    rank: int | None = None
+    children = _Children(channel)
     while True:
         ready, _, _ = select.select([sock.fileno(), wake], [], [])
         if wake in ready:
             os.read(wake, 512)
             if os.getppid() != parent:
                 raise EOFError("the agent's process has ended")
-            rank = _reap(channel, rank)
+            children.reap()
         if sock.fileno() not in ready:
             continue
         match channel.receive():
             case StartRank() as start:
-                assert rank is None, "one rank at a time"
-                rank = _fork(sock, start)
-                channel.send(RankForked(rank))
+                children.rank = _fork(sock, start)
+                channel.send(RankForked(children.rank))
+            case StartServer() as start:
+                pid = _fork(sock, start)
+                children.servers[pid] = start.server
+                channel.send(ServerForked(start.server, pid))
             case KillRank():
-                end_descendants()
+                end_descendants(keep=children.servers)
+            case KillServers():
+                for pid in children.servers:
+                    _kill_session(pid)
 
 
-def _reap(channel: SocketChannel, rank: int | None) -> int | None:
-    """Collect ended processes and return the rank still running.
+class _Children:
+    """The processes that were forked and have not been collected."""
 
-    Of an ended rank, end what it left and report.
-    """
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if pid == 0:
-            return rank
-        if pid == rank:
-            rank = None
-            end_descendants()
-            channel.send(RankExited(os.waitstatus_to_exitcode(status)))
+    def __init__(self, channel: SocketChannel):
+        self.channel = channel
+        self.rank: int | None = None
+        self.servers: dict[int, int] = {}  # pid -> index
+
+    def reap(self) -> None:
+        """Collect ended processes. End what a rank or a server has left, and report its end."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self.rank:
+                self.rank = None
+                end_descendants(keep=self.servers)
+                self.channel.send(RankExited(code))
+            elif pid in self.servers:
+                _kill_session(pid)
+                self.channel.send(ServerExited(self.servers.pop(pid), code))
 
 
-def _fork(sock: socket.socket, start: StartRank) -> int:
+def _kill_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _fork(sock: socket.socket, start: StartRank | StartServer) -> int:
     _, fds, _, _ = socket.recv_fds(sock, 1, FDS_PER_RANK)
     if not fds:
-        raise EOFError("agent closed while starting a rank")
+        raise EOFError("agent closed while starting a rank or a server")
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -168,15 +205,20 @@ def _fork(sock: socket.socket, start: StartRank) -> int:
         return pid
     status = 1
     try:
-        _become_rank(sock, server, fds)
-        from sparkring.training.launch.host.rank import run_rank
+        _become_child(sock, server, fds)
+        if isinstance(start, StartServer):
+            from sparkring.training.launch.host.server import run_server
 
-        status = run_rank(start, socket.socket(fileno=fds[1]), stacks_fd=fds[2], store_fd=fds[3])
+            status = run_server(start, socket.socket(fileno=fds[1]), stacks_fd=fds[2])
+        else:
+            from sparkring.training.launch.host.rank import run_rank
+
+            status = run_rank(start, socket.socket(fileno=fds[1]), stacks_fd=fds[2], store_fd=fds[3])
     finally:
         os._exit(status)
 
 
-def _become_rank(sock: socket.socket, server: int, fds: list[int]) -> None:
+def _become_child(sock: socket.socket, server: int, fds: list[int]) -> None:
     """Make a session, default signals and output into the agent's pipe, and close the fork server's ends."""
     os.setsid()
     die_with_parent(server)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -29,14 +31,18 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_descendants(timeout_s: float = 5.0) -> None:
+def end_descendants(keep: Collection[int] = (), timeout_s: float = 5.0) -> None:
     """SIGKILL every process below this one until none is left.
 
     A family may fork while it is being killed.
+
+    Args:
+        keep: children that stay, with all below them.
+        timeout_s: after which it is given up.
     """
     me, deadline = psutil.Process(), time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        alive = [p for p in me.children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        alive = [p for p in _below(me, keep) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         for process in alive:
             try:
                 process.kill()
@@ -45,6 +51,16 @@ def end_descendants(timeout_s: float = 5.0) -> None:
         if not alive:
             return
         time.sleep(0.02)  # their parent reaps them, with their status
+
+
+def _below(process: psutil.Process, keep: Collection[int]) -> list[psutil.Process]:
+    """List all descendants but the children in `keep` and theirs."""
+    found = []
+    for child in process.children():
+        if child.pid not in keep:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 def kernel_oom_kills() -> int:

@@ -62,6 +62,9 @@ class WorkerContext:
         self.rank_info = rank_info
         self.attempt = attempt
         self.payload = payload
+        self.servers: list[tuple[str, int]] = []  # (address, port) of the attempt's server processes, by index
+        self.server_secret = b""  # by which ranks and servers know each other
+        self.replacement = 0  # processes that this rank has had before in this attempt
         self.stop_seen = False  # a script has learned, from `progress` or by SIGTERM, that the driver wants the end
         self._channel = channel
         self._stop_wanted = self._checkpoint_wanted = False
@@ -130,7 +133,7 @@ class WorkerContext:
         return wanted
 
     def begin_steps(self, step: int, last: int) -> None:
-        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each further."""
+        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each new one."""
         self._cuts.begin(step, last)
 
     def cut_after(self, step: int) -> tuple[bool, bool]:
@@ -197,6 +200,8 @@ def run_rank(start: StartRank, sock: socket.socket, stacks_fd: int, store_fd: in
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True, chain=False)
     channel = SocketChannel(sock, ToRank)
     _running = context = WorkerContext(start.rank_info, start.attempt, start.payload, channel)
+    context.servers = [(server.address, server.port) for server in start.servers]
+    context.server_secret, context.replacement = bytes.fromhex(start.server_secret), start.replacement
     threading.Thread(target=_read_requests, args=(channel, context), name="sparkring-requests", daemon=True).start()
     store = None
     try:
@@ -212,7 +217,7 @@ def run_rank(start: StartRank, sock: socket.socket, stacks_fd: int, store_fd: in
         context.send(describe_error(error, context.rank, context.attempt))  # the driver shows it, and nobody else
         code = 1
     finally:
-        _flush()
+        flush_output()
         del store
     return code
 
@@ -337,7 +342,8 @@ def describe_error(error: BaseException, rank: int, attempt: int) -> RankError:
     )
 
 
-def _flush() -> None:
+def flush_output() -> None:
+    """Flush standard output and error, as far as they are open."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

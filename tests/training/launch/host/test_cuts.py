@@ -60,7 +60,10 @@ def test_a_rank_acts_after_each_announced_step_once_and_two_cuts_at_one_step_are
     for number, step, stop in ((1, 3, False), (2, 2, False), (3, 3, True)):
         rank.cuts.request(OfferCut(number))
         rank.cuts.request(CutAt(number, step, stop, not stop))
-    rank.cuts.request(CutAt(3, 3, True, False))  # sent again
+    offers = len(rank.offers)
+    rank.cuts.request(CutAt(3, 3, True, False))  # both sent again
+    rank.cuts.request(OfferCut(3))
+    assert len(rank.offers) == offers, "it would wait for an announcement that it has had"
     assert [rank.step(step, 1.0) for step in range(1, 5)] == [
         (False, False), (False, True), (True, True), (False, False),
     ]  # fmt: skip
@@ -82,7 +85,7 @@ def test_a_rank_that_reaches_its_offer_waits_for_the_announcement_and_repeats_th
     waiting.request(OfferCut(1))
     assert waiting.after(1) == (False, False)
     found = list[tuple[bool, bool]]()
-    steps = threading.Thread(target=lambda: found.extend([waiting.after(2), waiting.after(3)]))
+    steps = threading.Thread(target=lambda: [found.append(waiting.after(step)) for step in (2, 3)])
     steps.start()
     assert again.wait(10) and not found and offers == [(1, 2)] * len(offers)
     waiting.request(CutAt(1, 3, True, False))

@@ -1,0 +1,39 @@
+"""`sparkring replay-log`: train a run on parameter servers again from its event logs, and compare the bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.storage import open_storage
+from sparkring.training.replay_run import ReplayReport, replay_run
+from sparkring.training.result import read_result
+from sparkring.training.servers.event_log import EVENTS
+
+
+def replay_log(run_uri: str, dataset_uri: str = "", show: Callable[[str], None] = lambda line: None) -> ReplayReport:
+    """Replay a finished run. ValueError says what is missing, damaged, or of another dataset.
+
+    Args:
+        run_uri: its folder.
+        dataset_uri: where its dataset is; "": where it was.
+        show: gets a line for each segment that has been done.
+    """
+    run = open_storage(run_uri)
+    result = read_result(run)
+    config, dataset = RunConfig.model_validate(result.config), open_storage(dataset_uri or result.dataset)
+    manifest = read_manifest(dataset)
+    if manifest.fingerprint != result.fingerprint:
+        raise ValueError(f"{dataset.uri}: not the dataset of {run.uri}: its fingerprint is another; restore that one")
+    # sums over threads have other last bits for another number of them
+    torch.set_num_threads(result.train.threads_per_rank)
+    return replay_run(
+        config,
+        dataset,
+        manifest,
+        run.at(EVENTS),
+        lambda segment: show(f"attempt {segment.attempt}: steps {segment.begin} to {segment.end}"),
+    )

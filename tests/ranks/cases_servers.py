@@ -1,0 +1,130 @@
+"""Ranks whose weights are on servers, each server a process of its own beside them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparkring.conf.blocks.launch import ParallelConfig
+from sparkring.conf.blocks.tables import TablesConfig
+from sparkring.conf.blocks.train import OptimConfig
+from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.storage import open_storage
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.servers.link import ServersAt
+from sparkring.training.parallel.servers.strategy import ServersStrategy
+from sparkring.training.parallel.sparse import TableSettings
+from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.servers.server import Server, ServerPlace
+from tests.ranks.cases_tables import STEPS, OnlyTables, Rating, Recommender, rating_batch
+from tests.ranks.problem import CPU, full_state, rank_part
+
+SECRET = b"0123456789abcdef" * 2
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def serve(folder: Path, server: int, servers: int, workers: int, make: Make) -> dict[str, Any]:
+    """Be a server until the ranks are done; returns how it ended."""
+    place = ServerPlace(server, servers, workers, 1, SECRET, open_storage(str(folder / "events")))
+    found = Server(place, make)
+    (folder / f"port{server}.tmp").write_text(str(found.port))
+    (folder / f"port{server}.tmp").rename(folder / f"port{server}")
+
+    def end() -> None:
+        while len(list(folder.glob("done*"))) < workers:
+            time.sleep(0.02)
+        found.close()
+
+    threading.Thread(target=end, daemon=True).start()
+    found.run()
+    return {"served": True}
+
+
+@contextmanager
+def at_servers(folder: Path, rank: int, servers: int) -> Iterator[ServersAt]:
+    """Where the servers are, once they all listen; they end when every rank has left."""
+    ports = [folder / f"port{server}" for server in range(servers)]
+    while not all(port.exists() for port in ports):
+        time.sleep(0.02)
+    try:
+        yield ServersAt([("127.0.0.1", int(port.read_text())) for port in ports], SECRET)
+    finally:
+        (folder / f"done{rank}").touch()
+
+
+def optimizer_of(case: dict[str, Any]) -> Make:
+    config = OptimConfig(name=case.get("optimizer", "sgd"), weight_decay=case.get("decay", 0.0))
+    return lambda named: build_optimizer(named, config)
+
+
+def make_recommending(rank: int, world: int, case: dict[str, Any], dtype: torch.dtype, at: ServersAt | None) -> Any:
+    """`at`: None for one process without servers."""
+    settings = TableSettings(TablesConfig(**case.get("tables", {})), 11, str(dtype).removeprefix("torch."), 5.0)
+    servers = {"servers": {"per_host": 1, **case.get("servers", {})}} if at is not None else {}
+    parallel = ParallelConfig(engine="torch", **servers, **case.get("parallel", {}))
+    info = RankInfo(rank, world, rank, world)
+    strategy = build_strategy(parallel, info, CPU, clip_norm=0.5, tables=settings, servers=at)
+    torch.manual_seed(7)
+    model = Recommender() if case.get("dense", True) else OnlyTables()
+    strategy.prepare(model.to(dtype), Rating(), optimizer_of(case))
+    strategy.begin(0)
+    return strategy
+
+
+def trained(strategy: MeshStrategy, dtype: torch.dtype, uneven: bool = False) -> dict[str, Any]:
+    """Norms, losses, dense weights, outputs and this rank's part of each table; a bad step in between."""
+    norms, skipped, losses = [], [], []
+    for step in range(STEPS):
+        batch = rating_batch(step, dtype)
+        if step == 5:  # a row of the first rank
+            batch.columns["y"][1] = torch.nan
+        loss = strategy.forward_backward(rank_part(batch, strategy, uneven))
+        info = strategy.step(1e-2)
+        norms.append(info.grad_norm)
+        skipped.append(info.skipped)
+        losses.append(float(loss))
+        if step == 12:  # ranks meet, and go on
+            with strategy.averaged():
+                strategy.sum_over_data(torch.ones(2, dtype=torch.float64))
+    with strategy.averaged():
+        outputs = strategy.evaluate(rank_part(rating_batch(99, dtype), strategy, uneven))
+        losses = strategy.sum_over_data(torch.tensor(losses, dtype=torch.float64)).tolist()
+        dense = full_state(strategy)
+        tables = strategy.tables.tables
+        dumps = {name: vars(table.table.dump(table.own_buckets)) for name, table in tables.items()}
+    return {
+        "norms": norms,
+        "skipped": skipped,
+        "losses": losses,
+        "dense": dense,
+        "outputs": outputs,
+        "tables": dumps,
+        "counts": strategy.server_counts(),
+    }
+
+
+def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """By case: what training gives on this rank; the last `servers` processes are the servers."""
+    results: dict[str, Any] = {}
+    servers = payload["servers"]
+    ranks = world - servers
+    for name, case in payload["cases"].items():
+        folder = Path(payload["tmp"]) / f"{ranks} {name}"
+        folder.mkdir(exist_ok=True)
+        if rank >= ranks:
+            results[name] = serve(folder, rank - ranks, servers, ranks, optimizer_of(case))
+            continue
+        dtype = getattr(torch, case.get("dtype", "float64"))
+        with at_servers(folder, rank, servers) as at:
+            strategy = make_recommending(rank, ranks, case, dtype, at)
+            assert isinstance(strategy, ServersStrategy)
+            results[name] = trained(strategy, dtype, case.get("uneven", False))
+            strategy.close()
+    return results

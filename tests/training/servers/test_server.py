@@ -1,0 +1,190 @@
+"""Real sockets: who gets in, what waits for what, and what a refused request says."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparkring.training.servers.client import ALL_BYTES, Client, ServerError, whole_states
+from sparkring.training.servers.protocol import NONCE, ProtocolError, Request, pack_tensors, receive, unpack_tensors
+from sparkring.training.servers.rounds import START
+from sparkring.training.servers.server import MAX_PENDING
+from sparkring.training.tables.files import to_tensors
+from sparkring.training.tables.hashing import BUCKETS
+from tests.training.servers.toy import SECRET, connect, definition, fresh_shards, ids_of, run_all, run_clock, servers
+
+
+def test_a_connection_without_the_secret_can_neither_read_nor_write_nor_stall() -> None:
+    given = definition(1)
+    with servers(1, 1) as made:
+        port = made[0].port
+        with pytest.raises((ProtocolError, ServerError)):
+            Client([("127.0.0.1", port)], b"x" * 32, 0, 1, 5.0)
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_PENDING // 2)]
+        liar = socket.create_connection(("127.0.0.1", port))
+        assert len(liar.recv(NONCE)) == NONCE
+        liar.sendall(b"p" * 2 * NONCE + b"\x04" * 1000)
+        liar.settimeout(5)
+        assert liar.recv(100) == b"", "it was answered"
+        began = time.monotonic()
+        client = connect(made, 0, given)
+        client.begin(0)
+        run_clock(client, 0)
+        assert time.monotonic() - began < 4.0
+        client.close()
+        for sock in (*silent, liar):
+            sock.close()
+
+
+def test_connections_that_only_wait_make_room_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkring.training.servers.protocol.PROOF_S", 0.3)
+    with servers(1, 1) as made:
+        silent = [socket.create_connection(("127.0.0.1", made[0].port)) for _ in range(MAX_PENDING + 5)]
+        dripping = silent[0]
+        for _ in range(6):  # a byte at a time does not gain time
+            time.sleep(0.1)
+            try:
+                dripping.sendall(b"x")
+            except OSError:
+                break
+        else:
+            dripping.settimeout(1)
+            assert dripping.recv(100)[NONCE:] == b"" and dripping.recv(100) == b""
+        connect(made, 0, definition(1)).close()
+        for sock in silent:
+            sock.close()
+
+
+def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:
+    with servers(1, 2) as made:
+        client = Client([("127.0.0.1", made[0].port)], SECRET, 0, 2, 5.0)
+        with pytest.raises(ServerError, match="have not been told what they hold"):
+            client.counts()
+        client.define(definition(2))
+        other = Client([("127.0.0.1", made[0].port)], SECRET, 1, 2, 5.0)
+        with pytest.raises(ServerError, match="other parameters on other ranks"):
+            other.define(definition(2, bound=1))
+        with pytest.raises(ServerError, match="request 99: there is none"):
+            client.connections[0].call(99)  # type: ignore[arg-type]
+        with pytest.raises(ServerError, match="bytes of ids"):
+            client.connections[0].call(Request.LOOK_UP, (5, 0), [b"12345678"])
+        with pytest.raises(ServerError, match="a push of 8 bytes"):
+            client.connections[0].call(Request.PUSH, (0, 0, 0, 0, 0, 0, 0, 0), [b"12345678"])
+        assert client.counts()[0]["applied"] == 0
+        client.close(), other.close()
+
+
+def test_a_pull_waits_for_the_slowest_and_for_no_longer() -> None:
+    given = definition(2, bound=1)
+    with servers(2, 2) as made:
+        fast, slow = connect(made, 0, given), connect(made, 1, given)
+        fast.begin(0)
+        run_clock(fast, 0)
+        run_clock(fast, 1)
+        done: list[int] = []
+        thread = threading.Thread(target=lambda: done.append(len(run_clock(fast, 2))))
+        thread.start()
+        time.sleep(0.3)
+        assert not done
+        run_clock(slow, 0)
+        thread.join(10)
+        assert done == [2]
+        fast.close(), slow.close()
+
+
+def test_a_server_whose_promise_is_broken_ends_and_says_which() -> None:
+    given = definition(2, bound=None)
+    with servers(1, 2) as made:
+        client = connect(made, 0, given)
+        client.begin(0)
+        with pytest.raises(ServerError, match="gone"):
+            run_clock(client, 1) if False else client.write_logs(3)
+        time.sleep(0.2)
+        assert "the log is cut at clock 3" in str(made[0].ended_with)  # type: ignore[attr-defined]
+        client.close()
+
+
+def test_rounds_give_everyone_everyones_answer() -> None:
+    with servers(1, 3) as made:
+        clients = [Client([("127.0.0.1", made[0].port)], SECRET, worker, 3, 10.0) for worker in range(3)]
+        found: list[list[bytes]] = []
+        threads = [
+            threading.Thread(target=lambda c=c: found.append(c.round(START, "main", 0, bytes([c.worker]) * c.worker)))
+            for c in clients
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert found == [[b"", b"\x01", b"\x02\x02"]] * 3
+        again = Client([("127.0.0.1", made[0].port)], SECRET, 1, 3, 10.0)  # in place of one that died
+        assert again.round(START, "main", 0, b"other") == found[0]
+        assert again.last_scope("main") == START
+        again.keep("loop", b"state")
+        assert clients[0].kept("loop") == b"state"
+        for client in (*clients, again):
+            client.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_servers_hold_is_copied_to_others_whole(count: int, tmp_path: Path) -> None:
+    """To another number of servers: weights, optimizer state and every bucket; and changes since a checkpoint."""
+    given, every = definition(2, "adam", bound=1), np.arange(BUCKETS)
+    with servers(2, 2) as made, servers(count, 2) as others:
+        client = run_all(made, given, 8)[0]
+        weights, states = client.dense_state()
+        whole = whole_states(given, states)
+        target_client = connect(others, 0, given)
+        target_client.load_dense(weights, whole)
+        first = [client.dump(table, every, ALL_BYTES, saving=True) for table in range(2)]
+        for table, dump in enumerate(first):
+            target_client.load_table(table, dump)
+            copied = target_client.dump(table, every, ALL_BYTES, saving=False)
+            for name, array in vars(dump).items():
+                assert np.array_equal(array, getattr(copied, name)), name
+        again, states_again = target_client.dense_state()
+        assert torch.equal(again, weights) and torch.equal(target_client.weights(), weights)
+        for part in states_again:
+            cut, value = part.slice, whole[part.slice.name][part.key]
+            expected = value if part.key == "step" else value.reshape(-1)[cut.start : cut.stop]
+            assert torch.equal(part.value.reshape(-1), expected.reshape(-1)), (cut, part.key)
+        other = connect(made, 1, given)
+        thread = threading.Thread(target=run_clock, args=(other, 8))
+        thread.start()
+        run_clock(client, 8)
+        thread.join()
+        changes = client.dump(0, every, 1 << 30, saving=True)
+        pushed = set(ids_of(0, 8)[0]) | set(ids_of(1, 8)[0])
+        assert len(changes.since) == 1 and set(changes.ids) == pushed
+        assert not len(client.dump(0, every, 10, saving=True).since), "more than 10 bytes changed"
+        for each in (client, other, target_client):
+            each.close()
+
+
+def test_named_tensors_travel_and_a_cut_body_is_refused() -> None:
+    tensors = {"a": torch.arange(6).reshape(2, 3), "b": torch.zeros(0, 4).bfloat16(), "c": torch.tensor(2.5)}
+    body = b"".join(bytes(part) for part in pack_tensors(tensors))
+    for name, tensor in unpack_tensors(body).items():
+        assert tensor.dtype == tensors[name].dtype and torch.equal(tensor, tensors[name])
+    for length in (4, 20, len(body) - 1):
+        with pytest.raises(ProtocolError):
+            unpack_tensors(body[:length])
+
+
+def test_a_shard_dump_is_named_by_the_fields_of_a_dump() -> None:
+    (shard,) = fresh_shards(definition(1), 1)
+    assert set(to_tensors(shard.dump(0, np.arange(BUCKETS)))) >= {"ids", "rows", "clock", "since"}
+
+
+def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(b"\x01" + b"\x00\x00" + (1 << 50).to_bytes(8, "little"))
+        with pytest.raises(ProtocolError, match="are accepted at most"):
+            receive(right)

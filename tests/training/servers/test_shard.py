@@ -1,0 +1,194 @@
+"""One server's part, one call at a time: once each, in which order, at which rate, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparkring.training.servers.client import cut_gradient
+from sparkring.training.servers.definition import Definition, decoded
+from sparkring.training.servers.event_log import Kind
+from sparkring.training.servers.replay import pull_all
+from sparkring.training.servers.shard import BrokenPromise, Push, Shard, Status
+from tests.training.servers.toy import definition, fresh_shards, gradient_of, ids_of, make_sgd
+
+
+def pushed(shard: Shard, worker: int, clock: int, version: int | None = None, attempt: int = 0) -> Push:
+    """A worker's push, as of one pull now, or said to be of another version."""
+    gradient = gradient_of(worker, clock, pull_all([shard], ids_of(worker, clock)))
+    at = shard.version if version is None else version
+    (push,) = cut_gradient(gradient, shard.definition, worker, clock, attempt, [at])
+    return push
+
+
+def alone(workers: int, **settings: Any) -> Shard:
+    (shard,) = fresh_shards(definition(workers, "sgd", **settings), 1, make_sgd)
+    return shard
+
+
+def test_a_push_is_applied_once_and_its_repeat_is_acknowledged_and_counted() -> None:
+    shard = alone(2, bound=None)
+    push = pushed(shard, 0, 0)
+    assert shard.push(push) is Status.APPLIED
+    weights = shard.weights.clone()
+    assert shard.push(push) is Status.REPEATED
+    assert torch.equal(shard.weights, weights) and shard.version == 1 and shard.counts.repeated == 1
+
+
+def test_pushes_of_one_clock_move_weights_as_one_step_does() -> None:
+    """With plain SGD, from the same weights: n pushes at lr / n are a step on the mean of n times each part."""
+    shards = [alone(3, bound=bound) for bound in (0, 0, None)]
+    pushes = [pushed(shards[0], worker, 0) for worker in range(3)]
+    for shard in shards[::2]:
+        for push in pushes:
+            shard.push(replace(push, version=0))
+    answer = shards[0].answer(0)
+    assert answer is not None and answer[1] is None
+    shards[0].settle(0, 1.0)
+    torch.testing.assert_close(shards[0].weights, shards[2].weights, rtol=0, atol=1e-14)
+    mean = sum(push.dense for push in pushes) / 3
+    torch.testing.assert_close(shards[0].weights, shards[1].weights - pushes[0].lr * mean, rtol=0, atol=1e-14)
+
+
+def test_with_bound_0_nothing_moves_until_all_have_come_and_their_order_is_no_matter() -> None:
+    shards = [alone(3, bound=0), alone(3, bound=0)]
+    pushes = [pushed(shards[0], worker, 0) for worker in range(3)]
+    before = shards[0].weights.clone()
+    for shard, order in zip(shards, ((0, 1, 2), (2, 0, 1)), strict=True):
+        for worker in order:
+            assert torch.equal(shard.weights, before)
+            assert shard.push(pushes[worker]) is Status.HELD
+        shard.settle(0, 0.5)
+        shard.settle(0, 0.5)
+    assert shards[0].digest() == shards[1].digest() and shards[0].version == 1
+    assert not torch.equal(shards[0].weights, before)
+
+
+def test_gradients_applied_one_after_the_other_make_another_table() -> None:
+    """Else the tests of equality could not see it: row-wise Adagrad and Adam are not linear."""
+    given = [definition(2, rule, bound=bound) for rule in ("rowwise_adagrad", "adam") for bound in (0, None)]
+    shards = [fresh_shards(each, 1)[0] for each in given]
+    for shard in shards:
+        for push in [pushed(shard, worker, 0) for worker in range(2)]:
+            shard.push(replace(push, version=shard.version))
+        if shard.definition.synchronous:
+            shard.settle(0, 1.0)
+    for together, apart in (shards[:2], shards[2:]):
+        ids = np.intersect1d(ids_of(0, 0)[0], ids_of(1, 0)[0])
+        assert len(ids) and np.abs(together.tables[0].pull(ids) - apart.tables[0].pull(ids)).max() > 1e-3
+
+
+def test_a_worker_may_be_the_bound_ahead_and_no_clock_more() -> None:
+    shard = alone(2, bound=2)
+    for clock in range(3):
+        assert shard.may_begin(0, clock, 0)
+        shard.pull(0, clock, 0, ids_of(0, clock))
+        shard.push(pushed(shard, 0, clock))
+    assert not shard.may_begin(0, 3, 0) and shard.may_begin(1, 0, 0)
+    with pytest.raises(BrokenPromise, match="bound = 2 does not allow"):
+        shard.pull(0, 3, 0, ids_of(0, 3))
+    shard.pull(1, 0, 0, ids_of(1, 0))
+    shard.push(pushed(shard, 1, 0))
+    assert shard.may_begin(0, 3, 0)
+    assert dict(shard.counts.gaps) == {0: 2, 1: 1, 2: 1}
+
+
+def test_a_lag_that_the_bound_excludes_stops_the_server() -> None:
+    shard = alone(2, bound=1)  # at most 3
+    for clock in range(2):
+        shard.push(pushed(shard, 0, clock))
+    shard.push(pushed(shard, 1, 0))
+    shard.push(pushed(shard, 0, 2))
+    with pytest.raises(BrokenPromise, match=r"lag of 4.*0 to 3"):
+        shard.push(pushed(shard, 1, 1, version=0))
+
+
+@pytest.mark.parametrize("bound", [0, 1, None])
+def test_a_push_that_is_not_finite_changes_nothing_and_names_its_worker(bound: int | None) -> None:
+    shard = alone(2, bound=bound)
+    before = shard.digest()
+    bad = replace(pushed(shard, 1, 0), norm=math.nan)
+    inner = pushed(shard, 0, 0)
+    inner = replace(
+        inner, dense=inner.dense.index_fill(0, torch.tensor(2), math.inf)
+    )  # whatever its norm is said to be
+    found = [shard.push(bad), shard.push(inner)]
+    if bound == 0:
+        answer = shard.answer(0)
+        assert answer is not None and answer[1] == 0
+        shard.settle(0, math.nan)
+    else:
+        assert found == [Status.SKIPPED, Status.SKIPPED]
+    assert shard.digest() == before and dict(shard.counts.not_finite) == {0: 1, 1: 1}
+    assert shard.applied == [1, 1] and [event.kind for event in shard.events] == [Kind.SKIPPED] * 2
+
+
+def test_a_stale_push_has_a_smaller_rate_with_damp() -> None:
+    given = definition(5, damp=True, bound=None)
+    assert given.rate_share(0) == given.rate_share(4) == 1 / 5
+    assert given.rate_share(8) == pytest.approx(1 / 10) and given.rate_share(40) == pytest.approx(1 / 50)
+    assert definition(5, bound=None).rate_share(40) == 1 / 5
+    shards = [alone(3, bound=None, damp=damp) for damp in (False, True)]
+    moved = []
+    for shard in shards:
+        for clock in range(4):
+            shard.push(replace(pushed(shard, 1, clock), lr=0.0))
+        before = shard.weights.clone()
+        shard.push(pushed(shard, 0, 0, version=0))  # lag 4 of 2 other workers: half the rate
+        moved.append(shard.weights - before)
+    torch.testing.assert_close(moved[0] / 2, moved[1])
+
+
+def test_a_push_above_max_lag_is_computed_again_and_the_next_try_is_in_time() -> None:
+    shard = alone(3, bound=None, max_lag=2)
+    for clock in range(3):
+        shard.push(pushed(shard, 1, clock))
+    late = pushed(shard, 0, 0, version=0)
+    assert shard.push(late) is Status.REJECTED and shard.counts.rejected == 1 and shard.applied[0] == 0
+    assert not shard.may_begin(1, 3, 0), "others would make the next try late too"
+    assert shard.may_begin(0, 0, 1) and shard.may_begin(2, 0, 1)
+    shard.pull(0, 0, 1, ids_of(0, 0))
+    assert shard.push(pushed(shard, 0, 0, attempt=1)) is Status.APPLIED
+    assert shard.may_begin(1, 3, 0)
+
+
+def test_a_clock_that_was_not_reached_is_refused_and_so_is_a_try_that_is_over() -> None:
+    shard = alone(2, bound=None)
+    with pytest.raises(BrokenPromise, match="pushes clock 1, and has done 0"):
+        shard.push(pushed(shard, 0, 1))
+    shard.pull(0, 0, 1, ids_of(0, 0))
+    with pytest.raises(ValueError, match="try 0, after clock, try"):
+        shard.pull(0, 0, 0, ids_of(0, 0))
+
+
+def test_a_replaced_worker_begins_with_its_first_clock_that_is_not_done() -> None:
+    shard = alone(2, bound=None)
+    shard.pull(0, 0, 0, ids_of(0, 0))
+    shard.push(pushed(shard, 0, 0))
+    assert shard.restart(0)[0] == 1 and shard.restart(1)[0] == 0
+    shard.pull(0, 1, 0, ids_of(0, 1))
+    assert shard.restart(0) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"bound": -1}, "bound = -1: must not be negative"),
+        ({"bound": None, "max_lag": 1}, "max_lag = 1: below 2"),
+        ({"workers": 5000}, "5000 ranks"),
+    ],
+)
+def test_settings_that_no_server_can_keep_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        definition(**{"workers": 3, **settings})
+
+
+def test_a_definition_travels_as_it_is() -> None:
+    given: Definition = definition(3, "adam", bound=2, max_lag=9, damp=True)
+    assert decoded(given.encoded()).encoded() == given.encoded()
+    assert list(decoded(given.encoded()).shapes) == list(given.shapes)

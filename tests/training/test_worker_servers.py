@@ -1,0 +1,191 @@
+"""Whole training jobs on parameter servers: the ring's model at bound 0, else a run that its logs make again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import read_manifest
+from sparkring.conf.storage import open_storage
+from sparkring.pipelines.audit import audit_run
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.local import local_group
+from sparkring.training.replay_run import ReplayReport, replay_run
+from sparkring.training.servers.event_log import EVENTS
+from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
+from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401
+
+pytestmark = pytest.mark.ranks
+SERVED = (*SETTINGS, "data.audit=true", "parallel.servers.per_host=2")
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[WorkerGroup]:
+    with local_group(3, PRELOAD) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def ring(group: WorkerGroup, hashed: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:  # noqa: F811
+    return Job(tmp_path_factory.mktemp("ring") / "run", hashed, *SETTINGS).run(group, 2)
+
+
+def replayed(job: Job) -> ReplayReport:
+    """The run once more, from its event logs."""
+    torch.set_num_threads(job.result.threads_per_rank)
+    config, dataset = RunConfig.model_validate(job.config), open_storage(str(job.table))
+    return replay_run(config, dataset, read_manifest(dataset), open_storage(str(job.folder)).at(EVENTS))
+
+
+def check_whole(job: Job) -> None:
+    """Every row once, every push once on every server, and the logs give the same bits."""
+    assert (report := audit_run(str(job.folder))).ok, report.lines()
+    found = replayed(job)
+    assert not found.different and found.clocks == job.result.steps, found.describe()
+
+
+def test_with_bound_0_the_model_is_the_rings(group: WorkerGroup, ring: Job, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
+    job = Job(tmp_path / "run", hashed, *SERVED).run(group, 2)
+    assert job.result.engine == "servers" and job.result.finished
+    for name, weight in ring.weights().items():
+        torch.testing.assert_close(job.weights()[name], weight, rtol=1e-8, atol=1e-10)
+    assert np.abs(rows_of(job, tmp_path / "a") - rows_of(ring, tmp_path / "b")).max() < 1e-9
+    assert job.result.valid == pytest.approx(ring.result.valid, rel=1e-9)
+    assert job.losses == pytest.approx(ring.losses, rel=1e-9)
+    assert {k: v for k, v in job.result.tables[TABLE].items() if k != "bytes"} == {
+        "rows": 7, "admitted": 7, "evicted": 0
+    }  # fmt: skip
+    assert job.result.hot_ids == ring.result.hot_ids
+    servers = job.result.servers
+    assert servers is not None and servers.gaps == {0: servers.applied} and servers.repeated == 0
+    check_whole(job)
+
+
+@pytest.mark.parametrize(
+    ("bound", "more"), [("1", ()), ("null", ("parallel.servers.damp=true", "model.args.dropout=0.2"))]
+)
+def test_an_asynchronous_run_learns_and_is_made_again_bit_for_bit_after_a_stop_on_other_ranks(
+    group: WorkerGroup,
+    ring: Job,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+    bound: str,
+    more: tuple[str, ...],
+) -> None:
+    """Three ranks, then two: with dropout, whose masks are drawn anew for each rank and step."""
+    job = Job(tmp_path / "run", hashed, *SERVED, f"parallel.servers.bound={bound}", *more)
+    control = Control()
+    job.run(group, 3, on_step=lambda step: control.stop() if step == 8 else None, control=control)
+    assert not job.result.finished
+    job.run(group, 2, attempt=2)
+    assert job.from_step >= 8 and job.result.finished
+    assert job.losses[30] == pytest.approx(ring.losses[30], rel=0.15)
+    servers = job.result.servers
+    assert servers is not None and servers.applied == (30 - job.from_step) * 2 * 2, "two servers"
+    if bound == "1":
+        assert set(servers.gaps) <= {0, 1} and max(servers.lags) <= 3
+    check_whole(job)
+
+
+def test_a_checkpoint_goes_from_the_ring_to_servers_and_back(
+    group: WorkerGroup,
+    ring: Job,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job, control = Job(tmp_path / "run", hashed, *SERVED), Control()
+    words = [SETTINGS, SERVED, (*SETTINGS, "data.audit=true")]
+    for attempt, (settings, until) in enumerate(zip(words, (7, 17, 99), strict=True), 1):
+        control = Control()
+        job.config = Job(tmp_path / "run", hashed, *settings).config
+
+        def stop(step: int, until: int = until, control: Control = control) -> None:
+            if step >= until:
+                control.stop()
+
+        job.run(group, 2, attempt, on_step=stop, control=control)
+    assert job.result.finished and job.result.engine != "servers"
+    for name, weight in ring.weights().items():
+        torch.testing.assert_close(job.weights()[name], weight, rtol=1e-8, atol=1e-10)
+    assert np.abs(rows_of(job, tmp_path / "a") - rows_of(ring, tmp_path / "b")).max() < 1e-9
+
+
+FEW_MEETINGS = ("train.epochs=20", "train.eval_every_steps=1000", "checkpoint.every_steps=1000")
+
+
+def test_a_killed_rank_is_replaced_and_every_push_still_counts_once(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job, killed = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS, "parallel.servers.bound=2"), list[int]()
+
+    def kill(step: int) -> None:
+        if step in (40, 120) and len(killed) < (step + 40) // 80:
+            kill_one_rank(step, step, one := list[int]())
+            killed.extend(one)
+
+    job.run(group, 3, on_step=kill)
+    assert len(killed) == len(job.replaced) == 2 and max(event.took_s for event in job.replaced) < 2
+    assert job.result.finished and job.result.steps == 200
+    servers = job.result.servers
+    assert servers is not None and servers.applied == 200 * 3 * 2 and set(servers.gaps) <= {0, 1, 2}
+    check_whole(job)
+
+
+def test_a_killed_server_ends_the_attempt_and_training_goes_on_from_the_last_checkpoint(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path / "run", hashed, *SERVED, "parallel.servers.bound=2")
+
+    def kill(step: int) -> None:
+        if step == 12:
+            os.kill(job.servers[1], signal.SIGKILL)
+
+    with pytest.raises(WorkerFailed, match=r"server 1 on .* killed by SIGKILL"):
+        job.run(group, 3, on_step=kill)
+    job.run(group, 3, attempt=2)
+    assert job.result.finished and job.from_step in (5, 10)
+    assert not any(map(psutil.pid_exists, job.servers))
+    check_whole(job)
+
+
+def test_a_server_lost_before_any_checkpoint_lets_training_begin_anew(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """And a world that is smaller than the number of servers of the attempt before."""
+    job = Job(tmp_path / "run", hashed, *SERVED, *FEW_MEETINGS[1:], "parallel.servers.bound=null")
+    with pytest.raises(WorkerFailed, match="server 0"):
+        job.run(group, 3, on_step=lambda step: os.kill(job.servers[0], signal.SIGKILL) if step == 3 else None)
+    job.run(group, 1, attempt=2)
+    assert job.result.finished and job.from_step == 0
+    check_whole(job)
+
+
+def test_a_rank_whose_gradients_are_not_finite_is_named_and_its_pushes_are_refused(
+    group: WorkerGroup, tmp_path: Path
+) -> None:
+    poisoned = write_table(tmp_path, poisoned=True)
+    served = ("parallel.servers.per_host=2", "parallel.servers.bound=2", "data.audit=true")
+    job = Job(tmp_path / "run", poisoned, *served).run(group, 2)
+    servers = job.result.servers
+    assert servers is not None and sum(servers.not_finite.values()) == 3 * 2, "once an epoch, at two servers"
+    assert job.result.finished and all(torch.isfinite(weight).all() for weight in job.weights().values())
+    check_whole(job)
+    strict = Job(tmp_path / "strict", poisoned, *served, "train.max_skipped_steps=0")
+    with pytest.raises(WorkerFailed, match=r"1 steps in a row had gradients that are not finite"):
+        strict.run(group, 2)

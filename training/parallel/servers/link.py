@@ -1,0 +1,130 @@
+"""What ranks on servers say to each other, through rounds at the first server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sparkring.training.parallel.strategy import Gather
+from sparkring.training.servers.client import Client, Connection
+from sparkring.training.servers.definition import Definition
+from sparkring.training.servers.protocol import pack_tensors, unpack_tensors
+from sparkring.training.servers.rounds import START
+
+MAIN, PART = "main", "part"  # channels
+
+
+@dataclass(frozen=True)
+class ServersAt:
+    """Where the servers of an attempt are. addresses: in their order. secret: of the attempt."""
+
+    addresses: Sequence[tuple[str, int]]
+    secret: bytes
+
+
+class ServerLink:
+    """One rank's way to the servers, and through them to the other ranks.
+
+    Rounds before the first step are numbered; later ones are numbered anew at each step where ranks meet, so that a
+    rank that takes another's place can take part in those it has missed.
+    """
+
+    def __init__(self, client: Client, rank: int, world: int) -> None:
+        self.client, self.rank, self.world = client, rank, world
+        self.is_replacement = False
+        self.begun = False  # steps may be made
+        self.met_at: int | None = None  # the step after which ranks have met, and not gone on
+        self._scope, self._number = START, 0
+        self._gathers: list[_Gather] = []
+
+    def define(self, definition: Definition) -> None:
+        self.is_replacement = self.client.define(definition)
+
+    def meet(self, mine: bytes, at: int | None = None) -> list[bytes]:
+        """Give a value and get those of all ranks, in their order. Called from the main thread.
+
+        `at`: the step that this rank has made; None: that of the meeting before, or the start.
+        """
+        if at is not None and self.begun:
+            self._enter(at)
+        number, self._number = self._number, self._number + 1
+        return self.client.round(self._scope, MAIN, number, mine)
+
+    def _enter(self, step: int) -> None:
+        self.met_at = step
+        if step != self._scope:
+            self._scope, self._number = step, 0
+
+    def part(self, mine: bytes) -> list[bytes]:
+        """Meet a last time, and go on."""
+        answers = self.client.round(self._scope, PART, 0, mine)
+        self.met_at = None
+        return answers
+
+    def go_on(self, step: int) -> None:
+        """Take the place of a rank that died after `step` steps.
+
+        RuntimeError where it died while ranks met, or wrote a checkpoint.
+        """
+        self.begun = True
+        for gather in self._gathers:
+            gather.check()
+        if self.client.last_scope(MAIN) >= step > self.client.last_scope(PART, self.rank):
+            raise RuntimeError(
+                f"rank {self.rank} died while ranks met after step {step}, to evaluate or to write a checkpoint; "
+                "nobody knows what it had done, so training goes on from the last checkpoint"
+            )
+        self._scope = step
+
+    def of_first(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Rank 0's values."""
+        if not tensors:
+            return {}
+        on_host = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        mine = b"".join(bytes(part) for part in pack_tensors(on_host)) if self.rank == 0 else b""
+        return unpack_tensors(self.meet(mine)[0])
+
+    def open_gather(self, behind: int) -> Gather:
+        """All-gather of bytes on a connection of its own. Every rank opens them in the same order.
+
+        `behind`: it is called from a thread beside training too, so many times in a row for one purpose; 0: only where
+        ranks meet.
+        """
+        self._gathers.append(_Gather(self, f"gather {len(self._gathers)}", self.client.open_channel(), behind))
+        return self._gathers[-1]
+
+
+class _Gather:
+    def __init__(self, link: ServerLink, channel: str, connection: Connection, behind: int) -> None:
+        self._link, self._channel, self._connection, self._behind = link, channel, connection, behind
+        self._scope, self._number = START, 0
+        self._later = 0  # number of the next round after the start, of those behind training
+
+    def __call__(self, mine: bytes) -> list[bytes]:
+        link = self._link
+        if not link.begun:
+            scope, number = START, self._number
+            self._number += 1
+        elif self._behind:
+            scope, number = self._later, 0
+            self._later += 1
+        else:
+            step = link.met_at if link.met_at is not None else 0
+            if step != self._scope:
+                self._scope, self._number = step, 0
+            scope, number = step, self._number
+            self._number += 1
+        return link.client.round(scope, self._channel, number, mine, self._connection)
+
+    def check(self) -> None:
+        """Go on with the rounds of a rank that died; RuntimeError where it died between those of one purpose."""
+        if not self._behind:
+            return
+        self._later = 1 + self._link.client.last_scope(self._channel, self._link.rank, self._connection)
+        if self._later % self._behind:
+            raise RuntimeError(
+                f"rank {self._link.rank} died while a checkpoint was written, of which its part is lost; training goes "
+                "on from the last one"
+            )

@@ -1,0 +1,392 @@
+"""Steps whose weights are on servers (docs/asynchronous.md): pull, compute, push.
+
+A rank pulls weights and rows for each step, computes the gradient of  n x sum over its rows of
+weight_i * loss_i / global_rows,  n ranks, and pushes it; servers apply it (training/servers/shard.py). With bound 0 a
+step is that of one process: the pushes of all ranks are added, clipped by their global norm, skipped by all where it
+is not finite. Else each rank clips its own gradient by its own norm, and skips its own.
+
+Bytes a rank receives and sends in a step: those of training/servers/protocol.py. A rank holds weights and gradients;
+what an optimizer keeps is on the servers, and here only while a checkpoint is copied.
+
+Ranks meet where they evaluate and where a checkpoint is written: in rounds at the first server. Buffers are each
+rank's own; rank 0's are evaluated and saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparkring.training.data.batch import Batch
+from sparkring.training.models.initial import EagerValue, InitialModel, eager_model, named_tensors
+from sparkring.training.models.task import Task
+from sparkring.training.parallel.data_parallel.base import SingleProcess
+from sparkring.training.parallel.gradients import REACH_STEPS, clip_factor, square_sum
+from sparkring.training.parallel.measure import combined, memory_bytes
+from sparkring.training.parallel.model_parallel.placement import ModelPlacement
+from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.servers.link import ServerLink
+from sparkring.training.parallel.servers.tables import Position, ServedTables
+from sparkring.training.parallel.sparse import TableSettings, distinct_ids
+from sparkring.training.parallel.state import TensorInfo, optimizer_tensors, plain_name, stream_tensors
+from sparkring.training.parallel.step import MeshStrategy
+from sparkring.training.parallel.strategy import Gather, OptimizerFactory, StepInfo
+from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, global_squares, statuses
+from sparkring.training.servers.definition import Definition
+from sparkring.training.servers.shard import Status
+from sparkring.training.tables.hashing import Ids
+
+ENGINE = "servers"
+LOOP = "loop"  # name of the loop's state that is kept at the first server
+
+
+class ServersStrategy(MeshStrategy):
+    """See strategy.Strategy."""
+
+    meets_each_step = False
+
+    def __init__(
+        self,
+        context: RankContext,
+        placement: ModelPlacement,
+        clip_norm: float | None,
+        link: ServerLink,
+        tables: TableSettings,
+    ) -> None:
+        """Take the parts that compose.py has made.
+
+        Args:
+            context: of a world of this process alone.
+            placement: of the model, which is whole.
+            clip_norm: largest norm of a step's gradient with bound 0, else of a rank's; None: not clipped.
+            link: to the servers.
+            tables: of the model's SparseEmbeddings.
+        """
+        super().__init__(context, SingleProcess(ENGINE), placement, clip_norm, None, tables)
+        self.link, self.settings = link, context.config.servers
+        self.rank, self.data_rank, self.data_size = link.rank, link.rank, link.world
+        self.clock = 0  # steps that this rank has made since the run began
+        self.attempt = 0  # number of the try at the next one
+        self._pulled: Pulled | None = None  # of the step that is being made
+        self._ids: list[Ids] = []
+        self._batch: Batch | None = None
+        self._unreached: set[str] = set()
+        self._skipped = 0  # steps of this rank since ranks met
+        self._to_count = 0  # skipped steps of all ranks, when they met
+
+    @property
+    def _served(self) -> ServedTables:
+        assert isinstance(self.tables, ServedTables)
+        return self.tables
+
+    @property
+    def definition(self) -> Definition:
+        return self.link.client.definition
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether this rank takes the place of one that died, while the others went on."""
+        return self.link.is_replacement
+
+    # --- prepare -------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        model: nn.Module | InitialModel,
+        task: Task,
+        make_optimizer: OptimizerFactory,
+        sample: Batch | None = None,
+        compiled: bool = False,
+    ) -> None:
+        initial = model if isinstance(model, InitialModel) else eager_model(model, "it has memory", self.rank == 0)
+        super().prepare(with_all_values(initial), task, make_optimizer, sample, compiled)
+        local, position = self.tables, Position(self.rank, self.link.world)
+        self._unreached = {plain_name(name) for name, _ in self.prepared.named}
+        self.link.define(self._defined([table.table.spec for table in local.tables.values()]))
+        self.tables = ServedTables(
+            local.modules, self.table_settings, position, self.device, self.link.client, self.is_replacement
+        )
+        self._take_fixed_values()
+        if self.rank == 0 and not self.is_replacement:
+            self.link.client.load_dense(self._flat_weights(), {})
+
+    def _defined(self, tables: Sequence[Any]) -> Definition:
+        """What the servers hold. ValueError where weights have several dtypes."""
+        shapes = {plain_name(name): list(p.shape) for name, p in self.prepared.named}
+        dtypes = {str(p.dtype).removeprefix("torch.") for _, p in self.prepared.named} or {"float32"}
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"parallel.servers: the model's trained parameters have the dtypes {', '.join(sorted(dtypes))}, and "
+                "servers hold weights of one: convert the model to one, or freeze the others"
+            )
+        share = self.table_settings.lr_share
+        settings = {name: getattr(self.settings, name) for name in ("bound", "max_lag", "damp")}
+        return Definition(self.link.world, shapes, dtypes.pop(), tables, share, **settings)
+
+    def _take_fixed_values(self) -> None:
+        """Take what is not trained (frozen parameters, buffers) from rank 0: other ranks may have no values."""
+        trained = {id(p) for _, p in self.prepared.named}
+        fixed = {n: t.detach() for n, t in named_tensors(self.prepared.module).items() if id(t) not in trained}
+        copy_into(fixed, self.link.of_first(fixed))
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        if self.link.met_at == self.clock:
+            self._go_on()
+        self._batch = batch
+        return self._computed(batch)
+
+    def _computed(self, batch: Batch) -> torch.Tensor:
+        """Pull, and compute the gradient of this try."""
+        self._ids = self._served.distinct(batch.columns)
+        with self.data_parallel.waiting():
+            pulled = self.link.client.pull(self.clock, self.attempt, self._ids)
+        return self.compute(batch, pulled, self._ids)
+
+    def distinct_ids(self, batch: Batch) -> list[Ids]:
+        """By table, the distinct ids of a batch."""
+        return [distinct_ids(name, module, batch.columns)[0] for name, module in self._served.modules.items()]
+
+    def compute(self, batch: Batch, pulled: Pulled, ids: list[Ids]) -> torch.Tensor:
+        """Accumulate the gradient of a batch with what was pulled: a function of these, the seed, rank and clock."""
+        self._pulled, self._ids = pulled, ids
+        self._write_weights(pulled.weights)
+        self._served.take(ids, pulled.rows)
+        torch.manual_seed(draws_seed(self.table_settings.seed, self.rank, self.clock))
+        return super().forward_backward(batch)
+
+    def _averaged_ranks(self) -> int:
+        return self.link.world
+
+    def _step(self, lr: float) -> StepInfo:
+        while True:
+            gradient, own = self.gradient(lr)
+            assert self._pulled is not None
+            pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
+            sent = self.link.client.sent_bytes
+            with self.data_parallel.waiting():
+                frames = self.link.client.push(pushes)
+            if self._is_measured():
+                self.data_parallel.step_bytes = float(self.link.client.sent_bytes - sent)
+            if self.definition.synchronous:
+                squares, bad = global_squares(frames)
+                norm = math.sqrt(squares) if bad is None else math.nan
+                self.link.client.settle(self.clock, self.settled_factor(norm))
+                info = StepInfo(norm, skipped=not math.isfinite(norm), first_bad_rank=bad)
+                break
+            if Status.REJECTED not in statuses(frames):
+                info = self._own_info(own)
+                break
+            self.attempt += 1
+            self.awaits_step = False
+            self.prepared.optimizer.zero_grad(set_to_none=True)
+            assert self._batch is not None
+            self._computed(self._batch)
+        if not self.memory:
+            named = self.prepared.named
+            self.memory = memory_bytes(self.prepared.module, [p for _, p in named], self.prepared.optimizer, [])
+        if not info.skipped:
+            self.residuals.commit()
+        self.clock, self.attempt = self.clock + 1, 0
+        return info
+
+    def _own_info(self, norm: float) -> StepInfo:
+        """Of a step that this rank has made by itself; those of all are counted when ranks have met."""
+        skipped = not math.isfinite(norm)
+        self._skipped += skipped
+        counted, self._to_count = self._to_count, 0
+        return StepInfo(norm, skipped, self.rank if skipped else None, counted_skips=counted)
+
+    def gradient(self, lr: float) -> tuple[Gradient, float]:
+        """This rank's gradient as it is pushed, and its norm before it was clipped."""
+        prepared = self.prepared
+        names = [plain_name(name) for name, _ in prepared.named]
+        self._unreached -= {name for name, (_, p) in zip(names, prepared.named, strict=True) if p.grad is not None}
+        if self.rank == 0:
+            self.residuals.add_late(prepared.named, self.aliases, self.scaler.scale * self.link.world)
+        grads = [p.grad for _, p in prepared.named]
+        squares = square_sum([g for g in grads if g is not None], self.device, holders=1)
+        norm = math.sqrt(float(squares) + self._served.squares()) / self.scaler.scale
+        share = 1.0 if self.definition.synchronous else clip_factor(norm, self.clip_norm)
+        factor = share / self.scaler.scale
+        parts = [
+            (torch.zeros_like(p) if grad is None else grad).detach().reshape(-1)
+            for (_, p), grad in zip(prepared.named, grads, strict=True)
+        ]
+        dense = torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=getattr(torch, self.definition.dtype))
+        if factor != 1.0:
+            dense = dense * factor
+        absent = frozenset(name for name, grad in zip(names, grads, strict=True) if grad is None)
+        return Gradient(dense, absent, self._ids, self._served.gradients(factor), norm * share, lr), norm
+
+    def settled_factor(self, norm: float) -> float:
+        """With bound 0: what the gradient of a step is multiplied by; NaN where it is skipped."""
+        return clip_factor(norm, self.clip_norm) if math.isfinite(norm) else math.nan
+
+    # --- weights -------------------------------------------------------------------------------------------------
+
+    def _flat_weights(self) -> torch.Tensor:
+        parts = [p.detach().reshape(-1).cpu() for _, p in self.prepared.named]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=getattr(torch, self.definition.dtype))
+
+    @torch.no_grad()
+    def _write_weights(self, flat: torch.Tensor) -> None:
+        """Copy weights (elements,) into the model."""
+        pieces = flat.split([p.numel() for _, p in self.prepared.named]) if self.prepared.named else ()
+        for (_, parameter), piece in zip(self.prepared.named, pieces, strict=True):
+            parameter.copy_(piece.view(parameter.shape))
+
+    def _buffers_of_first(self) -> None:
+        buffers = {str(number): buffer for number, buffer in enumerate(self.prepared.buffers)}
+        copy_into(buffers, self.link.of_first(buffers))
+
+    # --- between steps -------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> tuple[int, bytes] | None:
+        """See Strategy.begin."""
+        if self.is_replacement:
+            self.clock, self.attempt = self.link.client.restart()
+            self.link.go_on(self.clock)
+            return self.clock, self.link.client.kept(LOOP)
+        self.link.meet(b"")  # all have been told that no step is made yet
+        if self.rank == 0:
+            self.link.client.begin(step)
+        self.link.meet(b"")
+        self.clock, self.link.begun = step, True
+        return None
+
+    def keep(self, state: bytes) -> None:
+        if self.rank == 0 and not (self.is_replacement and not self.link.begun):
+            self.link.client.keep(LOOP, state)
+
+    def _go_on(self) -> None:
+        """Go on after ranks have met: none pushes while another still reads. Collective."""
+        mine = json.dumps([self._skipped, sorted(self._unreached)]).encode()
+        answers = [json.loads(answer) for answer in self.link.part(mine)]
+        self._skipped = 0
+        self._to_count += sum(skipped for skipped, _ in answers)
+        missing = sorted(set.intersection(*(set(names) for _, names in answers)))
+        if self.clock >= REACH_STEPS and missing:
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise ValueError(
+                f"no gradient reached {missing[:5]}{more} in the first {self.clock} steps: the loss does not depend "
+                "on them. Use them in forward, remove them, or freeze them with requires_grad_(False)"
+            )
+        self.prepared.optimizer.state.clear()  # was filled for a checkpoint
+
+    def _meet(self) -> None:
+        """Wait until every rank has made as many steps; they stay there until all go on (`_go_on`)."""
+        self.link.meet(b"", at=self.clock)
+
+    def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
+        own = values.detach().to("cpu", torch.float64)
+        answers = self.link.meet(own.numpy().tobytes(), at=self.clock)
+        parts = [torch.from_numpy(np.frombuffer(answer, np.float64).copy()) for answer in answers]
+        return torch.stack(parts).sum(dim=0).reshape(own.shape)
+
+    def evaluate(self, batch: Batch) -> Any:
+        outputs = super().evaluate(batch)
+        self._served.drop()
+        return outputs
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, the weights are the servers', at the step that all ranks have made. Collective."""
+        self._meet()
+        self._write_weights(self.link.client.weights())
+        self._buffers_of_first()
+        yield
+
+    def measure(self) -> dict[str, float]:
+        self._meet()
+        found = super().measure()
+        answers = self.link.meet(json.dumps(found).encode(), at=self.clock)
+        return combined([json.loads(answer) for answer in answers])
+
+    def open_gather(self, behind: int = 0) -> Gather:
+        return self.link.open_gather(behind)
+
+    def server_counts(self) -> list[dict[str, Any]]:
+        return self.link.client.counts()
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state_dict(self, stored: Mapping[str, Sequence[int] | None] | None = None) -> dict[str, Any]:
+        """See Strategy.state_dict. Without `stored` a cut: what the servers hold, at the step of all ranks."""
+        if stored is None:
+            self._meet()
+            if self.rank == 0:
+                self.link.client.write_logs(self.clock)
+            weights, parts = self.link.client.dense_state()
+            self._write_weights(weights)
+            self._buffers_of_first()
+            optimizer_tensors(self.prepared.optimizer, self.prepared.named, self.aliases)  # makes room
+            by_name = {plain_name(name): parameter for name, parameter in self.prepared.named}
+            for part in parts:
+                self._write_state(by_name[part.slice.name], part)
+        return super().state_dict(stored)
+
+    @torch.no_grad()
+    def _write_state(self, parameter: nn.Parameter, part: Any) -> None:
+        """Copy a slice's optimizer state into the local optimizer's."""
+        state = self.prepared.optimizer.state[parameter]
+        target = state[part.key]
+        if not isinstance(target, torch.Tensor):
+            state[part.key] = type(target)(part.value.item())
+        elif target.shape == parameter.shape:
+            target.view(-1)[part.slice.start : part.slice.stop].copy_(part.value.reshape(-1))
+        else:
+            target.copy_(part.value.reshape(target.shape))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.rank == 0 and not (self.is_replacement and not self.link.begun):
+            optimizer = self.prepared.optimizer
+            states = {
+                plain_name(name): {
+                    key: torch.as_tensor(value).cpu() for key, value in optimizer.state[p].items() if value is not None
+                }
+                for name, p in self.prepared.named
+            }
+            self.link.client.load_dense(self._flat_weights(), states)
+            self.link.client.clear_tables()
+        self.prepared.optimizer.state.clear()
+        self.link.meet(b"")
+
+    def stream_model(self) -> tuple[list[TensorInfo], Iterator[torch.Tensor | None]]:
+        self._served.fetch()
+        described, values = stream_tensors(self.own_state()["model"], self.prepared.plain_keys, 0, 1)
+        return described, values if self.rank == 0 else iter([None] * len(described))
+
+    def close(self, failed: bool = False) -> None:
+        self.link.client.close()
+
+
+def draws_seed(seed: int, rank: int, clock: int) -> int:
+    """The seed of torch's random numbers in a rank's step: the same when it is computed again."""
+    return int.from_bytes(sha256(f"{seed} {rank} {clock}".encode()).digest()[:7], "big")
+
+
+def with_all_values(initial: InitialModel) -> InitialModel:
+    """Zeros where this rank has no initial values: it gets rank 0's."""
+    values = dict(initial.values)
+    for name, value in values.items():
+        if isinstance(value, EagerValue) and value.tensor is None:
+            values[name] = replace(value, tensor=torch.zeros(value.size, dtype=value.dtype))
+    return replace(initial, values=values)
+
+
+@torch.no_grad()
+def copy_into(targets: Mapping[str, torch.Tensor], sources: Mapping[str, torch.Tensor]) -> None:
+    for name, source in sources.items():
+        targets[name].copy_(source)

@@ -1,0 +1,258 @@
+"""Train a run on parameter servers again, in one process and one thread, from its event logs (docs/asynchronous.md).
+
+What the run evaluated and saved does not matter: weights change by pushes alone, and these are computed again, from the
+rows of the dataset and from the weights as they were at the pulls.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from sparkring.conf.config import RunConfig
+from sparkring.conf.manifest import DatasetManifest
+from sparkring.conf.rank_info import RankInfo
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.data.request import DataRank, ReadRequest
+from sparkring.training.models.dropout import draws_masks
+from sparkring.training.models.initial import InitialModel, eager_model
+from sparkring.training.optim import build_optimizer
+from sparkring.training.parallel.mesh import Mesh
+from sparkring.training.parallel.model_parallel.placement import make_placement
+from sparkring.training.parallel.process_groups import RankContext
+from sparkring.training.parallel.servers.link import ServerLink
+from sparkring.training.parallel.servers.strategy import ServersStrategy
+from sparkring.training.parallel.sparse import TableSettings
+from sparkring.training.recipe_model import build_model, pick_columns, start_model
+from sparkring.training.servers.client import Client, Gradient, Pulled
+from sparkring.training.servers.local import LocalServers
+from sparkring.training.servers.replay import Try, Workers, replay
+from sparkring.training.servers.segments import Segment, check_all_there, read_segments
+from sparkring.training.starting import begin_with, start_from
+from sparkring.training.tables.hashing import Ids
+from sparkring.training.tasks import build_task
+from sparkring.training.worker import (
+    learning_rate_schedule,
+    make_weighted_reader,
+    open_tables,
+    optimizer_factory,
+    seed_everything,
+    total_steps,
+)
+
+CPU = torch.device("cpu")
+KEPT = 4  # batches of a rank: servers that are ahead of others in a replay ask for the next one or two
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What was made again. digests: of each server at the end of the last segment; `different`: those that are not."""
+
+    clocks: int
+    pushes: int
+    segments: int
+    digests: tuple[str, ...]
+    different: tuple[str, ...]
+
+    def describe(self) -> str:
+        """One line, and one for each server that came out otherwise."""
+        said = f"{self.clocks} steps, {self.pushes} pushes, {self.segments} segments: "
+        if self.different:
+            return "\n".join([f"{said}DIFFERENT", *self.different])
+        return f"{said}the same bits on {len(self.digests)} servers: {' '.join(each[:16] for each in self.digests)}"
+
+
+def replay_run(
+    config: RunConfig,
+    dataset: Storage,
+    manifest: DatasetManifest,
+    events: Storage,
+    on_segment: Callable[[Segment], None] = lambda segment: None,
+) -> ReplayReport:
+    """Do all segments again and compare what servers held at the end of each. ValueError where it cannot be done.
+
+    Args:
+        config: of the run.
+        dataset: that it was trained on.
+        manifest: of the dataset.
+        events: the run's folder of event logs.
+        on_segment: called when one has been done.
+    """
+    if config.optim.schedule == "plateau":
+        raise ValueError(
+            "optim.schedule = 'plateau': rates came from evaluations, which are not in the logs, so the run cannot be "
+            "replayed"
+        )
+    segments = read_segments(events)
+    check_all_there(segments, events.uri)
+    with _Replayer(config, dataset, manifest) as replayer:
+        found = [replayer.run(segment, on_segment) for segment in segments]
+    pushes = sum(len(log.events) for segment in segments for log in segment.logs)
+    different = tuple(line for _, lines in found for line in lines)
+    return ReplayReport(segments[-1].end, pushes, len(segments), found[-1][0], different)
+
+
+class _Replayer:
+    """Ranks of one segment after the other."""
+
+    def __init__(self, config: RunConfig, dataset: Storage, manifest: DatasetManifest) -> None:
+        self.config, self.dataset, self.manifest = config, dataset, manifest
+        self.strategy: ServersStrategy | None = None
+        self.servers: LocalServers | None = None
+        self.readers: list[Reader] = []
+        self.attempt: int | None = None
+        self.lr_at: Callable[[int], float] = lambda clock: 0.0
+
+    def __enter__(self) -> _Replayer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close_readers()
+
+    def _close_readers(self) -> None:
+        for reader in self.readers:
+            reader.close()
+        self.readers = []
+
+    def run(self, segment: Segment, on_segment: Callable[[Segment], None]) -> tuple[tuple[str, ...], list[str]]:
+        """Do a segment again. Returns the digests, and a line for each server whose digest is another."""
+        workers, count = segment.logs[0].header.workers, len(segment.logs)
+        if segment.attempt != self.attempt:
+            self._begin_attempt(segment, workers, count)
+        assert self.servers is not None
+        batches = [_Batches(reader, segment.begin, segment.end) for reader in self.readers]
+        replay(self.servers.shards, segment.logs, _Ranks(self._strategy, batches, self.lr_at).functions())
+        digests = tuple(shard.digest() for shard in self.servers.shards)
+        on_segment(segment)
+        return digests, [
+            f"server {number}, after {segment.end} steps: {digest} where the run had {log.header.digest}"
+            for number, (digest, log) in enumerate(zip(digests, segment.logs, strict=True))
+            if digest != log.header.digest
+        ]
+
+    @property
+    def _strategy(self) -> ServersStrategy:
+        assert self.strategy is not None
+        return self.strategy
+
+    def _begin_attempt(self, segment: Segment, workers: int, count: int) -> None:
+        before = self.servers
+        fresh = LocalServers(count, workers, lambda named: build_optimizer(named, self.config.optim))
+        self.strategy, columns = self._prepared(fresh, workers, before is None)
+        self.servers = fresh if before is None else before.moved(count, fresh.definition)
+        self.servers.begin(segment.begin)
+        self.attempt = segment.attempt
+        self._close_readers()
+        weight = self.manifest.weight
+        names = [*columns, *([weight["column"]] if weight is not None else [])]
+        request = ReadRequest(self.dataset, self.manifest, "train", names, self.config.train.global_batch)
+        self.readers = _open_all(self.config, request, workers)
+        steps = total_steps(self.config.train, self.readers[0].steps_per_epoch)
+        self.lr_at = learning_rate_schedule(self.config, steps)
+
+    def _prepared(self, servers: LocalServers, workers: int, first: bool) -> tuple[ServersStrategy, list[str]]:
+        """A strategy on these servers, with the weights that the run began with; and the columns that it reads."""
+        config, manifest = self.config, self.manifest
+        seed_everything(config.train.seed)
+        made = start_model(config, manifest)
+        model = made if isinstance(made, InitialModel) else eager_model(build_model(config, manifest), str(made))
+        if config.warm_start is not None and first:
+            model = start_from(model, config, config.warm_start, manifest, 0)
+        if config.model.start is not None:
+            model, _ = begin_with(model, config.model.start, not first, lambda mine: [mine], 0)
+        columns = pick_columns(manifest, config.model.inputs, config.model.label, draws_masks(model.module))
+        pad_id = manifest.text.get("pad_id", -100)
+        task_args = config.model.task_args
+        task = build_task(config.model.task, columns.features, columns.label, config.model.inputs, pad_id, task_args)
+        settings = TableSettings(
+            config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr
+        )
+        context = RankContext(config.parallel, Mesh(), RankInfo(), CPU)
+        link = ServerLink(cast(Client, servers), 0, workers)
+        strategy = ServersStrategy(context, make_placement(context), config.optim.clip_norm, link, settings)
+        strategy.prepare(model, task, optimizer_factory(config.optim))
+        if config.warm_start is not None and config.warm_start.model is not None and strategy.tables and first:
+            dims = {name: held.table.spec.dim for name, held in strategy.tables.tables.items()}
+            tables = open_tables(open_storage(config.warm_start.model), dims)
+            for number, name in enumerate(dims):
+                for shard in servers.shards:
+                    for ids, rows in tables[name].content(shard.own_buckets):
+                        servers.begin_table(number, ids, rows)
+        return strategy, columns.read
+
+
+class _Batches:
+    """One rank's batches of a segment, by clock; the last ones are kept."""
+
+    def __init__(self, reader: Reader, begin: int, end: int) -> None:
+        self._batches: Iterator[Batch] = reader.batches(reader.epochs.consumed_at(begin), end - begin)
+        self._next = begin
+        self._kept: dict[int, Batch] = {}
+
+    def at(self, clock: int) -> Batch:
+        while self._next <= clock:
+            self._kept[self._next] = next(self._batches)
+            self._kept.pop(self._next - KEPT, None)
+            self._next += 1
+        return self._kept[clock]
+
+
+class _Ranks:
+    """What ranks compute, all by one strategy: a rank's step depends on its number, its clock and what it pulled."""
+
+    def __init__(self, strategy: ServersStrategy, batches: Sequence[_Batches], lr_at: Callable[[int], float]) -> None:
+        self.strategy, self.batches, self.lr_at = strategy, batches, lr_at
+
+    def functions(self) -> Workers:
+        return Workers(self.ids, self.gradient, self.factor)
+
+    def ids(self, worker: int, clock: int) -> list[Ids]:
+        return self.strategy.distinct_ids(self.batches[worker].at(clock))
+
+    def gradient(self, one: Try, pulled: Pulled) -> Gradient:
+        batch = self.batches[one.worker].at(one.clock)
+        self.strategy.rank, self.strategy.clock = one.worker, one.clock
+        self.strategy.compute(batch, pulled, self.strategy.distinct_ids(batch))
+        self.strategy.awaits_step = False
+        gradient, _ = self.strategy.gradient(self.lr_at(one.clock))
+        self.strategy.prepared.optimizer.zero_grad(set_to_none=True)
+        return gradient
+
+    def factor(self, squares: float, finite: bool) -> float:
+        return self.strategy.settled_factor(squares**0.5 if finite else float("nan"))
+
+
+def _open_all(config: RunConfig, request: ReadRequest, ranks: int) -> list[Reader]:
+    """Open every rank's share of the training split; each in a thread, since they may ask each other."""
+    barrier, answers = threading.Barrier(ranks), [None] * ranks
+    found: dict[int, Reader] = {}
+    errors: list[BaseException] = []
+
+    def open_one(rank: int) -> None:
+        def gather(value: Any) -> list[Any]:
+            answers[rank] = value
+            barrier.wait()
+            every = list(answers)
+            barrier.wait()
+            return every
+
+        try:
+            data_rank = DataRank(rank, ranks, CPU, gather)
+            found[rank] = make_weighted_reader(config.data, request, data_rank, evaluation=False)
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=open_one, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [found[rank] for rank in range(ranks)]

@@ -1,0 +1,501 @@
+"""A worker's side: one connection to each server, asked all at once and heard one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparkring.training.servers.definition import Definition
+from sparkring.training.servers.partition import Slice, cut_parameters
+from sparkring.training.servers.protocol import (
+    Answer,
+    Buffer,
+    Frame,
+    ProtocolError,
+    Request,
+    bits_float,
+    enter,
+    float_bits,
+    pack_tensors,
+    raw,
+    receive,
+    send,
+    unpack_tensors,
+)
+from sparkring.training.servers.shard import Push, Status
+from sparkring.training.tables.files import joined, to_tensors
+from sparkring.training.tables.hashing import Ids, bucket_of, bucket_owners
+from sparkring.training.tables.table import TableDump
+from sparkring.training.waiting import waits_for_ranks
+
+Array = NDArray[Any]
+Gather = Callable[[bytes], list[bytes]]
+CONNECT_S = 0.2  # between attempts to connect
+ALL_BYTES = -1  # of changes of a table: copy everything
+
+
+class ServerError(RuntimeError):
+    """A server refused a request, or is gone."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the ids of a batch are held: by table, the order that sorts them by server, and how many each has."""
+
+    orders: list[NDArray[np.int64]]
+    counts: list[NDArray[np.int64]]  # (servers,)
+    ids: list[Ids]  # in those orders
+
+    def of_server(self, server: int, values: Sequence[Array]) -> list[Array]:
+        """By table, the part of values (n, ...), in the route's order, that is of one server."""
+        edges = [np.cumsum([0, *count]) for count in self.counts]
+        return [value[edge[server] : edge[server + 1]] for value, edge in zip(values, edges, strict=True)]
+
+    def sorted(self, values: Sequence[Array]) -> list[Array]:
+        return [np.ascontiguousarray(value[order]) for value, order in zip(values, self.orders, strict=True)]
+
+    def restored(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
+        """By table, rows in the order of the ids; `parts`: by server, then table."""
+        found = []
+        for table, order in enumerate(self.orders):
+            rows = np.concatenate([part[table] for part in parts])
+            out = np.empty_like(rows)
+            out[order] = rows
+            found.append(out)
+        return found
+
+
+def route_of(ids: Sequence[Ids], servers: int) -> Route:
+    """Route distinct ids (n,) of each table to the servers of their buckets."""
+    owners = bucket_owners(servers)
+    of_ids = [owners[bucket_of(each)] for each in ids]
+    orders = [np.argsort(owner, kind="stable") for owner in of_ids]
+    counts = [np.bincount(owner, minlength=servers) for owner in of_ids]
+    return Route(orders, counts, [each[order] for each, order in zip(ids, orders, strict=True)])
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a gradient is computed with: versions (servers,), weights (elements,) of all parameters, rows by table."""
+
+    versions: tuple[int, ...]
+    weights: torch.Tensor
+    rows: list[Array]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A worker's gradient of one clock: dense (elements,) of all parameters, ids (u,) and rows (u, dim) by table.
+
+    absent: names of parameters that no gradient reached. norm: of all of it. lr: of the step.
+    """
+
+    dense: torch.Tensor
+    absent: frozenset[str]
+    ids: Sequence[Ids]
+    rows: Sequence[Array]
+    norm: float
+    lr: float
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """What an optimizer keeps of a slice under a key: one value per element, shaped as the slice, or one for all."""
+
+    slice: Slice
+    key: str
+    value: torch.Tensor
+
+
+def state_parts(slices: Sequence[Slice], state: Mapping[str, torch.Tensor]) -> list[StatePart]:
+    """What a server's optimizer keeps, from the names of Shard.dense_state without `weights`."""
+    split = [(name.partition("."), value) for name, value in state.items()]
+    return [StatePart(slices[int(number)], key, value) for (number, _, key), value in split]
+
+
+def whole_states(definition: Definition, parts: Sequence[StatePart]) -> dict[str, dict[str, torch.Tensor]]:
+    """Put the slices' optimizer states together: by parameter and key, shaped as the parameter, or one value."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for part in parts:
+        own, shape = found.setdefault(part.slice.name, {}), list(definition.shapes[part.slice.name])
+        if tuple(part.value.shape) != part.slice.shape:
+            own[part.key] = part.value
+            continue
+        whole = own.setdefault(part.key, torch.zeros(shape, dtype=part.value.dtype))
+        whole.view(-1)[part.slice.start : part.slice.stop] = part.value.reshape(-1)
+    return found
+
+
+def cut_states(
+    definition: Definition, servers: int, weights: torch.Tensor, states: Mapping[str, Mapping[str, torch.Tensor]]
+) -> list[dict[str, torch.Tensor]]:
+    """Cut whole weights and optimizer states into what Shard.load_dense takes, by server.
+
+    Args:
+        definition: of the servers.
+        servers: how many there are.
+        weights: (elements,) of all parameters.
+        states: by parameter and key, what the optimizer keeps: shaped as the parameter, or one value.
+    """
+    slices = cut_parameters(definition.shapes, servers)
+    pieces = weights.split([sum(each.size for each in own) for own in slices])
+    found = []
+    for piece, own in zip(pieces, slices, strict=True):
+        state = {"weights": piece}
+        for number, cut in enumerate(own):
+            shape = tuple(definition.shapes[cut.name])
+            for key, value in states.get(cut.name, {}).items():
+                per_element = tuple(value.shape) == shape
+                state[f"{number}.{key}"] = (
+                    value.reshape(-1)[cut.start : cut.stop].reshape(cut.shape) if per_element else value
+                )
+        found.append(state)
+    return found
+
+
+def cut_gradient(
+    gradient: Gradient, definition: Definition, worker: int, clock: int, attempt: int, versions: Sequence[int]
+) -> list[Push]:
+    """Cut a gradient into the pushes to all servers.
+
+    Args:
+        gradient: of `worker` at `clock`.
+        definition: of the servers.
+        worker, clock, attempt: whose, of which clock, and which try.
+        versions: of the pull, by server.
+    """
+    slices = cut_parameters(definition.shapes, len(versions))
+    route = route_of(gradient.ids, len(versions))
+    rows = route.sorted(gradient.rows)
+    pieces = gradient.dense.split([sum(each.size for each in own) for own in slices])
+    return [
+        Push(
+            worker=worker,
+            clock=clock,
+            attempt=attempt,
+            version=version,
+            norm=gradient.norm,
+            lr=gradient.lr,
+            dense=pieces[server],
+            absent=frozenset(n for n, each in enumerate(slices[server]) if each.name in gradient.absent),
+            rows=list(zip(route.of_server(server, route.ids), route.of_server(server, rows), strict=True)),
+        )
+        for server, version in enumerate(versions)
+    ]
+
+
+class Connection:
+    """To one server, for one thread."""
+
+    def __init__(self, server: int, address: tuple[str, int], secret: bytes, timeout_s: float) -> None:
+        """Connect and prove the secret. ServerError where the server is not there.
+
+        Args:
+            server: its number.
+            address: where it listens.
+            secret: of the attempt.
+            timeout_s: of an answer, which may wait for other ranks.
+        """
+        self.server, self.address, self.timeout_s = server, address, timeout_s
+        self.sent_bytes = 0
+        deadline = time.monotonic() + min(timeout_s, 30.0)
+        while True:
+            try:
+                self._sock = socket.create_connection(address, timeout=5.0)
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                enter(self._sock, secret)
+                break
+            except ProtocolError:
+                raise
+            except (OSError, EOFError) as error:
+                if time.monotonic() > deadline:
+                    raise ServerError(f"server {server} at {address[0]}:{address[1]}: no connection: {error}") from None
+                time.sleep(CONNECT_S)
+        self._sock.settimeout(timeout_s)
+
+    def ask(self, kind: Request, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> None:
+        try:
+            self.sent_bytes += send(self._sock, kind, numbers, body)
+        except OSError as error:
+            raise ServerError(f"server {self.server} is gone: {error}") from None
+
+    def hear(self) -> Frame:
+        """The answer to the oldest question. ServerError where there is none, or it was refused."""
+        try:
+            frame = receive(self._sock)
+        except TimeoutError:
+            raise ServerError(f"server {self.server}: no answer in {self.timeout_s:g} s; a rank may hang") from None
+        except (OSError, EOFError) as error:
+            raise ServerError(f"server {self.server} is gone: {error}") from None
+        if frame.kind == Answer.REFUSED:
+            raise ServerError(f"server {self.server}: {bytes(frame.body).decode()}")
+        return frame
+
+    def call(self, kind: Request, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> Frame:
+        self.ask(kind, numbers, body)
+        return self.hear()
+
+    @waits_for_ranks
+    def hear_of_ranks(self) -> Frame:
+        """`hear`, where the answer waits for other ranks."""
+        return self.hear()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Client:
+    """One worker among the servers' workers."""
+
+    def __init__(
+        self, addresses: Sequence[tuple[str, int]], secret: bytes, worker: int, workers: int, timeout_s: float
+    ) -> None:
+        """Connect to every server.
+
+        Args:
+            addresses: of the servers, in their order.
+            secret: of the attempt.
+            worker, workers: this one, and how many there are.
+            timeout_s: of an answer.
+        """
+        self.worker, self.workers = worker, workers
+        self._open = [(number, address, secret, timeout_s) for number, address in enumerate(addresses)]
+        self.connections = [Connection(*each) for each in self._open]
+        self._others: list[Connection] = []
+        self._definition: Definition | None = None
+
+    @property
+    def servers(self) -> int:
+        return len(self.connections)
+
+    @property
+    def definition(self) -> Definition:
+        assert self._definition is not None, "define() comes first"
+        return self._definition
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(each.sent_bytes for each in self.connections)
+
+    def _all(self, kind: Request, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> list[Frame]:
+        for connection in self.connections:
+            connection.ask(kind, numbers, body)
+        return [connection.hear() for connection in self.connections]
+
+    def define(self, definition: Definition) -> bool:
+        """Tell all servers what they hold. Returns whether clocks have begun: this worker was replaced."""
+        self._definition = definition
+        self._slices = cut_parameters(definition.shapes, self.servers)
+        frames = self._all(Request.DEFINE, (), [definition.encoded()])
+        return all(frame.numbers[0] >= 0 for frame in frames)
+
+    def begin(self, clock: int) -> None:
+        self._all(Request.BEGIN, (clock,))
+
+    def restart(self) -> tuple[int, int]:
+        """The clock that a replaced worker begins with, which some servers may have, and the number of its try."""
+        found = [frame.numbers for frame in self._all(Request.RESTART, (self.worker,))]
+        return min(clock for clock, _ in found), max(attempt for _, attempt in found)
+
+    # --- a clock -------------------------------------------------------------------------------------------------
+
+    def pull(self, clock: int, attempt: int, ids: Sequence[Ids]) -> Pulled:
+        """Weights and rows of distinct ids to compute a gradient of `clock` with, when the bound allows it."""
+        route = route_of(ids, self.servers)
+        for server, connection in enumerate(self.connections):
+            own = route.of_server(server, route.ids)
+            numbers = (self.worker, clock, attempt, *map(len, own))
+            connection.ask(Request.PULL, numbers, [raw(torch.from_numpy(each)) for each in own])
+        frames = [connection.hear_of_ranks() for connection in self.connections]
+        weights, parts = [], []
+        for server, frame in enumerate(frames):
+            dtype = getattr(torch, self.definition.dtype)
+            size = sum(each.size for each in self._slices[server])
+            weights.append(torch.frombuffer(frame.body, dtype=dtype, count=size) if size else torch.empty(0).to(dtype))
+            parts.append(self._rows(frame.body, size * dtype.itemsize, route, server))
+        versions = tuple(frame.numbers[0] for frame in frames)
+        return Pulled(versions, torch.cat(weights), route.restored(parts))
+
+    def look_up(self, ids: Sequence[Ids]) -> list[Array]:
+        """Rows as they are now, to evaluate with."""
+        route = route_of(ids, self.servers)
+        for server, connection in enumerate(self.connections):
+            own = route.of_server(server, route.ids)
+            connection.ask(Request.LOOK_UP, [len(each) for each in own], [raw(torch.from_numpy(each)) for each in own])
+        frames = [connection.hear() for connection in self.connections]
+        return route.restored([self._rows(frame.body, 0, route, number) for number, frame in enumerate(frames)])
+
+    def _rows(self, body: Buffer, at: int, route: Route, server: int) -> list[Array]:
+        found = []
+        for spec, counts in zip(self.definition.tables, route.counts, strict=True):
+            count = int(counts[server])
+            rows = np.frombuffer(body, spec.dtype, count * spec.dim, at).reshape(count, spec.dim)
+            at += rows.nbytes
+            found.append(rows)
+        return found
+
+    def push(self, pushes: Sequence[Push]) -> list[Frame]:
+        """Send one push to each server; returns their answers, with bound 0 when all workers' have come."""
+        for connection, push in zip(self.connections, pushes, strict=True):
+            numbers = [push.worker, push.clock, push.attempt, push.version, float_bits(push.norm), float_bits(push.lr)]
+            numbers += [len(ids) for ids, _ in push.rows]
+            body = [raw(push.dense)]
+            for ids, grads in push.rows:
+                body += [raw(torch.from_numpy(ids)), raw(torch.from_numpy(grads))]
+            connection.ask(Request.PUSH, [*numbers, *sorted(push.absent)], body)
+        return [connection.hear_of_ranks() for connection in self.connections]
+
+    def settle(self, clock: int, factor: float) -> None:
+        """With bound 0: let every server apply the sum of a clock, times `factor`."""
+        self._all(Request.SETTLE, (clock, float_bits(factor)))
+
+    # --- between clocks ------------------------------------------------------------------------------------------
+
+    def weights(self) -> torch.Tensor:
+        """The dense weights (elements,) as they are now."""
+        return torch.cat([unpack_tensors(frame.body)["weights"] for frame in self._all(Request.DENSE, (0,))])
+
+    def dense_state(self) -> tuple[torch.Tensor, list[StatePart]]:
+        """The dense weights (elements,), and what the optimizers keep of each slice."""
+        weights, states = [], []
+        for server, frame in enumerate(self._all(Request.DENSE, (1,))):
+            found = unpack_tensors(frame.body)
+            weights.append(found.pop("weights"))
+            states += state_parts(self._slices[server], found)
+        return torch.cat(weights), states
+
+    def load_dense(self, weights: torch.Tensor, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Replace all servers' dense part.
+
+        Args:
+            weights: (elements,) of all parameters.
+            states: by parameter and key, what the optimizer keeps: whole tensors, or numbers.
+        """
+        for connection, state in zip(
+            self.connections, cut_states(self.definition, self.servers, weights, states), strict=True
+        ):
+            connection.ask(Request.LOAD_DENSE, (), pack_tensors(state))
+        for connection in self.connections:
+            connection.hear()
+
+    def dump(self, table: int, buckets: NDArray[np.int64], most_bytes: int, saving: bool) -> TableDump:
+        """Copy some buckets of a table from all servers: what changed since the last checkpoint, or all of them.
+
+        Args:
+            table: its number.
+            buckets: sorted.
+            most_bytes: of changes; all is copied where they are more.
+            saving: it is for a checkpoint.
+        """
+        dumps = self._dumps(table, buckets, most_bytes // self.servers if most_bytes > 0 else most_bytes, saving)
+        if len({len(dump.since) for dump in dumps}) > 1:  # changes of some servers only
+            dumps = self._dumps(table, buckets, ALL_BYTES, saving)
+        return joined(dumps)
+
+    def _dumps(self, table: int, buckets: NDArray[np.int64], most_bytes: int, saving: bool) -> list[TableDump]:
+        owners = bucket_owners(self.servers)
+        for server, connection in enumerate(self.connections):
+            own = buckets[owners[buckets] == server]
+            connection.ask(Request.DUMP, (table, most_bytes, int(saving), *own.tolist()))
+        found = []
+        for connection in self.connections:
+            parts = unpack_tensors(connection.hear().body)
+            found.append(TableDump(**{name: part.numpy() for name, part in parts.items()}))
+        return found
+
+    def clear_tables(self) -> None:
+        self._all(Request.CLEAR_TABLES)
+
+    def load_table(self, table: int, dump: TableDump) -> None:
+        """Give each server its buckets of a dump, none of whose buckets it has."""
+        owners = bucket_owners(self.servers)
+        for server, connection in enumerate(self.connections):
+            own = dump.only(dump.buckets[owners[dump.buckets] == server])
+            connection.ask(Request.LOAD_TABLE, (table,), pack_tensors(to_tensors(own)))
+        for connection in self.connections:
+            connection.hear()
+
+    def begin_table(self, table: int, ids: Ids, rows: Array) -> None:
+        """Store rows (n, dim) of another model, with optimizer state 0."""
+        route = route_of([ids], self.servers)
+        (ordered,) = route.sorted([rows])
+        for server, connection in enumerate(self.connections):
+            own = {"ids": route.of_server(server, route.ids)[0], "rows": route.of_server(server, [ordered])[0]}
+            tensors = {name: torch.from_numpy(part) for name, part in own.items()}
+            connection.ask(Request.BEGIN_TABLE, (table,), pack_tensors(tensors))
+        for connection in self.connections:
+            connection.hear()
+
+    def write_logs(self, clock: int) -> None:
+        """Let every server write its events up to a cut."""
+        self._all(Request.WRITE_LOG, (clock,))
+
+    def counts(self) -> list[dict[str, Any]]:
+        """What each server has seen."""
+        return [json.loads(bytes(frame.body)) for frame in self._all(Request.COUNTS)]
+
+    # --- rounds --------------------------------------------------------------------------------------------------
+
+    def open_channel(self) -> Connection:
+        """One more connection to the first server, for rounds of another thread."""
+        self._others.append(Connection(*self._open[0]))
+        return self._others[-1]
+
+    def round(
+        self, scope: int, channel: str, number: int, value: bytes, connection: Connection | None = None
+    ) -> list[bytes]:
+        """Give a value and get those of all workers.
+
+        Args:
+            scope, channel, number: of the round (rounds.RoundKey).
+            value: of this worker.
+            connection: of the calling thread; None: the main one.
+        """
+        first = connection or self.connections[0]
+        first.ask(Request.ROUND, (self.worker, scope, number), [channel.encode(), b"\0", value])
+        frame = first.hear_of_ranks()
+        edges = np.cumsum([0, *frame.numbers])
+        return [bytes(frame.body[start:stop]) for start, stop in itertools.pairwise(edges)]
+
+    def last_scope(self, channel: str, worker: int | None = None, connection: Connection | None = None) -> int:
+        """The latest scope of a channel in which a worker has given a value, or any worker.
+
+        Args:
+            channel: of rounds.
+            worker: None: any.
+            connection: of the calling thread; None: the main one.
+        """
+        first = connection or self.connections[0]
+        who = range(self.workers) if worker is None else [worker]
+        return max(first.call(Request.LAST_SCOPE, (each,), [channel.encode()]).numbers[0] for each in who)
+
+    def keep(self, name: str, value: bytes) -> None:
+        """Leave a value at the first server, for a worker that is replaced."""
+        self.connections[0].call(Request.KEEP, (), [name.encode(), b"\0", value])
+
+    def kept(self, name: str) -> bytes:
+        return bytes(self.connections[0].call(Request.KEPT, (), [name.encode()]).body)
+
+    def close(self) -> None:
+        for connection in (*self.connections, *self._others):
+            connection.close()
+
+
+def statuses(frames: Sequence[Frame]) -> list[Status]:
+    """What became of a push at each server."""
+    return [Status(frame.numbers[0]) for frame in frames]
+
+
+def global_squares(frames: Sequence[Frame]) -> tuple[float, int | None]:
+    """With bound 0: the sum of squares over all servers, and the lowest rank whose push was not finite."""
+    bad = [frame.numbers[2] for frame in frames if frame.numbers[2] >= 0]
+    return sum(bits_float(frame.numbers[1]) for frame in frames), min(bad, default=None)

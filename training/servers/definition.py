@@ -1,0 +1,79 @@
+"""What the servers of one attempt hold, and how they apply pushes: said by every worker, the same by all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparkring.training.servers.event_log import MAX_WORKERS
+from sparkring.training.tables.table import TableSpec
+from sparkring.training.tables.update_rules import UpdateRule
+
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+LR_SCALE = "lr_scale"  # key of an optimizer's parameter group: times the learning rate of the step; absent: 1
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Of all servers together.
+
+    shapes: of the trained parameters, in order, all of one dtype. lr_share: of the tables' rate in the step's.
+    bound: clocks that a worker may be ahead of the slowest; None: any number. max_lag: version lag above which a push
+    is computed again; None: there is no limit. damp: stale pushes have a smaller rate.
+    """
+
+    workers: int
+    shapes: Mapping[str, Sequence[int]]
+    dtype: str
+    tables: Sequence[TableSpec] = ()
+    lr_share: float = 1.0
+    bound: int | None = 0
+    max_lag: int | None = None
+    damp: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise ValueError(f"parallel.servers with {self.workers} ranks: there can be 1 to {MAX_WORKERS}")
+        if self.bound is not None and self.bound < 0:
+            raise ValueError(f"parallel.servers.bound = {self.bound}: must not be negative; null is no bound")
+        if self.max_lag is not None and self.max_lag < self.workers - 1:
+            raise ValueError(
+                f"parallel.servers.max_lag = {self.max_lag}: below {self.workers - 1}, one push of each other rank, "
+                "which a gradient that is computed again may meet as well; set it higher, or null"
+            )
+
+    @property
+    def synchronous(self) -> bool:
+        """The pushes of a clock are summed, and applied as one step."""
+        return self.bound == 0
+
+    @property
+    def lag_limit(self) -> int | None:
+        """The largest version lag that the bound leaves possible: (2 bound + 1) (workers - 1)."""
+        return None if self.bound is None else (2 * self.bound + 1) * (self.workers - 1)
+
+    def rate_share(self, lag: int) -> float:
+        """The share of a step's learning rate that one push has.
+
+        1 / workers, so that one push of each is one step. With `damp` over the staleness in rounds of pushes,
+        lag / (workers - 1), where that is above 1: https://arxiv.org/abs/1511.05950, equation 6.
+        """
+        staleness = lag / max(self.workers - 1, 1)
+        return 1 / (self.workers * (max(1.0, staleness) if self.damp else 1.0))
+
+    def encoded(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def decoded(data: bytes) -> Definition:
+    fields: dict[str, Any] = json.loads(data)
+    tables = []
+    for each in fields.pop("tables"):
+        rule = each.pop("rule")
+        tables.append(TableSpec(**each, rule=UpdateRule(rule["kind"], tuple(rule["betas"]), rule["eps"])))
+    return Definition(**fields, tables=tables)

@@ -1,0 +1,189 @@
+"""Frames between a worker and a server: a head, whole numbers, and bytes, over blocking TCP.
+
+    kind (1 byte) | numbers (2 bytes, how many) | bytes (8 bytes, how many) | the numbers, 8 bytes each | the bytes
+
+A connection begins with proof, in frames of one fixed size: the server sends 32 random bytes, the worker its own 32 and
+an HMAC-SHA256 of both under the attempt's secret, the server another one over both. Until then nothing is parsed, and
+no memory is taken that depends on what arrives. What follows is neither encrypted nor signed, as in the ring.
+
+Bytes that a worker of u distinct ids, D values of b bytes a row, sends and receives in a step, P bytes of dense
+parameters, S servers: P + u (8 + 2 D b) + P each way in all, and 100 S at most for heads and answers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+NONCE = 32
+PROOF_S = 5.0  # for a whole handshake
+MAX_BYTES = 1 << 34  # of a frame: what an authenticated peer may make us take
+_HEAD = struct.Struct("<BHQ")
+_FLOAT, _INT = struct.Struct("<d"), struct.Struct("<q")
+Buffer = bytes | bytearray | memoryview
+
+
+class ProtocolError(ConnectionError):
+    """The other side does not speak our protocol, or does not know the secret."""
+
+
+class Request(IntEnum):
+    """What a worker asks."""
+
+    DEFINE = 1
+    BEGIN = 2
+    RESTART = 3
+    PULL = 4
+    LOOK_UP = 5
+    PUSH = 6
+    SETTLE = 7
+    DENSE = 8
+    LOAD_DENSE = 9
+    DUMP = 10
+    LOAD_TABLE = 11
+    CLEAR_TABLES = 12
+    BEGIN_TABLE = 13
+    WRITE_LOG = 14
+    COUNTS = 15
+    ROUND = 16
+    LAST_SCOPE = 17
+    KEEP = 18
+    KEPT = 19
+
+
+class Answer(IntEnum):
+    DONE = 101
+    REFUSED = 102  # the bytes say why
+
+
+@dataclass(frozen=True)
+class Frame:
+    kind: int
+    numbers: tuple[int, ...] = ()
+    body: Buffer = b""
+
+
+def float_bits(value: float) -> int:
+    """A float's 64 bits as a whole number, which frames have."""
+    found: int = _INT.unpack(_FLOAT.pack(value))[0]
+    return found
+
+
+def bits_float(bits: int) -> float:
+    found: float = _FLOAT.unpack(_INT.pack(bits))[0]
+    return found
+
+
+def send(sock: socket.socket, kind: int, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> int:
+    """Send a frame, whose bytes are those of `body` joined; returns how many bytes were sent."""
+    parts = [memoryview(part).cast("B") for part in body if len(part)]
+    size = sum(len(part) for part in parts)
+    head = _HEAD.pack(kind, len(numbers), size) + struct.pack(f"<{len(numbers)}q", *numbers)
+    total = len(head) + size
+    if size <= 1 << 14:
+        sock.sendall(b"".join([head, *parts]))
+        return total
+    sock.sendall(head)
+    for part in parts:
+        sock.sendall(part)
+    return total
+
+
+def receive(sock: socket.socket) -> Frame:
+    """Read a frame. EOFError where the other side has closed, ProtocolError for what is no frame."""
+    head = _exactly(sock, _HEAD.size)
+    kind, count, size = _HEAD.unpack(head)
+    if size > MAX_BYTES:
+        raise ProtocolError(f"a frame of {size:,} bytes; {MAX_BYTES:,} are accepted at most")
+    numbers = struct.unpack(f"<{count}q", _exactly(sock, 8 * count)) if count else ()
+    return Frame(kind, numbers, _exactly(sock, size) if size else b"")
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytearray:
+    """Read so many bytes; TimeoutError after `deadline`, by time.monotonic, however slowly they come."""
+    buffer = bytearray(count)
+    view, done = memoryview(buffer), 0
+    while done < count:
+        if deadline is not None:
+            sock.settimeout(max(deadline - time.monotonic(), 1e-3))
+        read = sock.recv_into(view[done:], count - done)
+        if not read:
+            raise EOFError("connection closed")
+        done += read
+    return buffer
+
+
+def _proof(secret: bytes, side: bytes, first: Buffer, second: Buffer) -> bytes:
+    return hmac.digest(secret, side + bytes(first) + bytes(second), "sha256")
+
+
+def admit(sock: socket.socket, secret: bytes) -> None:
+    """The server's side of the proof. ProtocolError, EOFError or TimeoutError where the other side has none."""
+    deadline = time.monotonic() + PROOF_S
+    sock.settimeout(PROOF_S)
+    own = secrets.token_bytes(NONCE)
+    sock.sendall(own)
+    theirs = _exactly(sock, 2 * NONCE, deadline)
+    nonce, proof = theirs[:NONCE], theirs[NONCE:]
+    if not hmac.compare_digest(proof, _proof(secret, b"worker", own, nonce)):
+        raise ProtocolError("the other side does not know the attempt's secret")
+    sock.sendall(_proof(secret, b"server", nonce, own))
+    sock.settimeout(None)
+
+
+def enter(sock: socket.socket, secret: bytes) -> None:
+    """The worker's side of the proof."""
+    deadline = time.monotonic() + PROOF_S
+    theirs = _exactly(sock, NONCE, deadline)
+    own = secrets.token_bytes(NONCE)
+    sock.sendall(own + _proof(secret, b"worker", theirs, own))
+    if not hmac.compare_digest(_exactly(sock, NONCE, deadline), _proof(secret, b"server", own, theirs)):
+        raise ProtocolError("the server does not know the attempt's secret")
+    sock.settimeout(None)
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
+    """Named tensors as bytes: the length of a JSON description, that, and their memory one after the other."""
+    described = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
+    text = json.dumps(described).encode()
+    return [_INT.pack(len(text)), text, *(raw(tensor) for tensor in tensors.values())]
+
+
+def unpack_tensors(body: Buffer) -> dict[str, torch.Tensor]:
+    """Read what `pack_tensors` made, as tensors with memory of their own. ProtocolError where it is cut."""
+    view = memoryview(body)
+    try:
+        (length,) = _INT.unpack_from(view)
+        at = _INT.size + length
+        found: dict[str, torch.Tensor] = {}
+        for name, (dtype_name, shape) in json.loads(bytes(view[_INT.size : at])).items():
+            dtype = getattr(torch, dtype_name)
+            size = math.prod(shape) * dtype.itemsize
+            if at + size > len(view):
+                raise ProtocolError(f"tensor {name!r} is cut")
+            memory = torch.from_numpy(np.frombuffer(view, np.uint8, size, at).copy())
+            found[name] = memory.view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+            at += size
+    except (ValueError, TypeError, AttributeError, struct.error) as error:
+        raise ProtocolError(f"not named tensors: {error}") from None
+    return found
+
+
+def raw(tensor: torch.Tensor) -> Buffer:
+    """The memory of a tensor on the CPU."""
+    if not tensor.numel():
+        return b""  # torch refuses views of some empty tensors
+    array: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -1,0 +1,50 @@
+"""The event logs of a run, which several attempts may have written: what its weights come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkring.conf.storage import Storage
+from sparkring.training.servers.event_log import LogFile, decode
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What all servers of an attempt did between two cuts, in their order."""
+
+    attempt: int
+    begin: int
+    end: int
+    logs: tuple[LogFile, ...]
+
+
+def read_segments(events: Storage) -> list[Segment]:
+    """The segments that a run's weights come from, in order.
+
+    An attempt goes on from a checkpoint, and what an earlier one did after it counts for nothing. ValueError where
+    there are none, or the log of a server is missing.
+    """
+    found: dict[tuple[int, int, int], list[LogFile]] = {}
+    for path in sorted(path for path in events.list_files() if path.endswith(".events")):
+        log = decode(events.read_bytes(path), f"{events.uri}/{path}")
+        found.setdefault((log.header.attempt, log.header.begin, log.header.end), []).append(log)
+    if not found:
+        raise ValueError(f"{events.uri}: no event logs; only runs with parallel.servers have them")
+    chain: list[Segment] = []
+    for (attempt, begin, end), logs in sorted(found.items()):
+        if sorted(log.header.server for log in logs) != list(range(logs[0].header.servers)):
+            raise ValueError(f"{events.uri}: attempt {attempt}, clocks {begin} to {end}: not one log of each server")
+        while chain and chain[-1].attempt != attempt and chain[-1].end > begin:
+            chain.pop()
+        chain.append(Segment(attempt, begin, end, tuple(sorted(logs, key=lambda log: log.header.server))))
+    return chain
+
+
+def check_all_there(segments: Sequence[Segment], where: str) -> None:
+    """Raise ValueError unless the segments follow each other from the run's beginning. `where`: URI of the logs."""
+    at = 0
+    for segment in segments:
+        if segment.begin != at:
+            raise ValueError(f"{where}: the logs of clocks {at} to {segment.begin} are missing")
+        at = segment.end
