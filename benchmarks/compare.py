@@ -11,12 +11,13 @@ included, on the rank that took longest; evaluations and checkpoints are not in 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,19 @@ from sparkring.training.result import WorkerResult
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-WORLD, SLOW_RANK, EVERY, LOGGED = 4, 1, 100, 50
-PRELOAD = ("torch", "sparkring.training.worker")
+WORLD, SLOW_RANK, EVERY, LOGGED = 4, 1, 50, 25
+ENTRY, SERVER_ENTRY = "sparkring.training.worker:train", "sparkring.training.parameter_server:serve"
+PRELOAD = ("torch", "sparkring.training.worker", "sparkring.training.parameter_server")
 FORMS: dict[str, list[str]] = {
     "ring": [],
     "local SGD, every 10": ["parallel.averaging={kind: local_sgd, every: 10}"],
     "DiLoCo, every 50": ["parallel.averaging={kind: diloco, every: 50}"],
     "EASGD, every 10": ["parallel.averaging={kind: easgd, every: 10}"],
     "gossip, every 10": ["parallel.averaging={kind: gossip, every: 10}"],
+    "server, bound 0": ["parallel.servers={per_host: 1, bound: 0}"],
+    "server, bound 1": ["parallel.servers={per_host: 1, bound: 1}"],
+    "server, bound 4": ["parallel.servers={per_host: 1, bound: 4}"],
+    "server, no bound": ["parallel.servers={per_host: 1, bound: null}"],
 }
 
 
@@ -57,6 +63,8 @@ class Curve:
     losses: list[tuple[int, float, float]] = field(default_factory=list)
     accuracy: float = 0.0  # of the test split
     timings: dict[str, list[Any]] = field(default_factory=dict)
+    gaps: dict[int, int] = field(default_factory=dict)  # steps ahead of the slowest rank -> how often
+    lags: dict[int, int] = field(default_factory=dict)  # updates that a gradient's weights lack -> how often
 
     def seconds_to(self, loss: float) -> float | None:
         return next((seconds_s for _, seconds_s, value in self.losses if value <= loss), None)
@@ -96,39 +104,57 @@ def trained(group: WorkerGroup, dataset: str, words: list[str], steps: int, slow
     with tempfile.TemporaryDirectory() as run:
         payload = {"config": resolved.as_dict(), "dataset": dataset, "run": run}
         env = {"PYTHONPATH": str(ROOT), "SLOW_S": str(slow_s), "SLOW_RANK": str(SLOW_RANK if slow_s else "none")}
-        job = JobSpec("sparkring.training.worker:train", payload, preload=PRELOAD, env=env)
+        servers = resolved.config.parallel.servers.per_host
+        job = JobSpec(ENTRY, payload, preload=PRELOAD, env=env, servers_per_host=servers, server_entry=SERVER_ENTRY)
         done = group.run(job, WORLD, on_event)
     curve.losses = [(step, at[step], loss) for step, _, loss in curve.losses]
-    curve.accuracy = TypeAdapter(WorkerResult).validate_python(done.result).test["accuracy"]
-    curve.timings = done.timings
+    result = TypeAdapter(WorkerResult).validate_python(done.result)
+    curve.accuracy, curve.timings = result.test["accuracy"], done.timings
+    if result.servers is not None:
+        curve.gaps, curve.lags = dict(result.servers.gaps), dict(result.servers.lags)
     return curve
 
 
-def measured(dataset: str, steps: int) -> tuple[dict[str, dict[str, Curve]], float]:
-    """Condition -> form -> curve; and the seconds that the slow rank sleeps."""
-    found: dict[str, dict[str, Curve]] = {"no slow rank": {}, "one slow rank": {}}
-    slow_s = 0.0
+def measured(dataset: str, steps: int, kept: Path) -> tuple[dict[str, dict[str, Curve]], float]:
+    """Condition -> form -> curve; and the seconds that the slow rank sleeps. `kept`: a file of curves, so far."""
+    stored = json.loads(kept.read_text()) if kept.exists() else {"no slow rank": {}, "one slow rank": {}}
+    read = TypeAdapter(dict[str, dict[str, Curve]]).validate_python
+    found, slow_s = read(stored), 0.0
     with local_group(WORLD, PRELOAD) as group:
         for form, words in FORMS.items():
-            for condition in found:
-                curve = trained(group, dataset, words, steps, slow_s if condition == "one slow rank" else 0.0)
-                found[condition][form] = curve
-                print(condition, form, curve.losses[-1], curve.accuracy, flush=True)
-                slow_s = slow_s or 2 * statistics.median(curve.timings["busy_s"])
+            for condition, curves in found.items():
+                if form not in curves:
+                    slept_s = slow_s if condition == "one slow rank" else 0.0
+                    curves[form] = curve = trained(group, dataset, words, steps, slept_s)
+                    print(condition, form, curve.losses[-1], curve.accuracy, curve.gaps, flush=True)
+                    everything = {
+                        name: {form: asdict(one) for form, one in part.items()} for name, part in found.items()
+                    }
+                    kept.write_text(json.dumps(everything))
+                slow_s = slow_s or 2 * statistics.median(curves[form].timings["busy_s"])
     return found, slow_s
 
 
 def draw(found: dict[str, dict[str, Curve]], picture: Path) -> None:
-    """Validation loss over steps, and over seconds; a row for each condition."""
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharey=True, constrained_layout=True)
+    """Validation loss over steps, and over seconds, and how far ranks on servers are apart; a row per condition."""
+    figure, axes = plt.subplots(2, 3, figsize=(14, 7), constrained_layout=True)
     for row, (condition, curves) in zip(axes, found.items(), strict=True):
+        served = {form: curve for form, curve in curves.items() if curve.gaps}
+        for number, (form, curve) in enumerate(served.items()):
+            total, most = sum(curve.gaps.values()), 10
+            shares = [sum(n for gap, n in curve.gaps.items() if min(gap, most) == at) / total for at in range(most + 1)]
+            places = [at + 0.2 * number for at in range(most + 1)]
+            row[2].bar(places, shares, width=0.2, label=form)
+        row[2].set(xlabel=f"steps ahead of the slowest rank ({most}: or more)", ylabel="share of steps")
+        row[2].legend(fontsize=8)
         for form, curve in curves.items():
             steps, seconds, losses = zip(*curve.losses, strict=True)
             row[0].plot(steps, losses, label=form)
             row[1].plot(seconds, losses)
         row[0].set(ylabel=f"validation loss, {condition}", xlabel="steps")
         row[1].set(xlabel="seconds of steps")
-    axes[0][0].set_yscale("log")
+        row[0].set_yscale("log")
+        row[1].set_yscale("log")
     axes[0][0].legend(fontsize=8)
     figure.savefig(picture, dpi=80)
     plt.close(figure)
@@ -137,15 +163,24 @@ def draw(found: dict[str, dict[str, Curve]], picture: Path) -> None:
 def table_of(curves: dict[str, Curve]) -> list[str]:
     wanted = 1.01 * curves["ring"].losses[-1][2]
     lines = [
-        "| form | s for all steps | validation loss at the end | test accuracy | s to within 1 % of the ring's loss |",
-        "|---|---|---|---|---|",
+        "| form | s for all steps | validation loss at the end | test accuracy | s to within 1 % of the ring's loss | "
+        "steps ahead, mean and most | updates lacked, mean and most |",
+        "|---|---|---|---|---|---|---|",
     ]
     for form, curve in curves.items():
         _, seconds_s, loss = curve.losses[-1]
         reached = curve.seconds_to(wanted)
         to = "not reached" if reached is None else f"{reached:.0f}"
-        lines.append(f"| {form} | {seconds_s:.0f} | {loss:.4f} | {curve.accuracy:.4f} | {to} |")
+        gaps, lags = mean_and_most(curve.gaps), mean_and_most(curve.lags)
+        lines.append(f"| {form} | {seconds_s:.0f} | {loss:.4f} | {curve.accuracy:.4f} | {to} | {gaps} | {lags} |")
     return lines
+
+
+def mean_and_most(counts: dict[int, int]) -> str:
+    if not counts:
+        return "-"
+    mean = sum(value * times for value, times in counts.items()) / sum(counts.values())
+    return f"{mean:.1f}, {max(counts)}"
 
 
 def advice_on(curve: Curve) -> str:
@@ -160,11 +195,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=900, help=f"a multiple of {EVERY}")
     parser.add_argument("--folder", type=Path, default=ROOT, help="where data/ is, or is made")
+    parser.add_argument("--kept", type=Path, help="a file of curves, so that a run that was cut off goes on")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)
-    found, slow_s = measured(dataset_of(given.folder.resolve()), given.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = given.kept or Path(folder) / "curves.json"
+        found, slow_s = measured(dataset_of(given.folder.resolve()), given.steps, kept)
     if given.picture:
         draw(found, given.picture)
     parts = ["# Forms of training beside the ring: Fashion-MNIST", measured_with("torch", "numpy")]
