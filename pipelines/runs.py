@@ -2,7 +2,7 @@
 
     <runs>/<name>/<UTC time>-<digest>/run.json      what the run is and how far it came
                                       checkpoints/ predictions/ model/ report.html summary.json
-                                      history.json
+                                      history.json step_times.json
 
 A run that did not finish is continued by the next command for the same training on the same dataset, with any world; a
 finished one never is. Two commands do not take one run: on a local disk its lock is held until the command ends. Object

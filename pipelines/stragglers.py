@@ -124,19 +124,26 @@ def advice(windows: Sequence[Window], has_tables: bool) -> list[str]:
         *(f"  {form.rate:5.2f}  {form.setting}" for form in forms),
         "",
     ]
+    repaired = 1.0  # times the ring's rate
     if slow and len(slow) < times.ranks:
         repaired, less = ring_rate(as_fast_as_others(times, [*slow])) / ring, ring_rate(without(times, [*slow])) / ring
         which = f"rank {', '.join(map(str, slow))}"
         lines.append(
-            f"A bound does not cure a rank that is always slow, whatever it is: after it all go at that rank's pace. "
+            "A bound does not cure a rank that is always slow, whatever it is: after it all go at that rank's pace. "
             f"Look at the host of {which} first: the ring is {repaired:.2f} times as fast with it repaired, and "
             f"{less:.2f} times without it (launch.world)."
         )
-    return [*lines, *_verdict(forms, times.exchange_s / step_s)]
+    return [*lines, *_verdict(forms, times.exchange_s / step_s, repaired)]
 
 
-def _verdict(forms: Sequence[Form], exchange: float) -> list[str]:
-    """What to do; `exchange`: its share of a step."""
+def _verdict(forms: Sequence[Form], exchange: float, repaired: float) -> list[str]:
+    """What to do.
+
+    Args:
+        forms: simulated.
+        exchange: its share of a step.
+        repaired: rate of the ring over its own, were no rank slow all the time.
+    """
     best = max(forms, key=lambda form: form.rate)
     good = [form for form in forms if form.rate >= WORTH and form.rate >= NEAR * best.rate]
     codec = (
@@ -148,6 +155,11 @@ def _verdict(forms: Sequence[Form], exchange: float) -> list[str]:
         return [
             *codec,
             f"Stay on the ring: nothing is {WORTH} times as fast (the most is {best.rate:.2f}, {best.setting}).",
+        ]
+    if repaired >= WORTH and repaired >= NEAR * best.rate:
+        return [
+            *codec,
+            f"Stay on the ring, and have its slow host repaired: no form gives much more ({best.rate:.2f}).",
         ]
     first = good[0]
     return [
