@@ -31,7 +31,6 @@ from sparkring.training.tables.table import TableSpec
 
 SECRET, DIM = b"s" * 32, 16
 SECONDS = 2.0  # of a measurement
-ROUNDS = 3
 
 
 def sgd(named: Any) -> torch.optim.Optimizer:
@@ -178,11 +177,11 @@ def gloo_client(address: str, rows: int, result: Any) -> None:
     result.put(found)
 
 
-def pulls() -> str:
+def pulls(rounds: int) -> str:
     ways: dict[str, Callable[[int], float]] = {"these servers": ours, "torch RPC": torch_rpc, "Gloo": gloo}
     sizes = (64, 1024, 16384)
     found: dict[tuple[str, int], list[float]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for rows in sizes:
             for name, way in ways.items():
                 found.setdefault((name, rows), []).append(way(rows))
@@ -236,10 +235,10 @@ def steps_per_second(bound: int | None, slow: bool) -> float:
     return sum(CLOCKS / each for each in spent)
 
 
-def bounds() -> str:
+def bounds(rounds: int) -> str:
     cases = [(bound, slow) for slow in (False, True) for bound in (0, 1, 3, None)]
     found: dict[Any, list[float]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for case in cases:
             found.setdefault(case, []).append(steps_per_second(*case))
     lines = ["| steps/s of four workers, by bound | 0 | 1 | 3 | none |", "|---|---|---|---|---|"]
@@ -254,9 +253,10 @@ def bounds() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["pulls", "bounds"])
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken")
     parser.add_argument("--out", type=Path, help="write the result there too")
     arguments = parser.parse_args()
-    table = {"pulls": pulls, "bounds": bounds}[arguments.what]()
+    table = {"pulls": pulls, "bounds": bounds}[arguments.what](arguments.rounds)
     publish(f"{measured_with('torch')}\n\n{table}\n", arguments.out)
 
 
