@@ -17,13 +17,13 @@ from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.blocks.tracking import ReportConfig, TrackingConfig
 from sparkring.conf.blocks.train import CheckpointConfig, ModelConfig, OptimConfig, TrainConfig
 from sparkring.conf.schedule.block import ScheduleConfig
-from sparkring.conf.schema import Strict
+from sparkring.conf.schema import RUN_NAME, Strict
 
 
 class RunConfig(Strict):
     """One complete run, from raw tables to a registered model."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    name: Annotated[str, Field(pattern=RUN_NAME)]
     description: str = ""
     storage: StorageConfig = StorageConfig()
     schedule: ScheduleConfig | None = Field(None, description="None: the recipe has no dates")

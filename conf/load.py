@@ -24,9 +24,15 @@ from sparkring.conf.recipe_file import EXTENDS, read_recipe
 from sparkring.conf.rules.recipe import combination_problems, leaves
 from sparkring.conf.schedule.dated import ORIGIN, DateRequest, apply_date
 from sparkring.conf.schedule.dates import DataInterval
+from sparkring.conf.schema import NAME, REFERENCE, RUN_NAME
 from sparkring.conf.secrets import redacted
 
 MOST_SHOWN = 200  # characters of a wrong value
+SYNONYMS = {"gpu": "cuda", "adam": "adamw", "classification": "multiclass"}  # nearer in spelling is another value
+PATTERNS = {  # in words
+    NAME: "must be letters, digits and _, and begin with a letter from a to z or _",
+    RUN_NAME: "must be lower-case letters from a to z, digits, - and _, and begin with a letter or digit",
+}
 TYPED = {"type", "anyOf", "oneOf", "$ref", "enum", "const"}  # of a JSON schema: what limits a value
 
 
@@ -94,7 +100,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         return key, parse_yaml(value)[0]
     except yaml.YAMLError as error:
-        raise ValueError(f"the value is not valid YAML: {error}") from error
+        why = getattr(error, "problem", None) or "no document"
+        remedy = f"a text with marks of YAML's in it stands in quotes: '{key}=\"{value}\"'"
+        raise ValueError(f"the value is not valid YAML ({why}); {remedy}") from error
 
 
 def _set(values: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -127,7 +135,7 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 
 
 def _without_patterns(errors: list[Any]) -> list[Any]:
-    """The errors without those of `module:name` where a word of a list may stand too, which is then said with these."""
+    """Fold errors of `module:name` into those of a list of words, where a key takes either."""
     words = {error["loc"][:-1] for error in errors if error["type"] == "literal_error"}
     patterns = {e["loc"][:-1] for e in errors if e["type"] == "string_pattern_mismatch"}
     return [
@@ -154,8 +162,17 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
     rule = error["msg"].removeprefix("Value error, ")
     expected = (error.get("ctx") or {}).get("expected")
     if error["type"] == "literal_error" and isinstance(error["input"], str) and expected:
-        near = difflib.get_close_matches(error["input"], re.findall(r"'([^']+)'", expected), n=1)
+        options, given = re.findall(r"'([^']+)'", expected), error["input"]
+        near = [SYNONYMS[given]] if SYNONYMS.get(given) in options else difflib.get_close_matches(given, options, n=1)
         rule += f"; did you mean {near[0]!r}?" if near else ""
+    if error["type"] == "string_pattern_mismatch":
+        rule = _pattern_rule(error["ctx"]["pattern"], error["input"]) or rule
+    if error["type"] == "union_tag_invalid":
+        tag, known = error["ctx"]["tag"], error["ctx"]["expected_tags"]
+        near = difflib.get_close_matches(tag, re.findall(r"'([^']+)'", known), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        name = re.sub(r"\W", "", error["ctx"]["discriminator"])  # pydantic has it in quotes
+        return f"{key}.{name} = {json.dumps(tag)}: is none of {known}{hint}{where}"
     rule = rule[0].lower() + rule[1:]
     given = json.dumps(redacted(error["input"], key, numbers=True), default=str)
     if isinstance(error["input"], dict) and error["type"] == "value_error":  # a block: the rule names a key within
@@ -163,6 +180,15 @@ def _problem(error: Any, values: dict[str, Any], origins: dict[str, str]) -> str
         joint = "." if within and within[0] in _known_keys(error["loc"]) else ": "
         return f"{key}{joint}{rule}{where}"
     return f"{key} = {given[:MOST_SHOWN]}: {rule}{where}"
+
+
+def _pattern_rule(pattern: str, value: str) -> str:
+    """What a pattern of the schema asks for, in words; empty for one that says it as well itself."""
+    if pattern != REFERENCE:
+        return PATTERNS.get(pattern, "")
+    module, dot, name = value.rpartition(".")
+    near = f"; did you mean {f'{module}:{name}'!r}?" if dot and re.match(REFERENCE, f"{module}:{name}") else ""
+    return f"is not module:name, such as my_model:Net{near}"
 
 
 def _present(loc: tuple[Any, ...], values: Any, is_missing: bool) -> list[Any]:

@@ -8,8 +8,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-Reference = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]  # module:name
+NAME, REFERENCE = r"^[A-Za-z_]\w*$", r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+RUN_NAME = r"^[a-z0-9][a-z0-9_-]*$"  # of folders and models too
+Name = Annotated[str, Field(pattern=NAME)]
+Reference = Annotated[str, Field(pattern=REFERENCE)]  # module:name
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]

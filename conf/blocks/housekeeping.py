@@ -1,4 +1,4 @@
-"""What is kept of what nights leave behind (`retention`), and who is told how they ended (`notify`)."""
+"""The blocks `retention` (which old runs and datasets are kept) and `notify` (who is told how jobs ended)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ Target = Annotated[WebhookTarget | CommandTarget | PingTarget, Field(discriminat
 
 
 class NotifyConfig(Strict):
-    """Who is told how a job ended. No target can change its exit code, or hold it longer than `timeout_s`."""
+    """Targets told how a job ended. None can change its exit code, or hold it longer than `timeout_s`."""
 
     events: list[EventName] = Field(
         list(EVENTS), description="sent to webhooks and commands; pings do not depend on it"

@@ -82,7 +82,8 @@ class PromoteConfig(Strict):
     def _slices_compare(self) -> Self:
         if self.slices and not any(rule.compares for rule in self.rules):
             raise ValueError(
-                "slices are compared by the rules with min_absolute_change or min_relative_change, and there is none"
+                "slices are compared by the rules with min_absolute_change or min_relative_change, "
+                "and the recipe has none"
             )
         return self
 

@@ -72,6 +72,20 @@ def _classes_problems(config: RunConfig, label: str, names: Sequence[str]) -> li
     return []
 
 
+def label_range_problem(config: RunConfig, label: str, low: float, high: float) -> str:
+    """Say why a label with values from `low` to `high` is not one of a task of classes; empty where it may be."""
+    task, outputs = config.model.task, config.model.args.get("outputs", 1)
+    about = f"model.task = {task!r}: the label {label!r} has values from {low:.10g} to {high:.10g}"
+    if task == "binary" and (low < 0 or high > 1):
+        return f"{about}, and binary has 0 and 1; set model.task to regression, or make a label of it in the SQL"
+    texts = f"or make texts of them, which are classes whatever they are: CAST({label} AS string) in the SQL"
+    if task == "multiclass" and (low < 0 or not low.is_integer() or not high.is_integer()):
+        return f"{about}, and classes are whole numbers from 0; set model.task to regression, {texts}"
+    if task == "multiclass" and config.model.factory.endswith(BUILT_IN_TABULAR) and outputs <= high:
+        return f"{about}, and model.args.outputs is {outputs}; set it to {high + 1:.0f}, {texts}"
+    return ""
+
+
 def _tags_problems(config: RunConfig, label: str, names: Sequence[str]) -> list[str]:
     """Check the task against a label of arrays of texts. `names`: [] if not yet known."""
     task = config.model.task

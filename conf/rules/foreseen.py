@@ -114,7 +114,7 @@ def _model_problems(config: RunConfig, names: ForeseenNames) -> Iterator[str]:
     if task in COMPARED_TASKS:
         labels = [config.model.label] if config.model.label else config.etl.labels
         if not labels:
-            yield f"etl.label: model.task = {task!r} needs a label column, and there is none; name it"
+            yield f"etl.label: model.task = {task!r} needs a label column, and the recipe names none; set etl.label"
         elif len(labels) > 1 and task != "multilabel":
             yield f"model.task = {task!r}: it has one label, and etl.label lists {labels}; name one by model.label"
         for label in labels:

@@ -30,7 +30,7 @@ ORIGIN = "schedule"  # of the values that a schedule sets
 
 @dataclass(frozen=True)
 class DateRequest:
-    """What a command says of its date. `start` and `end`: of the data interval, ISO 8601; "": not said."""
+    """The date that a command is given. `start` and `end`: of the data interval, ISO 8601; "": not given."""
 
     date: str = ""
     start: str = ""

@@ -151,10 +151,16 @@ def header_problems(opener: Opener, options: CsvOptions, declared: list[str]) ->
         return [f"line 1: {error}; {_QUOTING}"]
     if not found:
         return [f"{'is' if found is None else 'line 1 is'} empty; a csv file begins with its header"]
-    missing = [f"has no column {c!r}; its header is {found}" for c in declared if c not in found]
-    extra = [f"has a column {c!r} that is not declared; add it to columns" for c in found if c not in declared]
-    if missing or extra or found == declared:
-        return missing + extra
+    if any("\ufffd" in name for name in found):
+        return [f"its header {found} is not {options.encoding}; set options.encoding, such as windows-1252"]
+    missing, extra = [c for c in declared if c not in found], [c for c in found if c not in declared]
+    if missing and len(missing) == len(declared):
+        return [f"has none of the declared columns; its header is {found}; are sep and encoding those of the file?"]
+    problems = [f"has no column {', '.join(map(repr, missing))}; its header is {found}"] if missing else []
+    if extra:
+        problems.append(f"has a column {', '.join(map(repr, extra))} that is not declared; add it to columns")
+    if problems or found == declared:
+        return problems
     return [f"columns stand in another order, {found}, than declared, {declared}"]
 
 

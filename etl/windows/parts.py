@@ -311,7 +311,15 @@ def _own_rows(made: Sequence[_PartRows], config: EtlConfig) -> list[int | None]:
 
 
 def _part(job: RowsJob, one: _PartRows, checked: Checked, written: Written, keys: dict[str, PartKeys]) -> Part:
-    """Store what was measured of a part, and describe the part."""
+    """Store what was measured of a part, and describe the part.
+
+    Args:
+        job: what is built.
+        one: the part's rows.
+        checked: what the checks found in them.
+        written: the files that were made.
+        keys: of checks for equal keys, by check.
+    """
     assert written.statistics is not None
     sources = one.part.sources
     statistics, path = written.statistics.to_bytes(), f"{one.part.folder}/statistics.arrow"

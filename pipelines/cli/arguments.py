@@ -34,6 +34,18 @@ def add_command(
     return sub
 
 
+def add_group(commands: Commands, name: str, text: str, metavar: str) -> tuple[argparse.ArgumentParser, Commands]:
+    """Add a command that others stand below; `show_examples` completes its help."""
+    group = commands.add_parser(name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return group, group.add_subparsers(required=True, metavar=metavar)
+
+
+def show_examples(group: argparse.ArgumentParser, commands: Commands) -> None:
+    """End the help of a group with an example of each of its commands."""
+    first = [str(command.epilog).splitlines()[1] for command in commands.choices.values()]
+    group.epilog = "\n".join(["examples:", *first])
+
+
 def add_recipe_command(
     commands: Commands, name: str, command: Command, text: str, examples: Sequence[str], default: str | None = None
 ) -> argparse.ArgumentParser:

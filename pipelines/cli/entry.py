@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
+from typing import TextIO
 
 from sparkring.conf.secrets import RedactingFormatter, redact
 from sparkring.pipelines.cli import jobs, machines, models, recipes, upkeep
@@ -33,6 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.PIPE
 
 
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes the log above progress bars, where there are any: a line must not end up behind one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        bars = sys.modules.get("tqdm")  # commands that show none do not import it
+        if bars is None:
+            super().emit(record)
+            return
+        with bars.tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line. Overrides may stand behind options too, where argparse alone does not look for them."""
     top = parser()
@@ -45,11 +58,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.INFO, handlers=[handler])
-    for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec", "urllib3"):
+    for noisy in ("py4j", "mlflow.store", "alembic", "matplotlib", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries: who asked says once that a server is away
     for twin in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # JSON twins of errors we report ourselves
         logging.getLogger(twin).setLevel(logging.CRITICAL)
     try:
@@ -78,7 +92,11 @@ def _reader_has_gone() -> bool:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="sparkring", description="One Spark application from raw tables to a tracked model."
+        prog="sparkring",
+        description="One Spark application from raw tables to a tracked model.",
+        epilog="examples:\n  sparkring init table --data houses.csv --label price\n  sparkring run flights\n\n"
+        "Every command has examples of its own: sparkring run --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=_version())
     top.add_argument("-v", "--verbose", action="store_true", help="debug log, and tracebacks of every error")

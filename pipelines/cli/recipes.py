@@ -7,15 +7,14 @@ import json
 import sys
 
 from sparkring.conf.load import ConfigError, json_schema, leaves
-from sparkring.pipelines.cli.arguments import Commands, add_command, add_recipe_command, load
+from sparkring.pipelines.cli.arguments import Commands, add_command, add_group, add_recipe_command, load, show_examples
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.init import TASKS
 
 
 def add_commands(commands: Commands) -> None:
     _add_init(commands)
-    config = commands.add_parser("config", help="show, validate or describe a configuration")
-    what = config.add_subparsers(required=True, metavar="WHAT")
+    config, what = add_group(commands, "config", "show, validate or describe a configuration", "WHAT")
     text = "resolved values, each with where it came from"
     add_recipe_command(what, "show", _show, text, ["sparkring config show flights train.epochs=5"])
     text = "find what is wrong with a recipe, its code, tables and storage, without Spark; every problem at once"
@@ -24,17 +23,19 @@ def add_commands(commands: Commands) -> None:
     validate.add_argument("--no-tables", action="store_true", help="only the recipe and its code: the tables are away")
     text = "JSON schema of a recipe, for editors"
     add_command(what, "schema", _schema, text, ["sparkring config schema > recipe.schema.json"])
-    plan = commands.add_parser("plan", help="what a parallel block costs").add_subparsers(required=True, metavar="WHAT")
+    show_examples(config, what)
+    plan, what = add_group(commands, "plan", "what a parallel block costs", "WHAT")
     text = "mesh, memory per rank, bytes per step, bubble; starts nothing"
-    add_recipe_command(plan, "show", _plan, text, ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"])
+    add_recipe_command(what, "show", _plan, text, ["sparkring plan show gpt-7b launch.world=64 parallel.tp=8"])
     text = "what slow ranks cost a run, and whether bounds, backups, averaging or a lag would be faster"
-    slow = add_command(plan, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
+    slow = add_command(what, "stragglers", _stragglers, text, ["sparkring plan stragglers data/runs/flights/RUN"])
     slow.add_argument("run_folder")
+    show_examples(plan, what)
 
 
 def _add_init(commands: Commands) -> None:
-    init = commands.add_parser("init", help="write a recipe for files of your own, with a README, into a new folder")
-    kinds = init.add_subparsers(required=True, metavar="KIND")
+    text = "write a recipe for files of your own, with a README, into a new folder"
+    init, kinds = add_group(commands, "init", text, "KIND")
     text = "a recipe for CSV or Parquet: the label's task, features by type and values, what to look at"
     examples = [
         "sparkring init table --data houses.csv --label price",
@@ -52,6 +53,7 @@ def _add_init(commands: Commands) -> None:
         "sparkring init recommender shop --data shown.parquet --user u --item product --time at --label clicked",
     ]
     interactions = add_command(kinds, "recommender", _init_recommender, text, examples)
+    show_examples(init, kinds)
     for sub in (table, documents, images, interactions):
         sub.add_argument(
             "folder",

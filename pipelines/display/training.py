@@ -22,7 +22,7 @@ from sparkring.training.launch.messages import (
 )
 
 log = logging.getLogger("train")
-LINE_EVERY_S = 5.0
+LINE_EVERY_S, EVALUATION_EVERY_S = 5.0, 1.0
 BESIDE_STEPS = ("evaluate ", "test ", "export ")  # how the phases begin that take long, and are no steps
 
 
@@ -35,7 +35,8 @@ class ProgressDisplay:
         self.total, self.per_epoch = 0, 1
         self.began = (0, time.monotonic())  # step and time at which this attempt's training began
         self.bar: tqdm[Any] | None = None
-        self.last_line = 0.0
+        self.last_line = self.last_evaluation = 0.0
+        self.unshown = ""  # the newest evaluation, where others were shown a moment ago
 
     def on_event(self, event: Event) -> None:
         match event:
@@ -76,9 +77,12 @@ class ProgressDisplay:
     def _metrics(self, step: int, values: dict[str, float]) -> None:
         valid = {k.removeprefix("valid/"): v for k, v in values.items() if k.startswith("valid/")}
         if valid:
-            self._print(f"step {step}: valid " + " ".join(f"{k} {score_text(v)}" for k, v in valid.items()))
+            self.unshown = f"step {step}: valid " + " ".join(f"{k} {score_text(v)}" for k, v in valid.items())
+            if (now := time.monotonic()) - self.last_evaluation >= EVALUATION_EVERY_S:
+                self.last_evaluation = now
+                self._show_evaluation()
         elif "train/loss" in values:
-            epoch = f"epoch {min(step, self.total - 1) // self.per_epoch + 1}"
+            epoch = f"epoch {-(-step // self.per_epoch)}"
             shown = f"loss {score_text(values['train/loss'])}, {values.get('perf/rows_per_s', 0.0):,.0f} rows/s"
             if self.bar is not None:
                 self.bar.set_description_str(epoch, refresh=False)
@@ -97,12 +101,19 @@ class ProgressDisplay:
             self.last_line = now
             self._print(phase)
 
+    def _show_evaluation(self) -> None:
+        if self.unshown:
+            self._print(self.unshown)
+            self.unshown = ""
+
     def _print(self, text: str) -> None:
         if self.bar is not None:
             self.bar.clear()
         log.info("%s", text)
 
     def close(self) -> None:
+        """End the bar; the last evaluation is shown in any case."""
+        self._show_evaluation()
         if self.bar is not None:
             self.bar.close()
             self.bar = None

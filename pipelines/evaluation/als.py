@@ -69,7 +69,15 @@ def als_predictions(
 
 
 def positive_pairs(spark: SparkSession, train: SplitRows, group: str, item: str, label: str) -> DataFrame:
-    """LIST, ITEM and ROWS, how many positive training rows they have; rows with a null in either are left out."""
+    """Count the positive training rows of each LIST and ITEM, as ROWS; rows with a null in either are left out.
+
+    Args:
+        spark: the job's session.
+        train: the training rows.
+        group: column of the lists.
+        item: column of the items.
+        label: column of 0 and 1.
+    """
     manifest = train.manifest
     weight = [manifest.weight["column"]] if manifest.weight is not None else []
     stored = train.stored(spark, dict.fromkeys([group, item, label, *weight]))

@@ -263,6 +263,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> None:
+        """Answer None: the request ends with the redirect's own code.
+
+        Args:
+            req: the request that was sent.
+            fp: of the answer's body.
+            code, msg: of the answer.
+            headers: of the answer.
+            newurl: where it leads.
+        """
         return None
 
 

@@ -241,6 +241,15 @@ def _decide_datasets(
 def _decide_parts(
     inventory: Inventory, protected: Protected, rule: KeepRule | None, now: datetime, gone: Container[str]
 ) -> list[Deletion]:
+    """Decide which parts of windows are deleted: old or replaced ones that no dataset which stays is made of.
+
+    Args:
+        inventory: what is stored.
+        protected: what must stay.
+        rule: of the recipe.
+        now: time that ages are counted from.
+        gone: paths of the datasets that are deleted.
+    """
     if protected.all_parts:
         return []
     needed = {part for dataset in inventory.datasets if dataset.path not in gone for part in dataset.parts}

@@ -47,7 +47,7 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class Label:
+class Outcome:
     """What of a row is predicted. `sql` makes it of the file's columns; None: every row of the file is positive."""
 
     name: str = LABEL
@@ -61,7 +61,7 @@ class Interactions:
 
     user: str
     item: str
-    label: Label
+    label: Outcome
     valid_from: str  # SQL literals of the file's time
     test_from: str
     users: int
@@ -158,17 +158,17 @@ def literal(value: Any, kind: str) -> str:
     return repr(value)
 
 
-def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) -> Label:
+def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) -> Outcome:
     """Two values are the label as it is; of more numbers those from the one on that splits the rows best in halves."""
     if roles.label is None:
-        return Label()
+        return Outcome()
     column, name = roles.label, names[roles.label]
     values = pc.drop_null(sample.rows[column])
     distinct = pc.count_distinct(values).as_py()
     is_number = sample.types[column] in (*WHOLE, "float", "double") or sample.types[column].startswith("decimal")
     if distinct <= 2 or not is_number:
         label = decide_label(sample, column, name, "binary")
-        return Label(name, label.columns[name], label.why)
+        return Outcome(name, label.columns[name], label.why)
     numbers = np.sort(values.cast(pa.float64()).to_numpy())
     steps = np.unique(numbers)[1:]
     shares = 1 - np.searchsorted(numbers, steps) / len(numbers)
@@ -176,11 +176,19 @@ def interaction_label(sample: TableSample, roles: Roles, names: dict[str, str]) 
     share = float(shares[np.argmin(np.abs(shares - 0.5))])
     cut = repr(int(least) if least.is_integer() else least)  # all its digits: it is one of the values
     why = f"{column} of at least {cut}, {100 * share:.0f} % of the rows, is taken; the others are not"
-    return Label(LABEL, f"CAST({quoted(column)} >= {cut} AS int)", why)
+    return Outcome(LABEL, f"CAST({quoted(column)} >= {cut} AS int)", why)
 
 
 def _decide_column(found: Interactions, sample: TableSample, roles: Roles, column: str, name: str) -> None:
-    """Make a feature of one further column, or note why there is none."""
+    """Make a feature of one further column, or note why there is none.
+
+    Args:
+        found: what is completed.
+        sample: the table.
+        roles: of the columns.
+        column: of the file.
+        name: in the recipe.
+    """
     kind, values = sample.types[column], sample.rows[column]
     reason = left_out_reason(kind, values)
     if reason is None and kind in DATES:

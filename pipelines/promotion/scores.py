@@ -90,7 +90,7 @@ def _weighted(task: str, metric: str, labels: Array, scores: Array) -> Callable[
         predicted = ((labels > 0.5) | (scores > 0.5)).astype(np.float64) if of_label == "f1" else None
         return partial(_mean_of_labels, each, predicted)
     if metric in ("auc", "average_precision"):
-        return Ranking(labels, scores).auc if metric == "auc" else Ranking(labels, scores).average_precision
+        return SortedRows(labels, scores).auc if metric == "auc" else SortedRows(labels, scores).average_precision
     if metric in ("f1", "macro_f1"):
         classes = 2 if task == "binary" else scores.shape[1]
         predicted = (scores > 0.5).astype(np.int64) if task == "binary" else scores.argmax(axis=1)
@@ -108,7 +108,14 @@ def _mean_of_labels(each: Sequence[Callable[[Array], float]], known: Array | Non
 
 
 def _weighted_f1(metric: str, labels: Array, predicted: Array, classes: int, weights: Array) -> float:
-    """F1 of class 1, or the mean over the classes that occur."""
+    """Compute F1 of class 1, or the mean over the classes that occur.
+
+    Args:
+        metric: `f1` or `macro_f1`.
+        labels, predicted: class numbers, (N,).
+        classes: how many there are.
+        weights: (N,).
+    """
     counts = class_counts(labels, predicted, classes, weights)
     return counts.macro_f1 if metric == "macro_f1" else float(np.nan_to_num(counts.f1[1]))
 
@@ -127,7 +134,7 @@ def _weighted_mean(values: Array, weights: Array) -> float:
     return float(values @ weights / total) if total else float("nan")
 
 
-class Ranking:
+class SortedRows:
     """Rows sorted by score once, so that a weighting of them costs no sort. Rows of one score are one step."""
 
     def __init__(self, labels: Array, scores: Array) -> None:

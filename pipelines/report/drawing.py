@@ -14,7 +14,7 @@ from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.evaluation.multiclass import ClassCounts, class_counts, top_calibration
 from sparkring.pipelines.report import figures
 from sparkring.pipelines.report.inputs import ReportInputs
-from sparkring.training.result import plain_name
+from sparkring.training.result import ServerTotals, plain_name
 
 MOST_ROWS = 25  # of a table under a figure
 MOST_CLASSES = 20  # of the confusion matrix; the rest together are one more
@@ -49,6 +49,8 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
     drawn = []
     if inputs.losses:
         drawn.append(_losses(inputs))
+    if (servers := inputs.result.train.servers) is not None and servers.gaps and servers.lags:
+        drawn += _staleness(servers)
     held = inputs.held_out
     if held is None:
         return drawn
@@ -59,6 +61,24 @@ def draw(inputs: ReportInputs) -> list[Drawn]:
         "regression": _regression,
     }[inputs.config.model.task]
     return drawn + draw_task(inputs, held)
+
+
+def _staleness(servers: ServerTotals) -> list[Drawn]:
+    """How far ranks were ahead of the slowest, and how old their gradients were."""
+    ahead, age = "steps ahead of the slowest rank", "updates between pull and push"
+    parts = (
+        ("clock_gap", servers.gaps, ahead, "Clock gap: how far a rank was ahead when it began a step"),
+        ("version_lag", servers.lags, age, "Version lag: how often a server changed while a gradient was computed"),
+    )
+    return [
+        Drawn(name, caption, figures.count_bars(counts, xlabel), FigureNumbers([xlabel, "times"], _most(counts)))
+        for name, counts, xlabel, caption in parts
+    ]
+
+
+def _most(counts: dict[int, int]) -> list[tuple[int, int]]:
+    """The values that were counted most often, in their order."""
+    return sorted(sorted(counts.items(), key=lambda item: -item[1])[:MOST_ROWS])
 
 
 def _losses(inputs: ReportInputs) -> Drawn:
@@ -145,7 +165,15 @@ def _multilabel(inputs: ReportInputs, held: HeldOut) -> list[Drawn]:
 
 
 def _by_class(what: str, name: str, names: Sequence[str], counts: ClassCounts, some: np.ndarray) -> Drawn:
-    """Precision and recall of `some` classes or labels. `what`: what each is; `name`: of the file."""
+    """Draw precision and recall of some classes or labels.
+
+    Args:
+        what: a class or a label.
+        name: of the file.
+        names: of all classes.
+        counts: of all classes.
+        some: the numbers of those that are drawn.
+    """
     of_each = [(names[one], int(counts.rows[one]), int(counts.predicted[one]), counts.precision[one],
                 counts.recall[one], counts.f1[one]) for one in some]  # fmt: skip
     return Drawn(

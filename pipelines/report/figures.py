@@ -179,6 +179,15 @@ def class_bars(precision: np.ndarray, recall: np.ndarray, names: Sequence[str]) 
     return figure
 
 
+def count_bars(counts: Mapping[int, int], xlabel: str) -> Figure:
+    """Draw the share of each value, by how often it was counted."""
+    figure, axes = _new(xlabel, "share")
+    total = max(sum(counts.values()), 1)
+    axes.bar(list(counts), [count / total for count in counts.values()], color="#bcd0f2", width=0.8)
+    axes.set_xlim(min(counts) - 0.6, max(counts) + 0.6)
+    return figure
+
+
 def time_bar(seconds: Mapping[str, float]) -> Figure:
     """Draw one bar for the whole job, divided by stage."""
     figure, axes = _new("seconds", "", width=9.4, height=1.3)

@@ -119,6 +119,14 @@ def _processor(was: Environment, now: Environment) -> list[Difference]:
 
 
 def _other(what: str, was: str, now: str, effect: Effect, why: str) -> list[Difference]:
+    """Make a list of the difference between two values; empty where they are equal.
+
+    Args:
+        what: the values are of.
+        was, now: the values; empty for none.
+        effect: of the difference on a repeated training.
+        why: it has this effect.
+    """
     return [] if was == now else [Difference(what, was or "none", now or "none", effect, why)]
 
 

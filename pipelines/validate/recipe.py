@@ -26,6 +26,7 @@ from sparkring.pipelines.model_start import start_problems
 from sparkring.pipelines.plan import knows_its_size, layout_problems_of
 from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
+from sparkring.pipelines.validate.labels import label_range_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decode import own_decoder
@@ -52,7 +53,9 @@ def validate(config: RunConfig, tables: bool = True) -> Problems:
         return problems
     try:
         folder = open_storage(config.dataset)
-        return problems + Problems(against_problems(config, read_manifest(folder)))
+        manifest = read_manifest(folder)
+        found = against_problems(config, manifest) or label_range_problems(config, manifest, folder)
+        return problems + Problems(found)
     except (ManifestError, OSError) as error:
         return problems + Problems(data=[f"dataset = {config.dataset!r}: {error}"])
 
@@ -76,7 +79,8 @@ def recipe_problems(config: RunConfig) -> Problems:
 
 def check_against(config: RunConfig, dataset: Dataset) -> None:
     """Raise ConfigError for settings this dataset or model cannot meet, before a process is started."""
-    if problems := against_problems(config, dataset.manifest):
+    problems = against_problems(config, dataset.manifest)
+    if problems := problems or label_range_problems(config, dataset.manifest, dataset.folder):
         raise ConfigError(dataset.folder.uri, problems)
 
 
@@ -146,7 +150,8 @@ def factory_problems(config: RunConfig) -> Iterator[str]:
         yield f"model.factory = {model.factory!r}: its import fails: {type(error).__name__}: {first_line(error)}"
         return
     if problem := _unbound(factory, model.args):
-        yield f"model.args = {model.args}: {model.factory} does not take them: {problem}"
+        takes = f"; it takes {', '.join(found)}" if (found := _takes(factory)) else ""
+        yield f"model.args = {model.args}: {model.factory} does not take them: {problem}{takes}"
     elif not hasattr(factory, "from_manifest") and not knows_its_size(config):
         yield from _unmade(lambda: factory(**model.args), f"model.args = {model.args}: {model.factory}")
         yield from _group_problems(config, lambda: factory(**model.args))
@@ -193,6 +198,20 @@ def _unbound(factory: type[nn.Module], args: dict[str, Any]) -> str:
     except ValueError:  # no signature, as of some compiled code
         return ""
     return ""
+
+
+def _takes(factory: type[nn.Module]) -> list[str]:
+    """Names of the arguments that `model.args` may give; [] where they are not known."""
+    method: Any = getattr(factory, "from_manifest", factory)
+    try:
+        given = [*inspect.signature(method).parameters.values()][int(method is not factory) :]
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in given) and factory.__module__.startswith(OURS):
+            ours = inspect.signature(factory).parameters.values()
+            given += [p for p in ours if p.default is not inspect.Parameter.empty]  # others are made of the manifest
+    except (TypeError, ValueError):
+        return []
+    named = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return list(dict.fromkeys(p.name for p in given if p.kind in named))
 
 
 def _group_problems(config: RunConfig, make: Callable[[], nn.Module]) -> Iterator[str]:

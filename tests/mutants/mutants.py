@@ -86,6 +86,11 @@ COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
 T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
+SERVERS = "training/servers"
+SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
+    f"{SERVERS}/shard.py",
+    *(f"tests/{SERVERS}/test_{name}.py" for name in ("shard", "server", "replay")),
+)
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
 TRAIN_HOOKS, T_TRAIN_HOOKS = "training/hooks.py", "tests/training/test_hooks.py"
@@ -233,6 +238,18 @@ MUTANTS = (
     ),
     Mutant(
         "pipelines/display/outcome.py", "if n in v else", "if v.get(n) else", "tests/pipelines/display/test_outcome.py"
+    ),
+    Mutant("pipelines/display/outcome.py", "if TAG in", "if not TAG in", "tests/pipelines/display/test_outcome.py"),
+    Mutant("pipelines/display/outcome.py", "model.has_alias or ", "", "tests/pipelines/display/test_outcome.py"),
+    Mutant(
+        "pipelines/display/training.py",
+        "startswith(BESIDE_STEPS)",
+        "isspace()",
+        "tests/pipelines/display/test_training.py",
+    ),
+    Mutant("pipelines/display/training.py", "-(-step //", "1 + (step //", "tests/pipelines/display/test_training.py"),
+    Mutant(
+        "pipelines/display/training.py", ">= EVALUATION_EVERY_S", ">= 0.0", "tests/pipelines/display/test_training.py"
     ),
     Mutant("pipelines/display/training.py", "step - began[0]", "step", "tests/pipelines/display/test_training.py"),
     Mutant(RATES, "(step + 1) / warmup_steps", "step / warmup_steps", T_RATES),
@@ -1193,6 +1210,88 @@ MUTANTS = (
         "int(info.skipped) if True",
         "tests/training/test_loop.py",
     ),
+    # --- parameter servers
+    Mutant(SHARD, "if push.clock < done or worker in self._held:", "if worker in self._held:", T_SHARD),
+    Mutant(
+        SHARD,
+        "if bound is not None and clock - self.slowest > bound:",
+        "if bound is not None and clock - self.slowest > bound + 1:",
+        T_SHARD,
+    ),
+    Mutant(SHARD, "return attempt > 0 or not (self._retrying - {worker})", "return True", T_SHARD),
+    Mutant(SHARD, "if lag < 0 or (limit is not None and lag > limit):", "if lag < 0:", T_SHARD),
+    Mutant(
+        SHARD,
+        "is_finite = math.isfinite(push.norm) and _is_finite(push)",
+        "is_finite = math.isfinite(push.norm)",
+        T_SHARD,
+    ),
+    Mutant(
+        SHARD,
+        "            dense += push.dense\n        dense /= len(pushes)",
+        "            dense += push.dense",
+        T_SHARD,
+    ),
+    Mutant(
+        SHARD,
+        "frozenset.intersection(",
+        "frozenset.union(",
+        "tests/training/servers/test_replay.py tests/training/servers/test_shard.py",
+    ),
+    Mutant(SHARD, "        if self._copied:\n            self._mark_saved()", "", T_SERVER),
+    Mutant(
+        SHARD,
+        "            clock, attempt = self._latest[worker]\n            self._log(Kind.UNUSED",
+        "            clock, attempt = self._latest[worker]\n            self._log(Kind.SKIPPED",
+        f"{T_SERVERS_REPLAY} -k died",
+    ),
+    Mutant(f"{SERVERS}/definition.py", "max(1.0, staleness) if self.damp else 1.0", "1.0", T_SHARD),
+    Mutant(f"{SERVERS}/definition.py", "(2 * self.bound + 1)", "(2 * self.bound + 2)", T_SHARD),
+    Mutant(
+        f"{SERVERS}/protocol.py",
+        'if not hmac.compare_digest(proof, _proof(secret, b"worker", own, nonce)):',
+        "if False:",
+        T_SERVER,
+    ),
+    Mutant(
+        f"{SERVERS}/protocol.py",
+        "            sock.settimeout(max(deadline - time.monotonic(), 1e-3))",
+        "            pass",
+        T_SERVER,
+    ),
+    Mutant(
+        f"{SERVERS}/rounds.py",
+        "self._given.setdefault(key, {}).setdefault(worker, value)",
+        "self._given.setdefault(key, {})[worker] = value",
+        "tests/training/servers/test_rounds.py",
+    ),
+    Mutant(
+        f"{SERVERS}/partition.py",
+        "dims = (1,) * (len(shape) - 1) + (stop - start,) if shape else ()",
+        "dims = (stop - start,)",
+        "tests/training/servers/test_partition.py",
+    ),
+    Mutant(
+        f"{SERVERS}/replay.py",
+        "self.pulls[server].setdefault(version - event.lag, [])",
+        "self.pulls[server].setdefault(version, [])",
+        T_SERVERS_REPLAY,
+    ),
+    Mutant(
+        f"{SERVERS}/segments.py",
+        "chain[-1].end > begin",
+        "chain[-1].end > end",
+        "tests/training/servers/test_segments.py",
+    ),
+    Mutant(
+        f"{PARALLEL}/servers/strategy.py", "return self.link.world", "return 1", "tests/ranks/test_servers.py -k 2-2"
+    ),
+    Mutant(
+        f"{PARALLEL}/servers/strategy.py",
+        "torch.manual_seed(draws_seed(self.table_settings.seed, self.rank, self.clock))",
+        "pass",
+        "tests/training/test_worker_servers.py -k 'null-more1'",
+    ),
     # --- stops, checkpoints and the logged loss without collectives
     Mutant(CUTS, "max(self._offers.values())", "min(self._offers.values())", T_CUTS),
     Mutant(CUTS, "or not self._ranks <= self._offers.keys()", "", T_CUTS),
@@ -1324,6 +1423,12 @@ MUTANTS = (
         "tests/training/test_worker.py -k hooks_see",
     ),
     Mutant("pipelines/plan.py", "own + (optim.ema is not None)", "own", "tests/pipelines/test_plan.py"),
+    # what is wrong with a number as a label
+    Mutant("conf/rules/dataset.py", "(low < 0 or high > 1)", "low < 0", "tests/conf/rules/test_labels.py"),
+    Mutant("conf/rules/dataset.py", "outputs <= high", "outputs < high", "tests/conf/rules/test_labels.py"),
+    Mutant("conf/rules/dataset.py", "not high.is_integer()", "False", "tests/conf/rules/test_labels.py"),
+    Mutant(f"{VALIDATE}/labels.py", ".index(column)", ".index(column) - 1", "tests/pipelines/validate/test_labels.py"),
+    Mutant(f"{VALIDATE}/labels.py", "max(high) + 0.0", "high[0] + 0.0", "tests/pipelines/validate/test_labels.py"),
     # `sparkring init`
     Mutant(f"{INIT}/columns.py", 'distinct == present and (kind == "string"', 'False and (kind == "string"', T_INIT),
     Mutant(f"{INIT}/columns.py", "if distinct == 1 and", "if False and", T_INIT),
@@ -1337,7 +1442,11 @@ MUTANTS = (
     Mutant(f"{INIT}/table.py", "batch * STEPS_PER_EPOCH > trained", "batch > trained", T_INIT),
     Mutant(f"{INIT}/images.py", "if len(classes) < 2", "if not classes", T_INIT),
     Mutant(f"{INIT}/images.py", 'modes <= {"1", "L"}', "not modes", T_INIT),
-    Mutant(f"{INIT}/columns.py", "self.columns if self.is_tags]", "() if self.is_tags]", T_INIT),
+    Mutant(f"{INIT}/columns.py", "names if self.is_tags]", "() if self.is_tags]", T_INIT),
+    Mutant(f"{INIT}/columns.py", "name.upper() not in KEYWORDS", "True", T_INIT),
+    Mutant(f"{INIT}/columns.py", "c.isdecimal()", "c.isalnum()", T_INIT),
+    Mutant(f"{INIT}/columns.py", "len(wrong) < len(texts) / 2", "False", T_INIT),
+    Mutant(f"{INIT}/table.py", "value.isoweekday() % 7 + 1", "value.isoweekday()", T_INIT),
     Mutant(f"{INIT}/columns.py", '"" in labels or len', "len", T_INIT),
     Mutant(f"{INIT}/table.py", "found[pc.list_parent", "found.copy()[pc.list_parent", T_INIT),
     Mutant(f"{INIT}/text.py", "if len(files) < FEWEST_FILES", "if not files", T_INIT),

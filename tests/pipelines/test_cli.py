@@ -69,6 +69,16 @@ def test_the_help_of_a_command_ends_with_examples_of_it(command: argparse.Argume
         assert parse(words[1:]).command is command.get_default("command"), example
 
 
+@pytest.mark.parametrize("words", [[], ["init"], ["config"], ["plan"]], ids=" ".join)
+def test_the_help_of_a_group_has_examples_of_its_commands(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    shown = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    examples = [shlex.split(line.partition(" > ")[0])[1:] for line in shown if line.startswith("  sparkring ")]
+    assert examples and all(parse(example) for example in examples)
+    assert all(example[: len(words)] == words for example in examples)
+
+
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -57,6 +57,9 @@ class Apart:
     def batches(self, consumed: int, count: int) -> Any:
         return (SimpleNamespace(global_rows=1, consumed_samples=i + 1) for i in range(consumed, consumed + count))
 
+    def ahead(self, batches: Any) -> Any:
+        return batches
+
     def forward_backward(self, batch: Any) -> torch.Tensor:
         time.sleep(self.step_s)
         return torch.tensor(1.0)

@@ -10,7 +10,7 @@ import pytest
 from sparkring.conf.blocks.etl import EtlConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import Column
-from sparkring.conf.rules.dataset import label_problems
+from sparkring.conf.rules.dataset import label_problems, label_range_problem
 from sparkring.conf.rules.foreseen import foreseen_problems
 
 SOURCE = {"path": "t", "format": "parquet", "columns": {"x": "double", "a": "bigint", "b": "bigint", "c": "bigint"}}
@@ -106,3 +106,29 @@ def test_a_task_that_is_not_for_the_label_is_named_with_the_remedy(
 ) -> None:
     found = label_problems(config, columns, features)
     assert found == [] if not expected else len(found) == 1 and expected in found[0]
+
+
+TABULAR = {"factory": "sparkring.training.models.tabular:Tabular"}
+
+
+@pytest.mark.parametrize(
+    ("task", "low", "high", "model", "expected"),
+    [
+        ("binary", 0.0, 1.0, TABULAR, ""),
+        ("binary", 0.0, 0.0, TABULAR, ""),
+        ("binary", 0.0, 2.0, TABULAR, "has values from 0 to 2, and binary has 0 and 1; set model.task to regression"),
+        ("binary", -1.0, 1.0, TABULAR, "has values from -1 to 1, and binary has 0 and 1"),
+        ("multiclass", 0.0, 2.0, TABULAR | {"args": {"outputs": 3}}, ""),
+        ("multiclass", 0.0, 3.0, TABULAR | {"args": {"outputs": 3}}, "model.args.outputs is 3; set it to 4, or make"),
+        ("multiclass", 1.0, 3.0, TABULAR, "and model.args.outputs is 1; set it to 4, or make texts of them"),
+        ("multiclass", 0.0, 9.0, {"factory": "mine:Net"}, ""),
+        ("multiclass", 0.0, 9.5, {"factory": "mine:Net"}, "from 0 to 9.5, and classes are whole numbers from 0"),
+        ("multiclass", 0.5, 9.0, {"factory": "mine:Net"}, "and classes are whole numbers from 0"),
+        ("multiclass", -1.0, 9.0, {"factory": "mine:Net"}, "CAST(y AS string) in the SQL"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_no_labels_of_the_task_are_refused(
+    task: str, low: float, high: float, model: dict[str, Any], expected: str
+) -> None:
+    found = label_range_problem(recipe(task, model=model), "y", low, high)
+    assert expected in found and bool(found) == bool(expected)

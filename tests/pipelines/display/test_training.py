@@ -53,6 +53,30 @@ def test_on_a_terminal_losses_are_beside_a_bar(caplog: pytest.LogCaptureFixture)
     assert display.bar is None
 
 
+def test_of_many_evaluations_a_second_some_are_shown_and_the_last(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(training.time, "monotonic", lambda: now)
+    display = ProgressDisplay(interactive=False)
+    with caplog.at_level(logging.INFO, "train"):
+        for step in range(1, 16):
+            now += 0.125
+            display.on_event(RankMetrics(0, 1, step, {"valid/loss": float(step)}))
+        display.close()
+        display.close()
+    assert [line.split(":")[0] for line in caplog.messages] == ["step 1", "step 9", "step 15"]
+
+
+def test_the_step_that_ends_an_epoch_is_of_that_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    for step, epoch in ((1, 1), (5, 1), (6, 2), (20, 4)):
+        display = ProgressDisplay(interactive=False)
+        with caplog.at_level(logging.INFO, "train"):
+            for event in (EVENTS[3], RankMetrics(0, 1, step, {"train/loss": 0.5})):
+                display.on_event(event)
+        assert f"step {step} of 20, epoch {epoch}:" in caplog.messages[-1]
+
+
 PHASES = ["step", "evaluate batch 1 of 30", "evaluate batch 2 of 30", "test batch 5 of 9", "export tensor 4 of 8"]
 
 

@@ -10,7 +10,7 @@ from sklearn import metrics as sklearn
 
 from sparkring.conf.blocks.promotion import HIGHER_IS_BETTER, NOT_RESAMPLED
 from sparkring.pipelines.evaluation.held_out import held_out_scores
-from sparkring.pipelines.promotion.scores import Ranking, resampled, row_values
+from sparkring.pipelines.promotion.scores import SortedRows, resampled, row_values
 
 LABELS = np.array([0, 1, 1, 0, 1, 0, 0, 1], np.float64)
 SCORES = np.array([0.1, 0.9, 0.4, 0.4, 0.7, 0.6, 0.2, 0.4])
@@ -21,7 +21,7 @@ SCORES = np.array([0.1, 0.9, 0.4, 0.4, 0.7, 0.6, 0.2, 0.4])
 def test_a_weighted_ranking_is_that_of_the_rows_repeated(rows) -> None:
     labels, scores, weights = (np.array(column) for column in zip(*rows, strict=True))
     repeated = np.repeat(labels, weights), np.repeat(scores, weights)
-    ranking = Ranking(labels.astype(np.float64), scores)
+    ranking = SortedRows(labels.astype(np.float64), scores)
     if not 0 < repeated[0].sum() < len(repeated[0]):
         assert math.isnan(ranking.auc(weights))
         return

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sparkring.pipelines.evaluation.evaluate import HeldOut
 from sparkring.pipelines.report.drawing import MOST_ROWS, Drawn, by_prediction, confusion_of, draw, most_frequent
+from sparkring.training.result import ServerTotals
 from tests.pipelines.report.test_report import inputs
 
 RANDOM = np.random.default_rng(5)
@@ -100,3 +103,16 @@ def test_the_curves_of_a_resumed_run_say_where_they_begin() -> None:
     whole = {"train/loss": [(40, 0.6), *history["train/loss"]]}
     caption = draw(inputs(held, history=whole, resumed_from=40))[0].caption
     assert caption == "Loss over steps; the last command went on at step 40"
+
+
+def test_a_run_on_servers_shows_how_far_ranks_were_ahead_and_how_old_gradients_were() -> None:
+    given = inputs()
+    lags = {lag: 100 - lag for lag in range(40)}
+    servers = ServerTotals(gaps={0: 3, 1: 5}, lags=lags, applied=8, repeated=0, rejected=0, not_finite={})
+    result = replace(given.result, train=replace(given.result.train, servers=servers))
+    found = {each.name: each for each in draw(replace(given, result=result))}
+    assert found["clock_gap"].numbers.rows == [(0, 3), (1, 5)]
+    assert found["version_lag"].numbers.rows == [(lag, 100 - lag) for lag in range(MOST_ROWS)]
+    assert not {"clock_gap", "version_lag"} & {each.name for each in draw(given)}
+    metrics = servers.metrics()
+    assert metrics["servers/gap/1"] == 5 / 8 and metrics["servers/gap_mean"] == 5 / 8
