@@ -37,11 +37,10 @@ LEAST_WINDOWS = 3  # beside the first, in which memory is allocated
 LONG_EXCHANGE = 0.3  # share of a step
 WHAT_NEXT = {
     "lag": "tables.lag (docs/sparse.md)",
-    "backup": "backup workers, which sum other rows in each step and lose none",
-    "bound": "servers with a bound, whose ranks train on weights that lack some gradients",
+    "bound": "parallel.servers.bound, whose ranks train on weights that lack some gradients",
     "local": "parallel.averaging.kind: local_sgd (docs/averaging.md), which needs more steps for the same loss",
-    "none": "servers without a bound, where nothing limits how old weights are",
-}
+    "none": "parallel.servers.bound: null, where nothing limits how old weights are",
+}  # families that there are: backup workers are simulated, and not offered
 Seconds = Annotated[Finite, Field(ge=0)]
 
 
@@ -96,6 +95,8 @@ def straggler_advice(uri: str) -> str:
 
 def _not_a_ring(result: TrainResult) -> str | None:
     parallel = result.run_config().parallel
+    if parallel.servers.per_host:
+        return "was trained on parameter servers (parallel.servers)"
     if parallel.averaging.kind != "none":
         return f"was trained with parallel.averaging.kind={parallel.averaging.kind}"
     if max(parallel.pp, parallel.tp, parallel.cp) > 1:
@@ -144,6 +145,7 @@ def _verdict(forms: Sequence[Form], exchange: float, repaired: float) -> list[st
         exchange: its share of a step.
         repaired: rate of the ring over its own, were no rank slow all the time.
     """
+    forms = [form for form in forms if form.family in WHAT_NEXT]
     best = max(forms, key=lambda form: form.rate)
     good = [form for form in forms if form.rate >= WORTH and form.rate >= NEAR * best.rate]
     codec = (

@@ -96,6 +96,7 @@ def test_too_few_windows_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallel", "world", "problem"),
     [
+        ({"servers": {"per_host": 1}}, 2, "was trained on parameter servers"),
         ({"averaging": {"kind": "easgd"}}, 2, "was trained with parallel.averaging.kind=easgd"),
         ({"pp": 2}, 2, r"was trained with pp\(2\), tp\(1\), cp\(1\)"),
         ({}, 1, "was trained by one rank"),

@@ -82,7 +82,7 @@ class ShardedTable:
         self.table, self.exchange, self.replicated, self.lag = Table(spec), exchange, replicated, lag
         self._wire = torch.bfloat16 if wire == "bf16" else None
         self._owners = bucket_owners(exchange.world)
-        self._pulls: deque[_Pull] = deque(maxlen=lag + 1)  # the first of them is pushed next
+        self._pulls: deque[_Pull] = deque(maxlen=None if lag else 1)  # the first of them is pushed next
         self._stored_pulls: deque[RowsAhead] = deque()  # of the checkpoint that was loaded, to be made again
         self._pushed: tuple[Ids, Array] | None = None
 
