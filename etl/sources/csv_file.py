@@ -152,7 +152,7 @@ def header_problems(opener: Opener, options: CsvOptions, declared: list[str]) ->
     if not found:
         return [f"{'is' if found is None else 'line 1 is'} empty; a csv file begins with its header"]
     if any("\ufffd" in name for name in found):
-        return [f"its header {found} is not {options.encoding}; set options.encoding, such as windows-1252"]
+        return [f"line 1: the header {found} is not {options.encoding}; set options.encoding, such as windows-1252"]
     missing, extra = [c for c in declared if c not in found], [c for c in found if c not in declared]
     if missing and len(missing) == len(declared):
         return [f"has none of the declared columns; its header is {found}; are sep and encoding those of the file?"]

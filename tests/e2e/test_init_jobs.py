@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +37,11 @@ QUICK = ["launch.world=1", "parallel.engine=torch", "tracking.system_metrics=fal
 
 
 def write_houses(path: Path) -> None:
-    """As people have it: an id, nulls by a word, a date, codes with zeros, labels that are missing."""
+    """As people have it: an id, nulls by a word, a date, codes with zeros, missing labels, names Spark wants quoted."""
     draw = random.Random(0)
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["id", "Size m2", "zip", "sold on", "kind", "owned", "price"])
+        rows.writerow(["id", "Größe m²", "all", "sold on", "kind", "owned", "price"])
         for i in range(ROWS):
             size, kind = draw.randint(30, 300), draw.choice(["flat", "house", "loft"])
             price = 3000 * size + 150_000 * (kind == "house") + draw.gauss(0, 20_000)
@@ -69,6 +70,17 @@ def test_a_table(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, la
     assert main(["init", "table", "--data", "houses.csv", "--label", label]) == Exit.OK
     scores = trial(tmp_path / "houses", spark)[MODEL]
     assert {"kind": "macro_f1", "price": "r2", "owned": "auc"}[label] in scores
+    assert "prediction" in said_by_readme(tmp_path / "houses")
+
+
+def said_by_readme(folder: Path) -> str:
+    """Run the README's Python on the trial's model; its output."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    words = [sys.executable, "-c", code.replace("@champion", "-trial@champion")]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_text(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +90,7 @@ def test_text(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     assert main(["init", "text", "writer", "--data", "notes"]) == Exit.OK
     assert trial(tmp_path / "writer", spark)[MODEL]["loss"] > 0
+    assert "text" in said_by_readme(tmp_path / "writer")
 
 
 def write_interactions(path: Path) -> None:

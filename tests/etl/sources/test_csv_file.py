@@ -125,6 +125,11 @@ def test_broken_files_are_refused_by_line_or_read_as_the_others_read_them(tmp_pa
         (b'"a,b\n1,2\n', "line 1: unexpected end of data"),
         (b"", "is empty; a csv file begins"),
         (b"\na,b\n1,2\n", "line 1 is empty; a csv file begins"),
+        (
+            b"Caf\xe9,b\n1,2\n",
+            "line 1: the header ['Caf\ufffd', 'b'] is not utf-8; set options.encoding, such as windows",
+        ),
+        (b"a;b\n1;2\n", "has none of the declared columns; its header is ['a;b']; are sep and encoding those"),
         (b'\xef\xbb\xbf"C,",b\nx,1\n"y"z,2\n', "line 3: ',' expected after"),
         (b'a,b\n"' + b"x" * 200_000 + b'",2\nz\n', "line 3: 'z' is not a line of 2 fields"),
         (b"a,b\n" + b'"' + b"x" * (BLOCK_BYTES + 9) + b'",2\n', "line 2: field larger than"),
