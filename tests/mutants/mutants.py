@@ -813,6 +813,18 @@ MUTANTS = (
     ),
     Mutant(START, 'block.after_correction == "scratch"', 'block.after_correction == "warm"', T_START),
     Mutant(START, "if run.exists(START):", "if False:", T_START),
+    Mutant(
+        "pipelines/schedule/backfill.py",
+        '    check_folders(config, ["storage.runs"])  #',
+        "    #",
+        "tests/pipelines/schedule/test_backfill.py -k cannot_be_stored",
+    ),
+    Mutant(
+        "conf/rules/promotion.py",
+        "elif config.etl is not None:\n            yield from (f",
+        "elif False:\n            yield from (f",
+        "tests/conf/rules/test_promotion.py",
+    ),
     Mutant(GATE, "if not self.job.hooks.may_promote:", "if False:", f"{T_GATE} -k backfill"),
     Mutant(GATE, "Seen([*self.lost, *reasons_of(rules)]", "Seen(reasons_of(rules)", f"{T_GATE} -k backfill"),
     Mutant(
