@@ -100,6 +100,14 @@ def test_what_cannot_be_read_or_scored_is_named(both: Any, tmp_path: Path) -> No
     without = changed(tmp_path / "without", model, "manifest.json", of_numbers)
     with pytest.raises(NotComparable, match=r"version 3 of 'nightly' cannot score the test rows: .*shop"):
         predict_test_rows(read(without), config, now, rows)
+
+    def of_texts(m: dict[str, Any]) -> None:
+        label = {"name": "late", "kind": "classes", "column": "late", "values": ["no", "yes"], "counts": {}}
+        m["features"]["labels"] = [label]
+
+    named = changed(tmp_path / "named", model, "manifest.json", of_texts)
+    with pytest.raises(NotComparable, match=r"its classes are \['no', 'yes'\], this dataset's \[\]"):
+        predict_test_rows(read(named), config, now, rows)
     regression = nights.config(model={"task": "regression"} | nights.RECIPE["model"])
     with pytest.raises(NotComparable, match="its task is 'binary', this recipe's is 'regression'"):
         predict_test_rows(read(model, regression), regression, now, rows)
