@@ -77,8 +77,7 @@ class GatedNights(Nights):
         self.prepare()
         block = yaml.safe_load(self.recipe.read_text()) | GATES
         block["etl"]["split"] = {
-            "kind": "time", "column": "time_hour",
-            "boundaries": {"valid": "{ds - 1d}T05:00:00", "test": "{ds}T05:00:00"},  # UTC: midnight in New York
+            "kind": "time", "column": "time_hour", "boundaries": {"valid": "{ds - 1d}", "test": "{ds}"},
         }  # fmt: skip
         block["notify"] = {
             "events": ["rejected", "held"], "targets": [{"kind": "webhook", "url": url}], "http_hosts": ["127.0.0.1"],

@@ -114,7 +114,7 @@ def _flush(writer: pq.ParquetWriter | None, sink: Any, waiting: list[pa.Table]) 
     """Write the tables as a row group, and forget them; the first ones decide the schema."""
     table = pa.concat_tables(waiting)
     waiting.clear()
-    # Texts repeat; of numbers a dictionary is given up for its size, after a third of a row group's time.
+    # Texts repeat. A dictionary of numbers, of which most differ, takes as long as the rest of the writing.
     texts = [column.name for column in table.schema if pa.types.is_string(column.type)]
     writer = writer or pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), table.schema, use_dictionary=texts, write_page_checksum=True

@@ -23,6 +23,7 @@ from sparkring.pipelines.schedule.run_date import (
     hold_lease,
     stop_at_once,
 )
+from sparkring.pipelines.validate.folders import check_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,6 +124,7 @@ def backfill(
         say(f"{step.ds}  {step.does:<5}  {step.why}")
     if request.dry_run:
         return Exit.OK
+    check_folders(config, ["storage.runs"])  # before the lease, which is kept there
     codes = dict[str, int]()
     with ExitStack() as stack:
         shared = Shared()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ def test_what_cannot_be_read_or_scored_is_named(both: Any, tmp_path: Path) -> No
     without = changed(tmp_path / "without", model, "manifest.json", of_numbers)
     with pytest.raises(NotComparable, match=r"version 3 of 'nightly' cannot score the test rows: .*shop"):
         predict_test_rows(read(without), config, now, rows)
+
+    champion, label = read(model), {"name": "late", "kind": "classes", "values": ["no", "yes"]}
+    named = champion.model.manifest.model_copy(update={"features": now.manifest.features | {"labels": [label]}})
+    other = replace(champion, model=replace(champion.model, manifest=named))
+    with pytest.raises(NotComparable, match=r"its classes are \['no', 'yes'\], this dataset's \[\]"):
+        predict_test_rows(other, config, now, rows)
     regression = nights.config(model={"task": "regression"} | nights.RECIPE["model"])
     with pytest.raises(NotComparable, match="its task is 'binary', this recipe's is 'regression'"):
         predict_test_rows(read(model, regression), regression, now, rows)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
 from sparkring.etl.statistics import Measured, Statistics, bucket_of, measure, merge
-from sparkring.pipelines.promotion.distributions import column_counts, distance, prediction_counts
+from sparkring.pipelines.promotion.distributions import column_counts, distance, prediction_counts, range_counts
 
 WANTED = Measured((("x", "none"),), {"c": "string"})
 COUNTS = st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any).map(np.array)
@@ -79,6 +79,13 @@ def test_categories_are_lined_up_by_value() -> None:
     reference, current = column_counts("c", one, two)
     assert sorted(zip(reference.tolist(), current.tolist(), strict=True)) == [(0, 1), (1, 0), (1, 1), (2, 2)]
     assert distance("infinity_norm", reference, current) == 0.25
+
+
+def test_ranges_are_equally_full_of_the_reference() -> None:
+    reference = np.array([(bucket, 10) for bucket in range(20)])
+    beyond = np.array([(-5, 1), (0, 2), (19, 3), (99, 4)])
+    counts = range_counts(reference, beyond)
+    assert [cells.tolist() for cells in counts] == [[20] * 10, [3, *[0] * 8, 7]]
 
 
 def test_parts_add_up_to_the_whole() -> None:

@@ -156,3 +156,8 @@ def test_slices_are_of_texts_and_nulls_alike() -> None:
         ("c = b", [False, False, False, True]),
         ("c = null", [False, True, False, False]),
     ]
+
+
+def test_rows_of_no_weight_make_no_slice() -> None:
+    rows = ScoredRows("binary", *[np.zeros(4)] * 3, {"c": np.array(["a", "a", "b", "b"])}, np.array([1.0, 1, 0, 1]))
+    assert [name for name, _ in slices_of(PromoteConfig(min_slice_rows=2), rows)] == ["c = a"]

@@ -20,6 +20,7 @@ from sparkring.pipelines.schedule.backfill import BackfillRequest, backfill, dat
 from sparkring.pipelines.schedule.errors import DateTaken
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.run_date import LEASE, DateJob, Shared, hold_lease
+from sparkring.training.launch.failure import LaunchError
 from tests.pipelines.schedule.recipe import write_recipe
 
 NOW = dt.datetime(2024, 12, 1, 12, tzinfo=dt.UTC)
@@ -147,6 +148,14 @@ def test_a_date_that_no_other_would_do_better_than_ends_the_backfill(tmp_path: P
     started.jobs[DATES[1]] = no_room
     code, outcome, _ = run(write_recipe(tmp_path), REQUEST)
     assert code == Exit.RESOURCES and outcome["not_begun"] == DATES[2:]
+
+
+def test_where_runs_cannot_be_stored_nothing_is_begun(tmp_path: Path, started: Jobs) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    recipe = write_recipe(tmp_path)
+    with pytest.raises(LaunchError, match=r"storage.runs = .*: cannot be made or written: .* is a file") as error:
+        run(recipe, REQUEST)
+    assert exit_code(error.value) == Exit.RESOURCES and started.ran == []
 
 
 def test_of_two_backfills_that_overlap_the_second_is_refused(tmp_path: Path, started: Jobs) -> None:

@@ -250,6 +250,9 @@ def test_by_hand_and_back(store: Path, tmp_path: Path, capsys: Any) -> None:
     assert client_of(tracking).get_model_version("hands", "2").tags[EARLIER].splitlines() == [
         "rolled_back: rolled back to version 1: late planes", "promoted: by hand: looked at it", "held: so it is"
     ]  # fmt: skip
+    client_of(tracking).set_registered_model_alias("hands", PREVIOUS, "2")
+    with pytest.raises(ConfigError, match="version 2, which is 'champion' too, of 'hands' has the alias 'previous'"):
+        rollback(config, "")
     for version, why in (
         ("9", "has no version '9'"),
         ("x", "has no version 'x'"),
