@@ -1343,7 +1343,7 @@ MUTANTS = (
         ATTEMPT,
         "self._send_each(self._cuts.replaced(state.rank, state.step or 0))",
         "pass",
-        f"{T_SERVERS} -k checkpoint_and_a_stop",
+        f"{T_SERVERS} -k told_of_it_again",
     ),
     Mutant(ATTEMPT, "self._unstarted | self._dead.keys()", "self._unstarted", f"{T_SERVERS} -k slow_to_come_back"),
     Mutant(ELASTIC, "if reached > before else", "if reached >= before else", f"{T_SERVERS} -k may_die_often"),

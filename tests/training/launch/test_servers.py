@@ -118,6 +118,23 @@ def test_a_replaced_rank_takes_part_in_a_checkpoint_and_a_stop(group: WorkerGrou
     assert 1 <= len(ranks[0]["saved"]) <= 2 and ranks[0]["saved"][-1] == ranks[0]["step"] > 20
 
 
+def test_a_rank_that_dies_before_an_announced_step_is_told_of_it_again(group: WorkerGroup) -> None:
+    """Asked for at its step 10, half a second ahead; it dies at step 14."""
+    seen = Seen()
+
+    def on_event(event: Event) -> None:
+        seen(event)
+        if isinstance(event, RankEvent) and event.name == "fault" and event.data["how"] == "SIGCONT":
+            seen.control.checkpoint()
+
+    job = JobSpec(
+        WORK, {"steps": 60, "step_s": 0.05, "faults": [[1, 10, 0, "SIGCONT"], [1, 14, 0, "SIGKILL"]]}, preload=(),
+        servers_per_host=1, server_entry=SERVE, replaceable_ranks=True,
+    )  # fmt: skip
+    ranks = group.run(job, 2, on_event, seen.attempt, seen.control, Limits(30, 30)).results
+    assert ranks[0]["saved"] == ranks[1]["saved"] and len(ranks[0]["saved"]) == 1
+
+
 @pytest.mark.parametrize(("how", "cause"), [("raise", "exception"), ("exit", "exit")])
 def test_a_rank_that_raises_or_exits_is_not_replaced(group: WorkerGroup, how: str, cause: str) -> None:
     seen = Seen()
