@@ -6,7 +6,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help setup check format test test-slow fuzz mutants demo ui peers nights pages users airflow lock package clean
+.PHONY: help setup check format test test-slow fuzz mutants demo ui peers compare nights pages users airflow lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ nights: setup  ## sixty nights of flights in one go, a command each, with a corr
 
 pages: setup  ## MLflow's pages of 365 nights in a headless browser: seconds, screenshots (needs a chromium on PATH; minutes)
 	@$(BIN)/python benchmarks/night_pages.py --pictures docs --out benchmarks/results/night_pages_2core_202611.md $(ARGS)
+
+compare: setup  ## forms of training beside the ring on Fashion-MNIST, with a slow rank and without (an hour)
+	@$(BIN)/python benchmarks/compare.py --picture docs/compare.png --out benchmarks/results/compare_2core_202611.md $(ARGS)
 
 users: setup  ## a new user's first hour: five problems from `init` to `serve-check`, by the printed commands (minutes)
 	@$(BIN)/python benchmarks/new_user.py --out benchmarks/results/new_user_2core_202611.md $(ARGS)

@@ -168,7 +168,7 @@ def test_with_a_lag_evaluation_and_export_see_every_gradient() -> None:
             lagged.forward_backward(batch)
             lagged.step(1e-2)
         lagged.tables.pull(columns, training=False)
-        seen = lagged.tables._modules["users"].source.rows_of(ids)  # type: ignore[union-attr]
+        seen = lagged.tables.modules["users"].source.rows_of(ids)  # type: ignore[union-attr]
         assert lagged.tables.tables["users"].table.clock == 4
         assert torch.equal(seen, torch.from_numpy(lagged.tables.tables["users"].table.pull(ids.numpy())))
         assert lagged.tables.measured()["users"]["rows"] > 20 and plain.tables._thread is None
