@@ -52,6 +52,17 @@ def prepared(spark: Any, path: Path, partitions: int) -> Rows:
     return sorted((r.user, r.item, r.period, r.taken, r.kind) for r in found.collect())
 
 
+def test_names_that_spark_takes_in_backquotes_only_give_the_same_rows(spark: Any, table: Path, rows: Rows) -> None:
+    path = table.parent / "odd.parquet"
+    pq.write_table(pq.read_table(table).rename_columns(["käufer", "all", "at", "straße 1"]), path)
+    recipe = recommender_project(str(path), Roles("käufer", "all", "at"), table.parent / "odd").recipe["etl"]
+    found = build_rows(spark, {"raw": spark.read.parquet(str(path))}, recipe["views"], recipe["rows"])
+    named = [found[name] for name in ("käufer", "all", "period", "taken", "straße_1")]
+    assert sorted(map(tuple, found.select(*named).collect())) == rows
+    (check,) = recipe["checks"]
+    assert found.where(check["sql"]).count() == len(rows)
+
+
 def first_seen(path: Path) -> dict[tuple[int, str], str]:
     """(user, item) -> the period of the first interaction, by a loop."""
     recipe = recommender_project(str(path), Roles("user", "item", "at"), path.parent / "new").recipe["etl"]
