@@ -657,6 +657,7 @@ MUTANTS = (
     Mutant(NOTIFY, "None if last is None or is_before(end, last.ds) else", "None if last is None else", T_NOTIFY),
     Mutant(NOTIFY, 'if command[1:2] == ["predict"] else OUTCOME', "if False else OUTCOME", T_NOTIFY),
     Mutant(EVALUATE, "    if bad:\n", "    if False:\n", T_EVALUATE),
+    Mutant(f"{PREDICT}/score.py", "use_dictionary=texts, ", "", "tests/pipelines/predict/test_score.py"),
     Mutant(f"{PREDICT}/score.py", "if not finite.all():", "if False:", f"{T_PREDICT} -k finite"),
     Mutant(NOTIFY, '{at_s:.0f}.".encode() + body', '{at_s:.0f}.".encode()', T_NOTIFY),
     Mutant(NOTIFY, "(here.host, here.pid, here.start_ticks)]", "(r.host, r.pid, r.start_ticks)]", T_NOTIFY),
