@@ -10,6 +10,7 @@ import torch
 
 from sparkring.conf.blocks.launch import AveragingConfig
 from sparkring.training.parallel.averaging.rules import peers_of
+from sparkring.training.parallel.gradients import REACH_STEPS
 from tests.ranks.cases_replicas import Naive
 
 pytestmark = pytest.mark.ranks
@@ -172,6 +173,12 @@ def test_a_replica_skips_a_step_alone_and_all_count_it_when_the_window_ends(laun
         assert all(bool(t.isfinite().all()) for t in weights[0].values())
     for rank in ranks:  # the largest count of steps, where moments are averaged
         assert {float(v) for k, v in rank["fp16"]["moments"].items() if k.endswith(".step")} == {6.0}
+
+
+def test_a_replica_without_rows_for_many_steps_is_no_parameter_that_nothing_reaches(launch: Any) -> None:
+    case = {**TORCH, **LOCAL, "uneven": True}
+    ranks = launch(3, "cases_replicas:trained", {"cases": {"local": case}, "steps": REACH_STEPS + 2}, timeout_s=60)
+    assert all(len(rank["local"]["infos"]) == REACH_STEPS + 2 for rank in ranks)
 
 
 SAVED = {  # name -> case, steps before the checkpoint

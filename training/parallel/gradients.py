@@ -67,23 +67,26 @@ def check_trainable(model: nn.Module) -> None:
 class UnreachedParameters:
     """Refuse parameters that no gradient reaches in the first steps on any rank.
 
-    A single step need not reach every parameter.
+    A single step need not reach every parameter, nor, where ranks average weights, the rows of every rank.
     """
 
     def __init__(self, names: Iterable[str], world: int) -> None:
         self.names, self.world = set(names), world
+        self.reached: set[str] = set()
         self.batches = 0
 
     def after_backward(self, reached: Iterable[str]) -> None:
         """Note the parameters that have a gradient now. Collective in the last of the REACH_STEPS steps."""
-        self.names -= set(reached)
+        self.reached |= set(reached)
         self.batches += 1
         if self.batches != REACH_STEPS:
             return
-        everyone: list[set[str]] = [self.names] * self.world
+        own = (self.names, self.reached)
+        everyone: list[tuple[set[str], set[str]]] = [own] * self.world
         if self.world > 1:
-            dist.all_gather_object(everyone, self.names)
-        missing = sorted(set().union(*everyone))
+            dist.all_gather_object(everyone, own)
+        names, found = (set().union(*each) for each in zip(*everyone, strict=True))
+        missing = sorted(names - found)
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise ValueError(
