@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkring.conf.config import RunConfig
@@ -35,12 +36,18 @@ def _is_number(label: Column) -> bool:
 
 
 def value_range(folder: Storage, files: Iterable[str], column: str) -> tuple[float, float] | None:
-    """The least and the largest value of a column in the footers of Parquet files; None where no footer has them."""
+    """The least and the largest value of a column in the footers of Parquet files; None where no footer has them.
+
+    A file that cannot be read says nothing here: the readers name it, and what is wrong with it.
+    """
     low, high = [], []
     for path in spread(tuple(files), LOOKED_AT):
-        with folder.fs.open_input_file(folder.path(path)) as file:
-            footer = pq.ParquetFile(file).metadata
-        place = footer.schema.names.index(column)
+        try:
+            with folder.fs.open_input_file(folder.path(path)) as file:
+                footer = pq.ParquetFile(file).metadata
+            place = footer.schema.names.index(column)
+        except (OSError, ValueError, pa.ArrowException):
+            continue
         for group in range(footer.num_row_groups):
             statistics = footer.row_group(group).column(place).statistics
             if statistics is not None and statistics.has_min_max:

@@ -86,10 +86,10 @@ COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
 T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
-SERVERS = "training/servers"
+SERVERS_FOLDER = "training/servers"
 SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
-    f"{SERVERS}/shard.py",
-    *(f"tests/{SERVERS}/test_{name}.py" for name in ("shard", "server", "replay")),
+    f"{SERVERS_FOLDER}/shard.py",
+    *(f"tests/{SERVERS_FOLDER}/test_{name}.py" for name in ("shard", "server", "replay")),
 )
 RATES, T_RATES = "training/schedules.py", "tests/training/test_schedules.py"
 OWN_OPTIMIZER, T_OWN_OPTIMIZER = "training/own_optimizer.py", "tests/training/test_own_optimizer.py"
@@ -1268,40 +1268,40 @@ MUTANTS = (
         "            clock, attempt = self._latest[worker]\n            self._log(Kind.SKIPPED",
         f"{T_SERVERS_REPLAY} -k died",
     ),
-    Mutant(f"{SERVERS}/definition.py", "max(1.0, staleness) if self.damp else 1.0", "1.0", T_SHARD),
-    Mutant(f"{SERVERS}/definition.py", "(2 * self.bound + 1)", "(2 * self.bound + 2)", T_SHARD),
+    Mutant(f"{SERVERS_FOLDER}/definition.py", "max(1.0, staleness) if self.damp else 1.0", "1.0", T_SHARD),
+    Mutant(f"{SERVERS_FOLDER}/definition.py", "(2 * self.bound + 1)", "(2 * self.bound + 2)", T_SHARD),
     Mutant(
-        f"{SERVERS}/protocol.py",
+        f"{SERVERS_FOLDER}/protocol.py",
         'if not hmac.compare_digest(proof, _proof(secret, b"worker", own, nonce)):',
         "if False:",
         T_SERVER,
     ),
     Mutant(
-        f"{SERVERS}/protocol.py",
+        f"{SERVERS_FOLDER}/protocol.py",
         "            sock.settimeout(max(deadline - time.monotonic(), 1e-3))",
         "            pass",
         T_SERVER,
     ),
     Mutant(
-        f"{SERVERS}/rounds.py",
+        f"{SERVERS_FOLDER}/rounds.py",
         "self._given.setdefault(key, {}).setdefault(worker, value)",
         "self._given.setdefault(key, {})[worker] = value",
         "tests/training/servers/test_rounds.py",
     ),
     Mutant(
-        f"{SERVERS}/partition.py",
+        f"{SERVERS_FOLDER}/partition.py",
         "dims = (1,) * (len(shape) - 1) + (stop - start,) if shape else ()",
         "dims = (stop - start,)",
         "tests/training/servers/test_partition.py",
     ),
     Mutant(
-        f"{SERVERS}/replay.py",
+        f"{SERVERS_FOLDER}/replay.py",
         "self.pulls[server].setdefault(version - event.lag, [])",
         "self.pulls[server].setdefault(version, [])",
         T_SERVERS_REPLAY,
     ),
     Mutant(
-        f"{SERVERS}/segments.py",
+        f"{SERVERS_FOLDER}/segments.py",
         "chain[-1].end > begin",
         "chain[-1].end > end",
         "tests/training/servers/test_segments.py",

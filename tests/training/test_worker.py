@@ -543,8 +543,8 @@ def test_replicas_go_on_inside_a_window_after_a_kill_and_with_fewer_ranks(
     whole = Job(tmp_path / "whole", table, apart).run(group, 3)
     assert whole.losses[30] != pytest.approx(oracle.losses[30], rel=1e-6), "the ring's gradients were summed"
     job, killed = Job(tmp_path / "run", table, apart), list[int]()
-    with pytest.raises(WorkerFailed, match="SIGKILL"):
-        job.run(group, 3, on_step=lambda step: kill_one_rank(step, 6, killed))
+    with pytest.raises(WorkerFailed, match="SIGKILL"):  # past step 10, whose checkpoint waits for that of step 5
+        job.run(group, 3, on_step=lambda step: kill_one_rank(step, 11, killed))
     job.run(group, 3, attempt=2)
     assert job.from_step in (5, 10, 15, 20, 25), "not where a window ends"
     assert [job.losses[30], job.valid[30]] == [whole.losses[30], whole.valid[30]]

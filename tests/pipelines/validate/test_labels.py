@@ -60,3 +60,10 @@ def test_a_label_that_the_task_cannot_learn_is_found_before_training(
 def test_files_without_statistics_say_nothing(tmp_path: Path) -> None:
     pq.write_table(pa.table({"y": [5.0]}), tmp_path / "y.parquet", write_statistics=False)
     assert value_range(open_storage(str(tmp_path)), ["y.parquet"], "y") is None
+
+
+def test_a_file_that_cannot_be_read_is_left_to_the_readers(tmp_path: Path) -> None:
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1")
+    pq.write_table(pa.table({"y": [5.0, 7.0]}), tmp_path / "y.parquet")
+    files = ["gone.parquet", "cut.parquet", "y.parquet"]
+    assert value_range(open_storage(str(tmp_path)), files, "y") == (5.0, 7.0)
