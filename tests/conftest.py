@@ -65,7 +65,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
     sklearn_sets = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}  # when it is imported
     changed -= (
-        {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+        {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
         | sklearn_sets
         | {k for k in changed if k.startswith(("SPARK_", "PYSPARK_"))}
     )
