@@ -129,7 +129,13 @@ def make_served(
     tables: TableSettings,
     servers: ServersAt | None,
 ) -> ServersStrategy:
-    """The strategy of a rank whose weights are on servers; `build_strategy` says what its arguments are."""
+    """Make the strategy of a rank whose weights are on servers. ValueError where no server was started.
+
+    Args:
+        config, device, clip_norm, timeout, tables: as of build_strategy.
+        info: this process among all.
+        servers: where they are, and their secret.
+    """
     if servers is None or not servers.addresses:
         raise ValueError(
             f"parallel.servers.per_host = {config.servers.per_host}: no server was started; `sparkring run` starts them"

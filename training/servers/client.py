@@ -43,7 +43,7 @@ CONNECT_S = 0.2  # between attempts to connect
 ALL_BYTES = -1  # of changes of a table: copy everything
 
 
-class ServerError(RuntimeError):
+class RequestFailed(RuntimeError):
     """A server refused a request, or is gone."""
 
 
@@ -197,7 +197,7 @@ class Connection:
     """To one server, for one thread."""
 
     def __init__(self, server: int, address: tuple[str, int], secret: bytes, timeout_s: float) -> None:
-        """Connect and prove the secret. ServerError where the server is not there.
+        """Connect and prove the secret. RequestFailed where the server is not there.
 
         Args:
             server: its number.
@@ -218,7 +218,9 @@ class Connection:
                 raise
             except (OSError, EOFError) as error:
                 if time.monotonic() > deadline:
-                    raise ServerError(f"server {server} at {address[0]}:{address[1]}: no connection: {error}") from None
+                    raise RequestFailed(
+                        f"server {server} at {address[0]}:{address[1]}: no connection: {error}"
+                    ) from None
                 time.sleep(CONNECT_S)
         self._sock.settimeout(timeout_s)
 
@@ -226,18 +228,18 @@ class Connection:
         try:
             self.sent_bytes += send(self._sock, kind, numbers, body)
         except OSError as error:
-            raise ServerError(f"server {self.server} is gone: {error}") from None
+            raise RequestFailed(f"server {self.server} is gone: {error}") from None
 
     def hear(self) -> Frame:
-        """The answer to the oldest question. ServerError where there is none, or it was refused."""
+        """The answer to the oldest question. RequestFailed where there is none, or it was refused."""
         try:
             frame = receive(self._sock)
         except TimeoutError:
-            raise ServerError(f"server {self.server}: no answer in {self.timeout_s:g} s; a rank may hang") from None
+            raise RequestFailed(f"server {self.server}: no answer in {self.timeout_s:g} s; a rank may hang") from None
         except (OSError, EOFError) as error:
-            raise ServerError(f"server {self.server} is gone: {error}") from None
+            raise RequestFailed(f"server {self.server} is gone: {error}") from None
         if frame.kind == Answer.REFUSED:
-            raise ServerError(f"server {self.server}: {bytes(frame.body).decode()}")
+            raise RequestFailed(f"server {self.server}: {bytes(frame.body).decode()}")
         return frame
 
     def call(self, kind: Request, numbers: Sequence[int] = (), body: Sequence[Buffer] = ()) -> Frame:

@@ -227,6 +227,13 @@ class Shard:
             self._log(Kind.UNUSED, worker, attempt, clock, self._pulled.pop(worker))
 
     def _log(self, kind: Kind, worker: int, attempt: int, clock: int, version: int) -> None:
+        """Log what became of a gradient.
+
+        Args:
+            kind: that.
+            worker, attempt, clock: whose, of which try and step.
+            version: of the pull it was computed with.
+        """
         event = PushEvent(kind, worker, attempt, clock, self.version - version)
         event.packed()  # raises now, not at the cut, where it does not fit
         self.events.append(event)

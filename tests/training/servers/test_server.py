@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkring.training.servers.client import ALL_BYTES, Client, ServerError, whole_states
+from sparkring.training.servers.client import ALL_BYTES, Client, RequestFailed, whole_states
 from sparkring.training.servers.protocol import NONCE, ProtocolError, Request, pack_tensors, receive, unpack_tensors
 from sparkring.training.servers.rounds import START
 from sparkring.training.servers.server import MAX_PENDING
@@ -24,7 +24,7 @@ def test_a_connection_without_the_secret_can_neither_read_nor_write_nor_stall() 
     given = definition(1)
     with servers(1, 1) as made:
         port = made[0].port
-        with pytest.raises((ProtocolError, ServerError)):
+        with pytest.raises((ProtocolError, RequestFailed)):
             Client([("127.0.0.1", port)], b"x" * 32, 0, 1, 5.0)
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_PENDING // 2)]
         liar = socket.create_connection(("127.0.0.1", port))
@@ -64,17 +64,17 @@ def test_connections_that_only_wait_make_room_after_a_while(monkeypatch: pytest.
 def test_a_refused_request_says_why_and_the_connection_goes_on() -> None:
     with servers(1, 2) as made:
         client = Client([("127.0.0.1", made[0].port)], SECRET, 0, 2, 5.0)
-        with pytest.raises(ServerError, match="have not been told what they hold"):
+        with pytest.raises(RequestFailed, match="have not been told what they hold"):
             client.counts()
         client.define(definition(2))
         other = Client([("127.0.0.1", made[0].port)], SECRET, 1, 2, 5.0)
-        with pytest.raises(ServerError, match="other parameters on other ranks"):
+        with pytest.raises(RequestFailed, match="other parameters on other ranks"):
             other.define(definition(2, bound=1))
-        with pytest.raises(ServerError, match="request 99: there is none"):
+        with pytest.raises(RequestFailed, match="request 99: there is none"):
             client.connections[0].call(99)  # type: ignore[arg-type]
-        with pytest.raises(ServerError, match="bytes of ids"):
+        with pytest.raises(RequestFailed, match="bytes of ids"):
             client.connections[0].call(Request.LOOK_UP, (5, 0), [b"12345678"])
-        with pytest.raises(ServerError, match="a push of 8 bytes"):
+        with pytest.raises(RequestFailed, match="a push of 8 bytes"):
             client.connections[0].call(Request.PUSH, (0, 0, 0, 0, 0, 0, 0, 0), [b"12345678"])
         assert client.counts()[0]["applied"] == 0
         client.close(), other.close()
@@ -103,7 +103,7 @@ def test_a_server_whose_promise_is_broken_ends_and_says_which() -> None:
     with servers(1, 2) as made:
         client = connect(made, 0, given)
         client.begin(0)
-        with pytest.raises(ServerError, match="gone"):
+        with pytest.raises(RequestFailed, match="gone"):
             run_clock(client, 1) if False else client.write_logs(3)
         time.sleep(0.2)
         assert "the log is cut at clock 3" in str(made[0].ended_with)  # type: ignore[attr-defined]
