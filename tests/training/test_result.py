@@ -59,6 +59,11 @@ def test_a_damaged_summary_is_named_with_the_key(tmp_path: Path, key: str, value
         read_result(open_storage(str(tmp_path)))
 
 
+def test_a_run_that_has_not_finished_is_said_to_be_that(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="has no summary.json: the run has not finished"):
+        read_result(open_storage(str(tmp_path)))
+
+
 def test_test_metrics_are_named_by_model_and_baseline() -> None:
     result = train_result(scores={MODEL: {"auc": 0.8}, "logistic regression (Spark MLlib)": {"auc": 0.7}})
     assert result.test_metrics() == {"test/auc": 0.8, "test/logistic_regression/auc": 0.7}
