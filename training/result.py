@@ -323,7 +323,7 @@ def read_result(folder: Storage) -> TrainResult:
     """The result in a run folder. Raises ManifestError where summary.json is missing or damaged."""
     if not folder.exists(SUMMARY):
         raise ManifestError(
-            f"{folder.uri}: has no {SUMMARY}: the run has not finished (the same command goes on with it), or this is no "
-            "folder of a run"
+            f"{folder.uri}: has no {SUMMARY}: the run has not finished (the same command goes on with it), "
+            "or this is no folder of a run"
         )
     return read(TrainResult, folder, SUMMARY, ManifestError)

@@ -60,7 +60,7 @@ def test_a_damaged_summary_is_named_with_the_key(tmp_path: Path, key: str, value
 
 
 def test_a_run_that_has_not_finished_is_said_to_be_that(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="has no summary.json: the run has not finished"):
+    with pytest.raises(ManifestError, match=r"has no summary\.json: the run has not finished"):
         read_result(open_storage(str(tmp_path)))
 
 
