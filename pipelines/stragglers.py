@@ -40,7 +40,8 @@ WHAT_NEXT = {
     "bound": "parallel.servers.bound, whose ranks train on weights that lack some gradients",
     "local": "parallel.averaging.kind: local_sgd (docs/averaging.md), which needs more steps for the same loss",
     "none": "parallel.servers.bound: null, where nothing limits how old weights are",
-}  # families that there are: backup workers are simulated, and not offered
+    "backup": "parallel.servers.backup, whose steps are the ring's, of the gradients that come first",
+}
 Seconds = Annotated[Finite, Field(ge=0)]
 
 
@@ -145,7 +146,6 @@ def _verdict(forms: Sequence[Form], exchange: float, repaired: float) -> list[st
         exchange: its share of a step.
         repaired: rate of the ring over its own, were no rank slow all the time.
     """
-    forms = [form for form in forms if form.family in WHAT_NEXT]
     best = max(forms, key=lambda form: form.rate)
     good = [form for form in forms if form.rate >= WORTH and form.rate >= NEAR * best.rate]
     codec = (

@@ -65,7 +65,7 @@ class Reporter(Protocol):
     def heartbeat(self, step: int, phase: str) -> None: ...
     def event(self, kind: str, data: dict[str, Any]) -> None: ...
     def ask_checkpoint(self) -> None: ...
-    def begin_steps(self, step: int, last: int) -> None: ...
+    def begin_steps(self, step: int, last: int, lookahead: int = 1) -> None: ...
     def cut_after(self, step: int) -> tuple[bool, bool]: ...
 
 
@@ -106,6 +106,13 @@ def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
         return config.steps
     assert config.epochs is not None
     return config.epochs * steps_per_epoch
+
+
+def next_meeting(step: int, steps_per_epoch: int, config: TrainConfig, checkpoint: CheckpointConfig) -> int:
+    """The first step after `step` at which an epoch ends, or ranks evaluate or write a checkpoint on schedule."""
+    last = total_steps(config, steps_per_epoch)
+    every = [steps_per_epoch, config.eval_every_steps, checkpoint.every_steps]
+    return min(last, *((step // each + 1) * each for each in every if each))
 
 
 def improved(value: float, best: float | None, mode: str, min_delta: float = 0.0) -> bool:
@@ -168,26 +175,27 @@ def fit(
     timing = LoopTiming()
     window = LossWindow(state.loss_sum, state.loss_rows)
     batches = strategy.ahead(reader.batches(state.consumed_samples, last - state.step))
-    reporter.begin_steps(state.step, last)
+    reporter.begin_steps(state.step, last, strategy.lookahead)
     for batch in timing.waiting(batches):
         reporter.heartbeat(state.step, "step")
         lr = callbacks.lr_at(state.step) * state.plateau.share
         waited_s = strategy.waited_s
         with timing.measure("step"):
             loss_of_rows = strategy.forward_backward(batch)
-            window.add(loss_of_rows, batch.global_rows)
             info = strategy.step(lr)
         timing.step_done(strategy.waited_s - waited_s)
-        callbacks.on_step(*divmod(state.step, steps_per_epoch), batch)
+        window.add(loss_of_rows if info.counted else torch.zeros_like(loss_of_rows), batch.rows_of_step)
+        if info.counted:  # else these rows come again
+            callbacks.on_step(*divmod(state.step, steps_per_epoch), batch)
         state = after_step(state, batch, info)
         if info.skipped:
             on_skipped(state, info.first_bad_rank, config.max_skipped_steps, reporter)
-        callbacks.on_stepped(state, Stepped(loss_of_rows, batch.global_rows, lr, info))
+        callbacks.on_stepped(state, Stepped(loss_of_rows, batch.rows_of_step, lr, info))
 
         if state.step % config.log_every_steps == 0 or state.step == last:
             values = {"lr": lr, "grad_norm": info.grad_norm, "epoch": state.step / steps_per_epoch}
             values["skipped_steps"] = float(state.skipped_steps)
-            perf = timing.take(reader, strategy, batch.global_rows)
+            perf = timing.take(reader, strategy, batch.rows_of_step)
             loss = {"train/loss": window.close(strategy, is_first=reporter.rank == 0)}
             reporter.metrics(state.step, {f"train/{name}": value for name, value in values.items()} | perf, loss)
 

@@ -46,7 +46,7 @@ from sparkring.training.worker import (
 )
 
 CPU = torch.device("cpu")
-KEPT = 4  # batches of a rank: servers that are ahead of others in a replay ask for the next one or two
+KEPT = 64  # batches of a rank: servers ahead of others in a replay ask for the next ones, backup workers for late ones
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Ranks:
         self.strategy.rank, self.strategy.clock = one.worker, one.clock
         self.strategy.compute(batch, pulled, self.strategy.distinct_ids(batch))
         self.strategy.awaits_step = False
-        gradient, _ = self.strategy.gradient(self.lr_at(one.clock))
+        gradient, _ = self.strategy.gradient(self.lr_at(one.clock if one.step is None else one.step))
         self.strategy.prepared.optimizer.zero_grad(set_to_none=True)
         return gradient
 

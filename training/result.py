@@ -54,22 +54,23 @@ class ServerTotals:
     repeated: Count  # pushes that came again, and were not applied again
     rejected: Count  # pushes above max_lag, which were computed again
     not_finite: dict[int, Count]  # by rank; they were not applied
+    late: dict[int, Count] = field(default_factory=dict)  # by rank; computed again, since their step had enough others
 
     @classmethod
     def of(cls, servers: Sequence[Mapping[str, Any]]) -> ServerTotals:
         """Add up what each server has counted."""
         histograms: dict[str, dict[int, int]] = {}
-        for name in ("gaps", "lags", "not_finite"):
+        for name in ("gaps", "lags", "not_finite", "late"):
             total = sum((Counter({int(k): n for k, n in each[name].items()}) for each in servers), Counter())
             histograms[name] = dict(sorted(total.items()))
         numbers = {name: sum(each[name] for each in servers) for name in ("applied", "repeated", "rejected")}
-        gaps, lags, not_finite = (histograms[name] for name in ("gaps", "lags", "not_finite"))
-        return cls(gaps=gaps, lags=lags, not_finite=not_finite, **numbers)
+        return cls(**histograms, **numbers)  # type: ignore[arg-type]
 
     def metrics(self) -> Scores:
         """By the names in MLflow: `servers/repeated`, `servers/gap/2`, `servers/lag_mean`."""
         found = {f"servers/{name}": float(getattr(self, name)) for name in ("applied", "repeated", "rejected")}
         found["servers/not_finite"] = float(sum(self.not_finite.values()))
+        found |= {f"servers/late/{rank}": float(count) for rank, count in self.late.items()}
         for name, counts in (("gap", self.gaps), ("lag", self.lags)):
             total = sum(counts.values())
             found |= {f"servers/{name}/{value}": count / total for value, count in counts.items()}

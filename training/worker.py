@@ -36,8 +36,10 @@ from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
-from sparkring.training.data.batch import Batch, Reader
+from sparkring.training.data.audit.parts import PartsAudit
+from sparkring.training.data.batch import Batch, Part, Reader
 from sparkring.training.data.build import make_reader
+from sparkring.training.data.parts import PartsReader
 from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from sparkring.training.data.resume import explain_difference
 from sparkring.training.data.weights import WeightedReader
@@ -51,6 +53,7 @@ from sparkring.training.loop import (
     TrainerState,
     fit,
     improved,
+    next_meeting,
     pick,
     sum_over_ranks,
     total_steps,
@@ -61,6 +64,7 @@ from sparkring.training.models.initial import InitialModel, Unrecordable, eager_
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ENGINE
 from sparkring.training.parallel.sparse import TableSettings
@@ -100,8 +104,40 @@ class Parts:
 
     def open_reader(self, split: str, training: bool) -> Reader:
         """Open this rank's share of a split. Evaluation reads every row once, in stored order."""
+        reader = self._open_parts() if training and self.config.parallel.servers.backup else None
+        self.readers.append(reader or self._open_share(self.config.data, split, training))
+        return self.readers[-1]
+
+    def _open_parts(self) -> Reader | None:
+        """Open what reads the parts that this rank is given; None where no rank is a backup."""
+        strategy, data = self.strategy, self.config.data
+        if not isinstance(strategy, BackupStrategy):
+            return None
+        checked = data.model_copy(update={"verify": "off"})  # by the ranks whose own these are
+
+        def take(step: int) -> Part | None:
+            meeting = next_meeting(step, own.steps_per_epoch, self.config.train, self.config.checkpoint)
+            cut = self.ctx.next_cut()
+            return strategy.take(meeting if cut is None else min(meeting, cut))
+
+        def open_stream(stream: int) -> Reader:
+            return self._open_share(checked, "train", True, stream)
+
+        stream = strategy.data_rank % strategy.parts
+        own = self._open_share(data, "train", True, stream)
+        return PartsReader(own, stream, open_stream, take)
+
+    def _open_share(self, data: DataConfig, split: str, training: bool, stream: int | None = None) -> Reader:
+        """Open a share of a split.
+
+        Args:
+            data: how it is read.
+            split: which.
+            training: else every row comes once, in stored order.
+            stream: of the parts of training; None: this rank's share.
+        """
         config, strategy, world = self.config, self.strategy, self.ctx.world_size
-        asks_others = config.data.on_corrupt == "quarantine" or bool(config.data.filters)
+        asks_others = data.on_corrupt == "quarantine" or bool(data.filters)
         together = asks_others and world > 1
         gather = data_gather(strategy, self.ctx, config.checkpoint.timeout_s) if together else gather_alone
         rows = self.manifest.splits[split].rows
@@ -109,9 +145,9 @@ class Parts:
         weight = self.manifest.weight
         names = [*self.columns.read, *([weight["column"]] if weight is not None else [])]
         request = ReadRequest(self.dataset, self.manifest, split, names, batch)
-        rank = DataRank(strategy.data_rank, strategy.data_size, self.device, gather, self.ctx.on_progress)
-        self.readers.append(make_weighted_reader(config.data, request, rank, evaluation=not training))
-        return self.readers[-1]
+        number, size = (strategy.data_rank, strategy.data_size) if stream is None else (stream, strategy.parts)
+        rank = DataRank(number, size, self.device, gather, self.ctx.on_progress)
+        return make_weighted_reader(data, request, rank, evaluation=not training)
 
     def whole_split(self) -> WholeSplit:
         """A collector for one evaluation."""
@@ -259,7 +295,7 @@ def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
 
 
 def make_callbacks(
-    parts: Parts, training: Reader, valid: Reader, record: dict[str, Any], audit: AuditLog | None
+    parts: Parts, training: Reader, valid: Reader, record: dict[str, Any], audit: AuditLog | PartsAudit | None
 ) -> Callbacks:
     """What the loop calls between two steps.
 
@@ -295,13 +331,14 @@ def make_callbacks(
 
     def on_step(epoch: int, step: int, batch: Batch) -> None:
         if audit is not None:
-            audit.record(epoch, step, batch)
+            audit.record(*(epoch, step) if batch.part is None else divmod(batch.part.clock, per_epoch), batch)
 
     follow = follow_plateau(parts.config)
 
     def on_stepped(state: TrainerState, made: Stepped) -> None:
         if hooks.sees_steps:
-            loss = loss_seen(strategy, float(made.loss_sum)) / max(made.global_rows, 1)
+            own = float(made.loss_sum) if made.info.counted else float("nan")
+            loss = loss_seen(strategy, own) / max(made.global_rows, 1)
             epoch, info, world = state.step / per_epoch, made.info, ctx.world_size
             samples = state.consumed_samples
             hooks.stepped(StepSeen(state.step, epoch, samples, loss, made.lr, info.grad_norm, info.skipped, world))
@@ -320,13 +357,14 @@ def make_callbacks(
 def loss_seen(strategy: Strategy, loss_sum: float) -> float:
     """The loss over the rows of a step's global batch that hooks see. Collective where ranks meet in each step.
 
-    Where they do not (parallel.averaging), nothing makes them: rank 0's rows stand for all.
+    Where they do not (parallel.averaging, parallel.servers), nothing makes them: rank 0's rows stand for all. NaN where
+    its gradient came too late for the step.
 
     `loss_sum`: over this rank's rows.
     """
     if strategy.meets_each_step:
         return sum_over_ranks(strategy, [loss_sum])[0]
-    return loss_sum * strategy.data_size
+    return loss_sum * strategy.parts
 
 
 def open_checkpoints(
@@ -389,7 +427,7 @@ def resume(parts: Parts, record: dict[str, Any]) -> TrainerState:
     return state
 
 
-def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog | None) -> TrainerState:
+def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog | PartsAudit | None) -> TrainerState:
     """Begin to train at `begun`, or where the rank had come whose place this one takes. Collective.
 
     Args:
@@ -405,7 +443,10 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
         return begun
     step, kept = found
     state = TypeAdapter(TrainerState).validate_json(kept)
-    if audit is not None:
+    if isinstance(audit, PartsAudit):
+        assert isinstance(strategy, BackupStrategy) and isinstance(training, PartsReader)
+        audit.record_again(strategy.counted_parts(), training.read, training.steps_per_epoch)
+    elif audit is not None:
         record_again(audit, training, begun.step, step)
     return replace(state, step=step, consumed_samples=training.epochs.consumed_at(step), skipped_in_a_row=0)
 
@@ -421,8 +462,8 @@ def record_again(audit: AuditLog, training: Reader, begun: int, step: int) -> No
         begun: steps made when the attempt began.
         step: steps made by the rank that died.
     """
-    last = audit.take_over()
-    first = begun if last is None else last[0] * training.steps_per_epoch + last[1] + 1
+    recorded = audit.take_over()
+    first = recorded[-1].epoch * training.steps_per_epoch + recorded[-1].step + 1 if recorded else begun
     for number, batch in enumerate(training.batches(training.epochs.consumed_at(first), max(step - first, 0)), first):
         audit.record(*divmod(number, training.steps_per_epoch), batch)
 
@@ -680,20 +721,21 @@ def data_gather(strategy: Strategy, ctx: WorkerContext, timeout_s: float) -> All
     return gather
 
 
-def open_audit(parts: Parts, reader: Reader) -> AuditLog | None:
+def open_audit(parts: Parts, reader: Reader) -> AuditLog | PartsAudit | None:
     """The log of the rows this data rank consumes; None unless `data.audit` is set."""
-    strategy = parts.strategy
+    strategy, ctx = parts.strategy, parts.ctx
     if not parts.config.data.audit or not strategy.is_data_leader:
         return None
     header = AuditHeader(
         format=FORMAT,
-        attempt=parts.ctx.attempt,
+        attempt=ctx.attempt,
         rank=strategy.data_rank,
-        size=strategy.data_size,
-        dataset=parts.ctx.payload["dataset"],
+        size=strategy.parts,
+        dataset=ctx.payload["dataset"],
         order_state=reader.order_state(),
     )
-    return AuditLog(parts.run.at("audit"), header)
+    log_of = PartsAudit if isinstance(reader, PartsReader) else AuditLog
+    return log_of(parts.run.at("audit"), header)
 
 
 class Predictions:

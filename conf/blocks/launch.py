@@ -67,6 +67,9 @@ class ServersConfig(Strict):
         None, description="a gradient older than so many updates of a server is computed again; null: none is"
     )
     damp: bool = Field(False, description="the rate of a gradient falls with its age (arXiv:1511.05950)")
+    backup: Annotated[int, Field(ge=0)] = Field(
+        0, description="ranks that a step does not wait for: the first gradients make it, and no row is lost"
+    )
 
     @field_validator("bound")
     @classmethod

@@ -208,7 +208,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
         "remove it, or set parallel.averaging.kind to diloco",
     ),
     NoEffect(
-        ("parallel.servers.bound", "parallel.servers.max_lag", "parallel.servers.damp"),
+        ("parallel.servers.bound", "parallel.servers.max_lag", "parallel.servers.damp", "parallel.servers.backup"),
         lambda c: c.parallel.servers.per_host == 0,
         "where parallel.servers.per_host is 0",
         "remove it, or set parallel.servers.per_host",
@@ -342,6 +342,22 @@ CONFLICTS: tuple[Conflict, ...] = (
         lambda c: c.parallel.servers.per_host > 0 and _is_hashed(c) and c.tables.place == "replicate",
         "tables.place = replicate: with parallel.servers.per_host = {c.parallel.servers.per_host} rows are on the "
         "servers, not on ranks; leave it at shard",
+    ),
+    Conflict(
+        lambda c: 2 * c.parallel.servers.backup > c.launch.world > 1,
+        "parallel.servers.backup = {c.parallel.servers.backup}: of launch.world = {c.launch.world} ranks a step must "
+        "wait for half at least; lower it, or raise launch.world",
+    ),
+    Conflict(
+        lambda c: c.parallel.servers.backup > 0 and bool(c.data.filters or c.data.on_corrupt == "quarantine"),
+        "parallel.servers.backup = {c.parallel.servers.backup}: ranks read each other's rows when one is late, and "
+        "data.filters and data.on_corrupt = 'quarantine' are agreed on by all ranks before the first; filter rows in "
+        "etl, or set backup to 0",
+    ),
+    Conflict(
+        lambda c: c.parallel.servers.backup > 0 and (c.data.mix is not None or c.data.reader == "petastorm"),
+        "parallel.servers.backup = {c.parallel.servers.backup}: ranks read each other's rows when one is late, which "
+        "data.mix and data.reader = 'petastorm' cannot; use the native reader of one dataset, or set backup to 0",
     ),
     Conflict(
         lambda c: c.data.audit and c.data.mix is not None,

@@ -45,6 +45,10 @@ def _served(facts: Facts) -> bool:
     return int(facts.parallel["servers"]["per_host"]) > 0
 
 
+def _backed(facts: Facts) -> bool:
+    return int(facts.parallel["servers"]["backup"]) > 0
+
+
 def _late(facts: Facts) -> int:
     """The least parallel.servers.max_lag that a gradient which is computed again can keep to."""
     return facts.mesh["dp"] - 1
@@ -280,6 +284,18 @@ RULES: tuple[Rule, ...] = (
         ),
         "parallel.servers.max_lag={servers[max_lag]} with dp({dp}): a gradient that is computed again may meet one "
         "push of each other rank, so it must be at least dp - 1; raise it, or set it to null",
+    ),
+    Rule(
+        "servers-backup-bound",
+        lambda f: _served(f) and _backed(f) and f.parallel["servers"]["bound"] != 0,
+        "parallel.servers.backup={servers[backup]} with bound={servers[bound]}: ranks that may be ahead wait for no "
+        "other in a step, so there is none to go on without; leave bound at 0, or backup",
+    ),
+    Rule(
+        "servers-backup-alone",  # not refused: recovery may go on with one rank
+        lambda f: _served(f) and _backed(f) and f.mesh["dp"] == 1,
+        "parallel.servers.backup={servers[backup]} with dp({dp}): has no effect, since there is no other rank",
+        refused=False,
     ),
     Rule(
         "servers-lag-bound",

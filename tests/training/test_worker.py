@@ -170,6 +170,7 @@ class Job:
         self.metrics: dict[int, dict[str, float]] = {}
         self.valid: dict[int, dict[str, float]] = {}
         self.from_step, self.phases = 0, list[str]()
+        self.furthest = 0  # step that any rank has begun
         self.servers: list[int] = []  # process ids of parameter servers, the last attempt's last
         self.replaced: list[RankReplaced] = []
         self.results: list[Any] = []
@@ -198,6 +199,7 @@ class Job:
                 self.replaced.append(event)
             elif isinstance(event, Heartbeat):
                 self.phases.append(event.phase)
+                self.furthest = max(self.furthest, event.step)
 
         payload = {"config": self.config, "dataset": str(self.table), "run": str(self.folder)}
         env = {"OWN_HOOKS_FILE": str(self.folder / "seen"), "BEST_FILE": str(self.folder / "best.txt")}

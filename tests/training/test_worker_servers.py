@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.local import local_group
+from sparkring.training.models.tabular import Tabular
 from sparkring.training.replay_run import ReplayReport, replay_run
 from sparkring.training.servers.event_log import EVENTS
 from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
@@ -189,3 +192,143 @@ def test_a_rank_whose_gradients_are_not_finite_is_named_and_its_pushes_are_refus
     strict = Job(tmp_path / "strict", poisoned, *served, "train.max_skipped_steps=0")
     with pytest.raises(WorkerFailed, match=r"1 steps in a row had gradients that are not finite"):
         strict.run(group, 2)
+
+
+BACKED = (*SERVED, "parallel.servers.backup=1")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_with_backup_workers_every_row_makes_one_step_and_the_logs_give_the_same_bits(
+    group: WorkerGroup,
+    ring: Job,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+    world: int,
+) -> None:
+    job = Job(tmp_path / "run", hashed, *BACKED, "model.args.dropout=0.2").run(group, world)
+    assert job.result.finished and job.result.steps == ring.result.steps
+    assert job.result.consumed_samples == ring.result.consumed_samples
+    assert {r["steps"] for r in job.results} == {30} and len({r["best_value"] for r in job.results}) == 1
+    assert job.losses[30] == pytest.approx(ring.losses[30], rel=0.15)
+    servers = job.result.servers
+    assert servers is not None and servers.applied == 30 * (world - 1) * 2, "at two servers"
+    assert job.result.hot_ids[TABLE].total == ring.result.hot_ids[TABLE].total, (
+        "ids of rows that came too late count once"
+    )
+    check_whole(job)
+
+
+def is_last_rank() -> bool:
+    return os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "0")) - 1)
+
+
+class Slow(Tabular):
+    """Sleeps in each forward pass of training on the last rank."""
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        if self.training and is_last_rank():
+            time.sleep(0.15)
+        return super().forward(*columns)
+
+
+class Stopping(Tabular):
+    """Stops the last rank's process in its tenth step."""
+
+    passes = 0
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.training and self.passes == 10 and is_last_rank():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().forward(*columns)
+
+
+MODELS = "model.factory=tests.training.test_worker_servers:"
+
+
+def test_a_rank_that_is_always_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Its rows are computed by the others."""
+    slow = (f"{MODELS}Slow", "train.epochs=6", *FEW_MEETINGS[1:])
+    job = Job(tmp_path / "run", hashed, *BACKED, *slow).run(group, 3)
+    servers = job.result.servers
+    assert job.result.finished and servers is not None and servers.late[2] >= 1
+    waited = Job(tmp_path / "waited", hashed, *SERVED, *slow).run(group, 3)
+    assert waited.result.train_s > 60 * 0.15 > 2 * job.result.train_s
+    check_whole(job)
+
+
+def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
+    group: WorkerGroup,
+    ring: Job,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A stop may come at any step: what is trained on by then is whole global batches."""
+    job = Job(tmp_path / "run", hashed, *BACKED, "checkpoint.every_steps=1000")
+    for attempt, (world, until) in enumerate([(3, 7), (2, 16), (1, 22)], 1):
+        control = Control()
+
+        def stop(step: int, until: int = until, control: Control = control) -> None:
+            if step >= until:
+                control.stop()
+
+        job.run(group, world, attempt, on_step=stop, control=control)
+        assert not job.result.finished and job.result.consumed_samples == job.result.steps * 100
+    check_whole(job)
+    job.config = Job(tmp_path / "run", hashed, *SETTINGS, "data.audit=true").config
+    job.run(group, 2, attempt=4)
+    assert job.from_step >= 22 and job.result.finished and job.result.engine != "servers"
+    assert audit_run(str(job.folder)).ok
+    assert job.losses[30] == pytest.approx(ring.losses[30], rel=0.15)
+
+
+def test_killed_backup_workers_are_replaced_and_no_part_is_lost_or_recorded_twice(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job, killed = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS), list[int]()
+
+    def kill(step: int) -> None:
+        if step >= 30 * (len(killed) + 1) and len(killed) < 4:
+            kill_one_rank(step, step, one := list[int]())
+            killed.extend(one)
+
+    job.run(group, 3, on_step=kill)
+    assert len(killed) == len(job.replaced) == 4 and job.result.finished and job.result.steps == 200
+    servers = job.result.servers
+    assert servers is not None and servers.applied == 200 * 2 * 2
+    check_whole(job)
+
+
+def test_a_stopped_rank_holds_up_only_the_next_meeting(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
+    job = Job(tmp_path / "run", hashed, *BACKED, *FEW_MEETINGS, f"{MODELS}Stopping")
+    stopped: list[psutil.Process] = []
+
+    def resume() -> None:
+        """When the others are far ahead."""
+        give_up = time.monotonic() + 30
+        while time.monotonic() < give_up and not (stopped and job.furthest >= 190):
+            time.sleep(0.05)
+            children = [] if stopped else psutil.Process().children(recursive=True)
+            stopped.extend(child for child in children if child.status() == psutil.STATUS_STOPPED)
+        reached.append(job.furthest)
+        for child in stopped:
+            child.resume()
+
+    reached: list[int] = []
+    watching = threading.Thread(target=resume)
+    watching.start()
+    job.run(group, 3)
+    watching.join()
+    assert len(stopped) == 1 and reached[0] >= 190 and job.result.finished
+    check_whole(job)
+
+
+def test_a_part_that_is_not_finite_skips_one_step_on_every_rank(group: WorkerGroup, tmp_path: Path) -> None:
+    poisoned = write_table(tmp_path, poisoned=True)
+    words = ("parallel.servers.per_host=2", "parallel.servers.backup=1", "data.audit=true")
+    job = Job(tmp_path / "run", poisoned, *words).run(group, 3)
+    assert {r["skipped_steps"] for r in job.results} == {3}, "once an epoch"
+    assert job.result.finished and all(torch.isfinite(weight).all() for weight in job.weights().values())
+    check_whole(job)

@@ -38,6 +38,14 @@ class Ragged:
         return Ragged(self.values[start:stop], tuple(levels))
 
 
+@dataclass(frozen=True, order=True)
+class Part:
+    """What data rank `stream` reads of global batch number `clock` of the run."""
+
+    clock: int
+    stream: int
+
+
 @dataclass(frozen=True)
 class Batch:
     """One rank's rows of one global batch; a rank may hold none.
@@ -52,6 +60,13 @@ class Batch:
     weight: torch.Tensor | None = None  # (B,) how much a row counts: 0 on padding rows; None = all ones
     ids: torch.Tensor | None = None  # (B,) int64 stored row numbers, decoded with the values, in audit mode
     real: torch.Tensor | None = None  # (B,) bool, on the host: false on padding rows; None = all true
+    part: Part | None = None  # with backup workers: whose rows these are; None: this rank's own, of this step
+    step_rows: int | None = None  # with backup workers: rows of this step's global batch; None: `global_rows`
+
+    @property
+    def rows_of_step(self) -> int:
+        """Rows of the global batch that this step is counted as, without padding."""
+        return self.global_rows if self.step_rows is None else self.step_rows
 
     def row_weights(self, device: torch.device | None = None) -> torch.Tensor:
         if self.weight is not None:

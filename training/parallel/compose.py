@@ -37,6 +37,7 @@ from sparkring.training.parallel.process_groups import (
     make_device_mesh,
     start_process_group,
 )
+from sparkring.training.parallel.servers.backup import BackupStrategy, usable_backup
 from sparkring.training.parallel.servers.link import ServerLink, ServersAt
 from sparkring.training.parallel.servers.strategy import ServersStrategy
 from sparkring.training.parallel.sparse import TableSettings
@@ -143,7 +144,8 @@ def make_served(
     client = Client(servers.addresses, servers.secret, info.rank, info.world_size, timeout.total_seconds())
     alone = RankContext(config, Mesh(), RankInfo(), device)
     link = ServerLink(client, info.rank, info.world_size)
-    return ServersStrategy(alone, make_placement(alone), clip_norm, link, tables)
+    kind = BackupStrategy if usable_backup(config.servers.backup, info.world_size) else ServersStrategy
+    return kind(alone, make_placement(alone), clip_norm, link, tables)
 
 
 def make_replicas(context: RankContext, engine: str) -> tuple[DataParallel, Links] | None:

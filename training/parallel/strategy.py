@@ -36,6 +36,7 @@ class StepInfo:
     # of parallel.averaging, whose replicas skip steps by themselves: what to add now to the run's count of skipped
     # steps, on every rank the same
     counted_skips: int | None = None
+    counted: bool = True  # this rank's rows are in the step; with backup workers they may come again in a later one
 
 
 class Strategy(ABC):
@@ -49,7 +50,13 @@ class Strategy(ABC):
     is_output_rank: bool  # this rank sees the model's outputs (the last pipeline stage)
     tables: SparseTables  # of the model's SparseEmbeddings; false where it has none
     needs_sample: bool  # `prepare` skips checks or measurements if it is called without a sample
+    lookahead: int = 1  # steps: rows of a step may be of global batches up to so many, less one, further on
     meets_each_step: bool = True  # ranks wait for each other in every step; else nothing else may make them, either
+
+    @property
+    def parts(self) -> int:
+        """Parts that a global batch of training is cut into."""
+        return self.data_size
 
     @property
     @abstractmethod

@@ -130,7 +130,7 @@ def simulated_forms(times: StepTimes, has_tables: bool) -> list[Form]:
     if has_tables:
         made.append(("lag", "tables.lag: 1, if rows are all that is exchanged", lambda: lag_rate(times)))
     for backups in range(1, max(1, times.ranks // 4) + 1) if times.ranks > 1 else ():
-        made.append(("backup", f"{backups} backup (not offered)", lambda backups=backups: backup_rate(times, backups)))  # type: ignore[misc]
+        made.append(("backup", f"servers, {backups} backup", lambda backups=backups: backup_rate(times, backups)))  # type: ignore[misc]
     for bound in BOUNDS:
         made.append(("bound", f"servers, bound {bound}", lambda bound=bound: bounded_rate(times, bound)))  # type: ignore[misc]
     for every in EVERY:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparkring.training.data.batch import Part
+from sparkring.training.servers.backup import Outcome
 from sparkring.training.servers.definition import Definition
 from sparkring.training.servers.partition import Slice, cut_parameters
 from sparkring.training.servers.protocol import (
@@ -359,6 +361,42 @@ class Client:
     def settle(self, clock: int, factor: float) -> None:
         """With bound 0: let every server apply the sum of a clock, times `factor`."""
         self._all(Request.SETTLE, (clock, float_bits(factor)))
+
+    # --- backup workers (backup.py) ------------------------------------------------------------------------------
+
+    def take(self, step: int, limit: int) -> Part | None:
+        """The part to compute in a step, below the clock `limit`; None: there is none."""
+        numbers = self.connections[0].call(Request.TAKE, (self.worker, step, limit)).numbers
+        return Part(*numbers) if numbers else None
+
+    def choose(self, step: int, has_gradient: bool) -> Outcome | list[int]:
+        """Wait until it is known which gradients make a step.
+
+        Returns worker, clock and stream of each; the outcome where the step is made. `has_gradient`: all servers have
+        this worker's.
+        """
+        first = self.connections[0]
+        first.ask(Request.CHOOSE, (self.worker, step, int(has_gradient)))
+        is_made, *numbers = first.hear_of_ranks().numbers
+        if not is_made:
+            return numbers
+        norm, bad, counted = numbers
+        return Outcome(bits_float(norm), None if bad < 0 else bad, frozenset([self.worker] if counted else []))
+
+    def add_up(self, step: int, chosen: Sequence[int]) -> tuple[float, int | None] | None:
+        """Let all servers add up what `choose` gave: see `global_squares`; None where the step is long made."""
+        frames = self._all(Request.ADD_UP, (step, *chosen))
+        return global_squares(frames) if all(frame.numbers for frame in frames) else None
+
+    def made(self, step: int, norm: float, bad_worker: int | None) -> None:
+        """Say that all servers have made a step."""
+        numbers = (step, float_bits(norm), -1 if bad_worker is None else bad_worker)
+        self.connections[0].call(Request.MADE, numbers)
+
+    def counted(self) -> list[Part]:
+        """The parts of this worker that made steps since the last cut."""
+        numbers = self.connections[0].call(Request.COUNTED, (self.worker,)).numbers
+        return [Part(*each) for each in zip(*[iter(numbers)] * 2, strict=True)]
 
     # --- between clocks ------------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ class Definition:
 
     shapes: of the trained parameters, in order, all of one dtype. lr_share: of the tables' rate in the step's.
     bound: clocks that a worker may be ahead of the slowest; None: any number. max_lag: version lag above which a push
-    is computed again; None: there is no limit. damp: stale pushes have a smaller rate.
+    is computed again; None: there is no limit. damp: stale pushes have a smaller rate. backup: workers whose gradients
+    a step does not wait for (backup.py).
     """
 
     workers: int
@@ -35,6 +36,7 @@ class Definition:
     bound: int | None = 0
     max_lag: int | None = None
     damp: bool = False
+    backup: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
@@ -46,11 +48,21 @@ class Definition:
                 f"parallel.servers.max_lag = {self.max_lag}: below {self.workers - 1}, one push of each other rank, "
                 "which a gradient that is computed again may meet as well; set it higher, or null"
             )
+        if self.backup and not (self.synchronous and 0 < 2 * self.backup <= self.workers):
+            raise ValueError(
+                f"parallel.servers.backup = {self.backup} with {self.workers} ranks and bound = {self.bound}: backups "
+                "can be half of the ranks at most, and take bound = 0"
+            )
 
     @property
     def synchronous(self) -> bool:
         """The pushes of a clock are summed, and applied as one step."""
         return self.bound == 0
+
+    @property
+    def parts(self) -> int:
+        """Parts that a global batch is cut into, whose gradients make a step where the bound is 0."""
+        return self.workers - self.backup
 
     @property
     def lag_limit(self) -> int | None:

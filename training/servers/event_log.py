@@ -3,6 +3,9 @@
 An event is a worker's push of one clock: whose, of which clock and try, and its version lag, the updates that the
 server made between the pull and the push. As a number of 64 bits, from the highest: kind (2 bits), worker (12), try
 (6), clock (24), lag (20). The version at which a gradient was computed is that before the event minus the lag.
+
+With bound 0 the events of a step stand together, in the order of its sum, as many as `LogHeader.workers`. With backup
+workers (backup.py) an event is a part that makes a step: `worker` is its stream and `clock` its clock.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ def unpack(number: int) -> PushEvent:
 class LogHeader(Stored):
     """The first line of a file of events: one server's, between two cuts.
 
-    digest: sha256 of what the server held at its end.
+    workers: parts of a global batch, which with backup workers are fewer than the workers. digest: sha256 of what the
+    server held at its end.
     """
 
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)] = FORMAT

@@ -61,6 +61,11 @@ class Request(IntEnum):
     LAST_SCOPE = 17
     KEEP = 18
     KEPT = 19
+    TAKE = 20
+    CHOOSE = 21
+    ADD_UP = 22
+    MADE = 23
+    COUNTED = 24
 
 
 class Answer(IntEnum):

@@ -7,7 +7,7 @@ are in the logs, so any order that keeps to them gives the same: one that the ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,12 @@ from sparkring.training.tables.hashing import Ids
 
 @dataclass(frozen=True)
 class Try:
-    """A worker's computation of one clock's gradient."""
+    """A worker's computation of one clock's gradient. `step`: whose rate it has; None: that of the clock."""
 
     worker: int
     clock: int
     attempt: int
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,23 @@ def replay(shards: Sequence[Shard], logs: Sequence[LogFile], workers: Workers) -
     ((begin, end, count),) = spans
     check_whole(logs)
     if shards[0].definition.synchronous:
-        _replay_sums(shards, range(begin, end), count, workers)
-    else:
-        _Replay(shards, logs, workers).run()
+        _replay_sums(shards, range(begin, end), count, logs[0], workers)
+        return
+    _Replay(shards, logs, workers).run()
     for shard, log in zip(shards, logs, strict=True):
-        done = [event for event in log.events if event.kind != Kind.UNUSED]
-        if [event for event in shard.take_events() if event.kind != Kind.UNUSED] != done:
+        if done_of(shard.take_events()) != done_of(log.events):
             raise ValueError(f"server {log.header.server}: the log of clocks {begin} to {end} is not what they give")
+
+
+def done_of(events: Iterable[PushEvent]) -> list[PushEvent]:
+    return [event for event in events if event.kind != Kind.UNUSED]
 
 
 def check_whole(logs: Sequence[LogFile]) -> None:
     """Raise ValueError unless every server did each (worker, clock) of the segment exactly once."""
     for log in logs:
         head = log.header
-        done = [(event.clock, event.worker) for event in log.events if event.kind != Kind.UNUSED]
+        done = [(event.clock, event.worker) for event in done_of(log.events)]
         due = [(clock, worker) for clock in range(head.begin, head.end) for worker in range(head.workers)]
         if sorted(done) != due:
             odd = sorted(set(done) ^ set(due)) or sorted(each for each in set(done) if done.count(each) > 1)
@@ -88,18 +92,30 @@ def check_whole(logs: Sequence[LogFile]) -> None:
             )
 
 
-def _replay_sums(shards: Sequence[Shard], clocks: range, count: int, workers: Workers) -> None:
+def _replay_sums(shards: Sequence[Shard], clocks: range, count: int, log: LogFile, workers: Workers) -> None:
+    """Make the steps of bound 0 again, of the gradients that one server's log names; all servers had the same.
+
+    With backup workers these are of several clocks.
+    """
+    done = done_of(log.events)
     for clock in clocks:
         versions = tuple(shard.version for shard in shards)
-        for worker in range(count):
-            ids, one = workers.ids(worker, clock), Try(worker, clock, 0)
+        made = done[(clock - clocks.start) * count : (clock - clocks.start + 1) * count]
+        for number, event in enumerate(made):
+            ids = workers.ids(event.worker, event.clock)
+            one = Try(event.worker, event.clock, event.attempt, clock)
             gradient = workers.gradient(one, pull_all(shards, ids))
-            for shard, push in zip(shards, _pushes(shards, gradient, one, versions), strict=True):
+            for shard, push in zip(shards, _pushes(shards, gradient, Try(number, clock, 0), versions), strict=True):
                 shard.push(push)
         answers = [answer for shard in shards if (answer := shard.answer(clock)) is not None]
         factor = workers.factor(sum(squares for squares, _ in answers), all(bad is None for _, bad in answers))
         for shard in shards:
             shard.settle(clock, factor)
+            kinds = [event.kind for event in done_of(shard.take_events())]
+            if kinds != [event.kind for event in made]:
+                raise ValueError(
+                    f"step {clock}: the log says that it was {made[0].kind.name}, and it comes out otherwise"
+                )
 
 
 def _pushes(shards: Sequence[Shard], gradient: Gradient, one: Try, versions: Sequence[int]) -> list[Push]:

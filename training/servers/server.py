@@ -1,7 +1,8 @@
 """One server process: a shard, one thread per connection, one lock.
 
 A worker's requests on a connection are answered in their order. Some wait: a pull until the bound allows it, a push
-with bound 0 until all have come, a round until all have taken part. Where the shard finds its own promise broken the
+with bound 0 until all have come, a round until all have taken part; with backup workers, who has no gradient to give
+until it is known which make the step. Where the shard finds its own promise broken the
 whole process ends, with the reason.
 """
 
@@ -13,7 +14,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ import numpy as np
 import torch
 
 from sparkring.conf.storage import Storage
+from sparkring.training.data.batch import Part
+from sparkring.training.servers.backup import Backup
 from sparkring.training.servers.definition import OptimizerFactory, decoded
 from sparkring.training.servers.event_log import LogHeader, encode, file_name
 from sparkring.training.servers.protocol import (
@@ -38,7 +41,7 @@ from sparkring.training.servers.protocol import (
     unpack_tensors,
 )
 from sparkring.training.servers.rounds import RoundKey, Rounds
-from sparkring.training.servers.shard import BrokenPromise, Push, Shard
+from sparkring.training.servers.shard import BrokenPromise, Push, Shard, Status
 from sparkring.training.tables.files import to_tensors
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tables.table import TableDump
@@ -81,6 +84,7 @@ class Server:
         self._changed = threading.Condition()
         self._pending = threading.Semaphore(MAX_PENDING)
         self._shard: Shard | None = None
+        self._backup: Backup | None = None  # of the first server
         self._rounds = Rounds(place.workers)
         self._definition = b""
         self._kept: dict[str, bytes] = {}
@@ -147,7 +151,7 @@ class Server:
         except BrokenPromise:
             raise
         except Exception as error:
-            if frame.kind in (Request.PUSH, Request.SETTLE) and not isinstance(error, RefusedRequest | ConnectionError):
+            if frame.kind in CHANGING and not isinstance(error, RefusedRequest | ConnectionError):
                 raise  # what the shard holds may be half changed
             send(sock, Answer.REFUSED, (), [f"{type(error).__name__}: {error}".encode()])
             return
@@ -158,6 +162,12 @@ class Server:
         if self._shard is None:
             raise RefusedRequest("the servers have not been told what they hold")
         return self._shard
+
+    @property
+    def backup(self) -> Backup:
+        if self._backup is None:
+            raise RefusedRequest("there are no backup workers, or they have not begun, or this is not the first server")
+        return self._backup
 
     def _wait(self, until: Callable[[], bool]) -> None:
         """Wait, without the lock, until other requests have made it so."""
@@ -186,11 +196,16 @@ class Server:
         """Numbers: the clock. Sent by rank 0, before any clock."""
         (clock,) = frame.numbers
         self.shard.begin(clock)
-        self._begun_at = clock
+        self._begun_at, definition = clock, self.shard.definition
+        if definition.backup and self.place.server == 0:
+            self._backup = Backup(definition.workers, definition.backup, clock)
         return [], []
 
     def restart(self, frame: Frame) -> Reply:
-        return list(self.shard.restart(*frame.numbers)), []
+        clock, attempt = self.shard.restart(*frame.numbers)
+        if self._backup is not None:  # servers may have made a step whose outcome nobody has said
+            clock = self._backup.restart(*frame.numbers)
+        return [clock, attempt], []
 
     def pull(self, frame: Frame) -> Reply:
         """Numbers: worker, clock, try, ids of each table; body: the ids."""
@@ -208,7 +223,7 @@ class Server:
         """Numbers: see `push_numbers`; body: dense gradients, ids, rows. Answers status, and with bound 0 the rest."""
         push = read_push(frame, self.shard)
         status = self.shard.push(push)
-        if not self.shard.definition.synchronous:
+        if not self.shard.definition.synchronous or self.shard.definition.backup:
             return [status], []
         self._changed.notify_all()
         self._wait(lambda: self.shard.answer(push.clock) is not None)
@@ -219,6 +234,56 @@ class Server:
         clock, factor = frame.numbers
         self.shard.settle(clock, bits_float(factor))
         return [], []
+
+    # --- backup workers ------------------------------------------------------------------------------------------
+
+    def take(self, frame: Frame) -> Reply:
+        """Numbers: worker, step, limit. Answers the part's clock and stream; nothing where there is none to compute."""
+        part = self.backup.take(*frame.numbers)
+        return [] if part is None else [part.clock, part.stream], []
+
+    def choose(self, frame: Frame) -> Reply:
+        """Numbers: worker, step, whether all servers have its gradient. Waits until it is known which make the step.
+
+        Answers 0 and worker, clock, stream of each; for a step that is made 1, its norm, the worker whose part was not
+        finite, or -1, and whether this worker's counted.
+        """
+        worker, step, has_gradient = frame.numbers
+        backup = self.backup
+        if has_gradient:
+            backup.ready(worker, step)
+            self._changed.notify_all()
+        self._wait(lambda: backup.chosen(step) is not None or backup.step > step)
+        chosen = backup.chosen(step)
+        if chosen is not None:
+            return [0, *(number for who, part in chosen for number in (who, part.clock, part.stream))], []
+        outcome = backup.outcome(worker, step)
+        if outcome is None:
+            raise RefusedRequest(f"rank {worker} asks for step {step} again, which it has heard of")
+        bad = -1 if outcome.bad_worker is None else outcome.bad_worker
+        return [1, float_bits(outcome.norm), bad, int(worker in outcome.counted)], []
+
+    def add_up(self, frame: Frame) -> Reply:
+        """Numbers: step, and worker, clock, stream of what makes it. Answers as a push with bound 0; nothing where the
+        step is long made."""
+        step, *numbers = frame.numbers
+        answer = self.shard.add_up(step, read_chosen(numbers))
+        if answer is None:
+            return [], []
+        squares, bad = answer
+        return [Status.HELD, float_bits(squares), -1 if bad is None else bad], []
+
+    def made(self, frame: Frame) -> Reply:
+        """Numbers: step, its norm, the worker whose part was not finite, or -1. All servers have made it."""
+        step, norm, bad = frame.numbers
+        self.backup.made(step, bits_float(norm), None if bad < 0 else bad)
+        return [], []
+
+    def counted(self, frame: Frame) -> Reply:
+        parts = self.backup.counted_parts(*frame.numbers)
+        return [number for part in parts for number in (part.clock, part.stream)], []
+
+    # --- content -------------------------------------------------------------------------------------------------
 
     def dense(self, frame: Frame) -> Reply:
         """Numbers: whether the optimizer's state is wanted beside the weights."""
@@ -256,13 +321,18 @@ class Server:
         (clock,) = frame.numbers
         if not self.shard.is_drained(clock):
             raise BrokenPromise(f"the log is cut at clock {clock}, where {self.shard.applied} are done")
+        if self._backup is not None:
+            try:
+                self._backup.cut(clock)
+            except ValueError as error:
+                raise BrokenPromise(str(error)) from None
         begin, place = self._begun_at or 0, self.place
         if place.events is not None and (clock > begin or self.shard.events):
             header = LogHeader(
                 attempt=place.attempt,
                 server=place.server,
                 servers=place.servers,
-                workers=self.shard.definition.workers,
+                workers=self.shard.definition.parts,
                 begin=begin,
                 end=clock,
                 digest=self.shard.digest(),
@@ -278,7 +348,9 @@ class Server:
             for table in self.shard.tables
         }
         dense = sum(t.numel() * t.element_size() for t in self.shard.dense_state().values())
-        return [], [json.dumps(self.shard.counts.to_json() | {"tables": tables, "dense_bytes": dense}).encode()]
+        late = dict(sorted(self._backup.late.items())) if self._backup is not None else {}
+        found = self.shard.counts.to_json() | {"late": late, "tables": tables, "dense_bytes": dense}
+        return [], [json.dumps(found).encode()]
 
     def round(self, frame: Frame) -> Reply:
         """Numbers: worker, scope, number; body: the channel's name, a zero byte, the worker's value."""
@@ -323,7 +395,20 @@ ACTIONS: dict[Request, Callable[[Server, Frame], Reply]] = {
     Request.LAST_SCOPE: Server.last_scope,
     Request.KEEP: Server.keep,
     Request.KEPT: Server.kept,
+    Request.TAKE: Server.take,
+    Request.CHOOSE: Server.choose,
+    Request.ADD_UP: Server.add_up,
+    Request.MADE: Server.made,
+    Request.COUNTED: Server.counted,
 }
+
+
+CHANGING = (Request.PUSH, Request.ADD_UP, Request.SETTLE)
+
+
+def read_chosen(numbers: Sequence[int]) -> list[tuple[int, Part]]:
+    """(worker, part) of each three numbers: worker, clock, stream."""
+    return [(who, Part(clock, stream)) for who, clock, stream in zip(*[iter(numbers)] * 3, strict=True)]
 
 
 def _ids(body: Buffer, counts: Any) -> list[Ids]:

@@ -2,9 +2,10 @@
 
 A server has slices of the dense parameters with an optimizer of its own, and some buckets of each table. A push is of
 (worker, clock): it is applied once, and a repeat is refused. With bound 0 the pushes of a clock are kept until all have
-come, summed in the order of the workers and applied as one step; else each is applied when it comes. A worker's
-gradient is that of  n x sum over its rows of weight_i * loss_i / global_rows,  n workers, so n pushes are one step at
-their shares of its rate (Definition.rate_share).
+come, summed in the order of the workers and applied as one step; else each is applied when it comes. With backup
+workers (backup.py) those make the step that the first server names, and the others are dropped. A worker's gradient is
+that of  n x sum over its rows of weight_i * loss_i / global_rows,  n parts of a global batch, so n pushes are one step
+at their shares of its rate (Definition.rate_share).
 
 Clocks count steps from the beginning of the run; `version` counts the updates of this server.
 """
@@ -24,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from sparkring.training.data.batch import Part
 from sparkring.training.servers.definition import LR_SCALE, Definition, OptimizerFactory
 from sparkring.training.servers.event_log import Kind, PushEvent
 from sparkring.training.servers.partition import cut_parameters
@@ -47,6 +49,7 @@ class Status(IntEnum):
     REPEATED = 2  # its clock is done: acknowledged, not applied again
     REJECTED = 3  # its lag is above max_lag: to be computed again
     SKIPPED = 4  # it is not finite: the clock is done, and nothing changed
+    LATE = 5  # backup workers: its step is made without it
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,9 @@ class Shard:
         self._tries = [0] * definition.workers  # of the last clock that is done
         self._retrying: set[int] = set()  # workers that compute a rejected clock again
         self._held: dict[int, Push] = {}  # with bound 0, by worker
+        self._making: list[tuple[Part, Push]] = []  # those of the sum, in its order
         self._sum: tuple[torch.Tensor, frozenset[int], list[tuple[Ids, Array]]] | None = None
-        self._squares = 0.0  # of the last clock that was complete
-        self._bad_worker: int | None = None  # in that clock
+        self._answer: tuple[int, float, int | None] | None = None  # of the last clock that was complete
         self._copied = False  # to a checkpoint, since the last update
 
     def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -149,6 +152,9 @@ class Shard:
         ValueError for a try that is over: a newer one has pulled. A new try may be of a clock that is done here and
         not at other servers.
         """
+        if self.definition.backup:
+            self._latest[worker] = (clock, attempt)
+            return self.version, self.weights.clone(), self.look_up(ids)
         latest, done = self._latest[worker], self.applied[worker]
         if not done - 1 <= clock <= done or (clock, attempt) < latest:
             raise ValueError(
@@ -174,6 +180,8 @@ class Shard:
 
     def push(self, push: Push) -> Status:
         """Take a worker's gradient of a clock."""
+        if self.definition.backup:
+            return self._hold(push)
         worker, done = push.worker, self.applied[push.worker]
         if push.clock < done or worker in self._held:
             self.counts.repeated += 1
@@ -194,7 +202,7 @@ class Shard:
         if self.definition.synchronous:
             self._held[worker] = push
             if len(self._held) == self.definition.workers:
-                self._add_up()
+                self._add_up([(Part(push.clock, each), self._held[each]) for each in range(self.definition.workers)])
             return Status.HELD
         if is_finite and self.definition.max_lag is not None and lag > self.definition.max_lag:
             self.counts.rejected += 1
@@ -210,12 +218,15 @@ class Shard:
     def _done(self, push: Push, is_finite: bool) -> None:
         """Count and log a push that is about to be applied or skipped."""
         self.applied[push.worker] += 1
+        self._count(push, is_finite)
+        kind = Kind.APPLIED if is_finite else Kind.SKIPPED
+        self._log(kind, push.worker, push.attempt, push.clock, push.version)
+
+    def _count(self, push: Push, is_finite: bool) -> None:
         self._tries[push.worker] = push.attempt
         self._retrying.discard(push.worker)
         if self._latest[push.worker] == (push.clock, push.attempt):
             self._pulled.pop(push.worker, None)
-        kind = Kind.APPLIED if is_finite else Kind.SKIPPED
-        self._log(kind, push.worker, push.attempt, push.clock, push.version)
         if is_finite:
             self.counts.applied += 1
             self.counts.lags[self.version - push.version] += 1
@@ -255,10 +266,10 @@ class Shard:
 
     # --- bound 0 -------------------------------------------------------------------------------------------------
 
-    def _add_up(self) -> None:
-        """Make the mean over the workers, in their order, of the pushes of a clock."""
-        pushes = [self._held[worker] for worker in range(self.definition.workers)]
-        self._bad_worker = next((p.worker for p in pushes if not (math.isfinite(p.norm) and _is_finite(p))), None)
+    def _add_up(self, making: list[tuple[Part, Push]]) -> None:
+        """Make the mean, in this order, of the pushes that make a clock."""
+        pushes = [push for _, push in making]
+        bad_worker = next((p.worker for p in pushes if not (math.isfinite(p.norm) and _is_finite(p))), None)
         # zeros of absent slices change no sum
         dense = torch.zeros_like(self.weights)
         for push in pushes:
@@ -271,15 +282,16 @@ class Shard:
             ids, sums = summed(np.concatenate([i for i, _ in every]), np.concatenate([grads for _, grads in every]))
             rows.append((ids, (sums / len(pushes)).astype(table.spec.dtype, copy=False)))
         squares = float(np.square(dense.numpy(), dtype=np.float64).sum())  # numpy: alike for any number of threads
-        self._squares = squares + sum(float(np.square(grads, dtype=np.float64).sum()) for _, grads in rows)
-        self._sum = (dense, absent, rows)
+        squares += sum(float(np.square(grads, dtype=np.float64).sum()) for _, grads in rows)
+        self._answer = (pushes[0].clock, squares, bad_worker)
+        self._making, self._sum = making, (dense, absent, rows)
 
     def answer(self, clock: int) -> tuple[float, int | None] | None:
         """The sum of squares of a clock's gradient and who made it not finite; None until all pushes have come.
 
-        This server's part of it. It is kept until the next clock is complete.
+        This server's part of it. It is kept until the next clock is complete, and None after that.
         """
-        return (self._squares, self._bad_worker) if self._sum is not None or clock < self.slowest else None
+        return self._answer[1:] if self._answer is not None and self._answer[0] == clock else None
 
     def settle(self, clock: int, factor: float) -> None:
         """Apply a complete clock's gradient times `factor`, or skip it where that is not finite. Once a clock."""
@@ -288,13 +300,51 @@ class Shard:
         if clock > self.slowest or self._sum is None:
             raise BrokenPromise(f"clock {clock} is settled before all pushes have come")
         (dense, absent, rows), self._sum = self._sum, None
-        pushes = [self._held[worker] for worker in range(self.definition.workers)]
-        self._held = {}
-        for push in pushes:
-            self._done(push, math.isfinite(factor))
+        making, self._making, self._held = self._making, [], {}
+        for part, push in making:
+            self._count(push, math.isfinite(factor))
+            self._log(
+                Kind.APPLIED if math.isfinite(factor) else Kind.SKIPPED,
+                part.stream,
+                0 if self.definition.backup else push.attempt,
+                part.clock,
+                push.version,
+            )
+        self.applied = [clock + 1] * self.definition.workers
         if math.isfinite(factor):
             scaled = [(ids, grads * grads.dtype.type(factor)) for ids, grads in rows]
-            self._step(dense.mul_(factor), absent, scaled, pushes[0].lr)
+            self._step(dense.mul_(factor), absent, scaled, making[0][1].lr)
+
+    # --- backup workers ------------------------------------------------------------------------------------------
+
+    def _hold(self, push: Push) -> Status:
+        """Keep a gradient until the first server knows which make the step."""
+        worker, held = push.worker, self._held.get(push.worker)
+        if push.clock < self.slowest:
+            return Status.LATE
+        if push.clock > self.slowest or push.version != self.version:
+            raise BrokenPromise(
+                f"rank {worker} pushes step {push.clock} of version {push.version}, in step {self.slowest} of version "
+                f"{self.version}"
+            )
+        if held is not None and held.attempt >= push.attempt:
+            self.counts.repeated += 1
+            return Status.REPEATED
+        if not (math.isfinite(push.norm) and _is_finite(push)):
+            self.counts.not_finite[worker] += 1
+        self._held[worker] = push
+        return Status.HELD
+
+    def add_up(self, clock: int, chosen: Sequence[tuple[int, Part]]) -> tuple[float, int | None] | None:
+        """Add up the gradients that make a step, and answer as `answer` does; None for a step that is long made.
+
+        `chosen`: (worker, part) in the order of the sum.
+        """
+        if clock == self.slowest and self._sum is None:
+            if missing := [worker for worker, _ in chosen if worker not in self._held]:
+                raise BrokenPromise(f"step {clock}: the gradients of ranks {missing} make it, and are not here")
+            self._add_up([(part, self._held[worker]) for worker, part in chosen])
+        return self.answer(clock)
 
     # --- between clocks ------------------------------------------------------------------------------------------
 

@@ -113,10 +113,10 @@ def test_what_a_repair_or_a_smaller_world_would_give() -> None:
 def test_forms_are_compared_with_the_ring() -> None:
     forms = {form.setting: form.rate for form in simulated_forms(one_slow(), has_tables=False)}
     assert list(forms) == [
-        "1 backup (not offered)", "2 backup (not offered)", "servers, bound 1", "servers, bound 3", "servers, bound 10",
+        "servers, 1 backup", "servers, 2 backup", "servers, bound 1", "servers, bound 3", "servers, bound 10",
         "local SGD, every 10", "local SGD, every 50", "servers, no bound",
     ]  # fmt: skip
-    backups = [forms[f"{spare} backup (not offered)"] for spare in (1, 2)]
+    backups = [forms[f"servers, {spare} backup"] for spare in (1, 2)]
     assert backups == pytest.approx([21 / 8, 18 / 8], rel=1e-3)
     assert simulated_forms(one_slow(), has_tables=True)[0].rate == pytest.approx(1.0)
     assert {form.family for form in simulated_forms(equal(1), False)} == {"bound", "local", "none"}

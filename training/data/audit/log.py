@@ -41,9 +41,11 @@ class AuditHeader(Stored):
 class AuditLog:
     """One rank's record of one attempt."""
 
-    def __init__(self, storage: Storage, header: AuditHeader, flush_steps: int = 200) -> None:
+    def __init__(self, storage: Storage, header: AuditHeader, flush_steps: int = 200, by: int | None = None) -> None:
+        """`by`: the rank that writes, where it is not the header's (parts.py)."""
         self._storage, self._header, self._flush_steps = storage, header, flush_steps
-        self._stem = f"attempt-{header.attempt:05d}/rank-{header.rank:05d}"
+        writer = "" if by is None else f"-by-{by:05d}"
+        self._stem = f"attempt-{header.attempt:05d}/rank-{header.rank:05d}{writer}"
         self._parts: list[Ints] = []  # per step, its four numbers and its ids
         self._segment = 0
 
@@ -57,18 +59,12 @@ class AuditLog:
         if len(self._parts) >= 2 * self._flush_steps:
             self.flush()
 
-    def take_over(self) -> tuple[int, int] | None:
-        """Go on with the files of a process of this rank that died in this attempt; (epoch, step) of its last record.
-
-        None where it left no record.
-        """
+    def take_over(self) -> list[StepRecord]:
+        """Go on with the files of a process of this rank that died in this attempt; what they record."""
         own = sorted(path for path in self._storage.list_files() if path.startswith(f"{self._stem}-"))
         self._segment = len(own)
-        if not own:
-            return None
-        path = f"{self._storage.uri}/{own[-1]}"
-        _, records = read_records(self._storage.read_bytes(own[-1]), path)
-        return records[-1].epoch, records[-1].step
+        found = (read_records(self._storage.read_bytes(path), f"{self._storage.uri}/{path}") for path in own)
+        return [record for _, records in found for record in records]
 
     def flush(self) -> None:
         """Write what was recorded; due before a checkpoint is committed, and at the end."""

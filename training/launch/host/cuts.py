@@ -15,7 +15,7 @@ FIRST_LEAD = 2  # steps, while none has been timed
 REPEAT_S = 1.0  # after which an offer is sent again, since its answer may be lost
 
 
-def steps_ahead(step_s: float | None, left: int) -> int:
+def steps_ahead(step_s: float | None, left: int, least: int = 1) -> int:
     """Steps from the last one passed to the one to offer: the running one, and as many more as LEAD_S holds.
 
     Where a step is longer than that, an announcement comes in time nearly always, and waiting for one costs less than
@@ -24,9 +24,10 @@ def steps_ahead(step_s: float | None, left: int) -> int:
     Args:
         step_s: seconds of a step; None: not known yet.
         left: steps to the end of training.
+        least: see RankCuts.begin.
     """
-    ahead = FIRST_LEAD if step_s is None else 1 + int(LEAD_S / max(step_s, 1e-6))
-    return ahead if ahead < left else 1
+    ahead = max(least, FIRST_LEAD if step_s is None else 1 + int(LEAD_S / max(step_s, 1e-6)))
+    return ahead if ahead < left else min(least, left)
 
 
 class RankCuts:
@@ -37,17 +38,23 @@ class RankCuts:
         self._send_offer, self._clock = send_offer, clock
         self._changed = threading.Condition()
         self._passed: int | None = None  # steps made; None: a program that does not take part, or not yet
-        self._passed_at, self._last = 0.0, 0
+        self._passed_at, self._last, self._least = 0.0, 0, 1
         self._recent_s: deque[float] = deque(maxlen=8)  # of the last steps
         self._asked: int | None = None  # number of the cut that the driver waits for our offer to
         self._offer: tuple[int, int] | None = None  # (number, step) that is not announced yet
         self._announced: dict[int, tuple[bool, bool]] = {}  # step -> (stop, checkpoint)
         self._last_number = 0  # of the cuts announced
 
-    def begin(self, step: int, last: int) -> None:
-        """Take part from now on: `step` steps have been made, of `last`."""
+    def begin(self, step: int, last: int, least: int = 1) -> None:
+        """Take part from now on.
+
+        Args:
+            step: that have been made.
+            last: of all.
+            least: steps from the last one passed to a cut; more than one where a step has rows of later ones.
+        """
         with self._changed:
-            self._passed, self._passed_at, self._last = step, self._clock(), last
+            self._passed, self._passed_at, self._last, self._least = step, self._clock(), last, least
             self._recent_s.clear()
             self._answer()
 
@@ -59,6 +66,12 @@ class RankCuts:
                 self._wait()
             self._passed, self._passed_at = step, self._clock()
             return self._announced.pop(step, (False, False)) if self._announced else (False, False)
+
+    def next(self) -> int | None:
+        """The step of the next cut, as far as this rank knows: one that is announced, or that it has offered."""
+        with self._changed:
+            offered = [] if self._offer is None else [self._offer[1]]
+            return min([*self._announced, *offered], default=None)
 
     def request(self, message: OfferCut | CutAt) -> None:
         """Take a message of the driver. It may come twice."""
@@ -79,7 +92,7 @@ class RankCuts:
         if self._asked is None or self._passed is None:
             return
         if self._offer is None or self._offer[0] != self._asked:
-            ahead = steps_ahead(min(self._recent_s, default=None), self._last - self._passed)
+            ahead = steps_ahead(min(self._recent_s, default=None), self._last - self._passed, self._least)
             self._offer = (self._asked, self._passed + ahead)
         self._send_offer(*self._offer)
 

@@ -132,9 +132,16 @@ class WorkerContext:
         wanted, self._checkpoint_wanted = self._checkpoint_wanted, False
         return wanted
 
-    def begin_steps(self, step: int, last: int) -> None:
-        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each new one."""
-        self._cuts.begin(step, last)
+    def begin_steps(self, step: int, last: int, lookahead: int = 1) -> None:
+        """Take part in cuts: `step` of `last` steps have been made, and `cut_after` is called after each new one.
+
+        `lookahead`: steps that a cut must be ahead (Strategy.lookahead).
+        """
+        self._cuts.begin(step, last, lookahead)
+
+    def next_cut(self) -> int | None:
+        """The step after which a cut will be, or may be; None: no cut is asked for."""
+        return self._cuts.next()
 
     def cut_after(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks stop, and whether all write a checkpoint, after this step: the same answer on each."""

@@ -42,6 +42,7 @@ from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.parallel.strategy import Gather, OptimizerFactory, StepInfo
 from sparkring.training.servers.client import Gradient, Pulled, cut_gradient, global_squares, statuses
 from sparkring.training.servers.definition import Definition
+from sparkring.training.servers.protocol import Frame
 from sparkring.training.servers.shard import Status
 from sparkring.training.tables.hashing import Ids
 
@@ -53,6 +54,7 @@ class ServersStrategy(MeshStrategy):
     """See strategy.Strategy."""
 
     meets_each_step = False
+    backup = 0  # ranks that a step does not wait for
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class ServersStrategy(MeshStrategy):
             )
         share = self.table_settings.lr_share
         settings = {name: getattr(self.settings, name) for name in ("bound", "max_lag", "damp")}
-        return Definition(self.link.world, shapes, dtypes.pop(), tables, share, **settings)
+        return Definition(self.link.world, shapes, dtypes.pop(), tables, share, **settings, backup=self.backup)
 
     def _take_fixed_values(self) -> None:
         """Take what is not trained (frozen parameters, buffers) from rank 0: other ranks may have no values."""
@@ -162,40 +164,48 @@ class ServersStrategy(MeshStrategy):
         self._pulled, self._ids = pulled, ids
         self._write_weights(pulled.weights)
         self._served.take(ids, pulled.rows)
-        torch.manual_seed(draws_seed(self.table_settings.seed, self.rank, self.clock))
+        torch.manual_seed(draws_seed(self.table_settings.seed, *self._draws_at()))
         return super().forward_backward(batch)
 
+    def _draws_at(self) -> tuple[int, int]:
+        """(rank, step) that random numbers are of."""
+        return self.rank, self.clock
+
     def _averaged_ranks(self) -> int:
-        return self.link.world
+        return self.definition.parts
 
     def _step(self, lr: float) -> StepInfo:
         while True:
-            gradient, own = self.gradient(lr)
-            assert self._pulled is not None
-            pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
-            sent = self.link.client.sent_bytes
-            with self.data_parallel.waiting():
-                frames = self.link.client.push(pushes)
-            if self._is_measured():
-                self.data_parallel.step_bytes = float(self.link.client.sent_bytes - sent)
+            frames, own = self._pushed(lr)
             if self.definition.synchronous:
-                squares, bad = global_squares(frames)
-                norm = math.sqrt(squares) if bad is None else math.nan
+                norm, bad = norm_of(global_squares(frames))
                 self.link.client.settle(self.clock, self.settled_factor(norm))
-                info = StepInfo(norm, skipped=not math.isfinite(norm), first_bad_rank=bad)
-                break
+                return self._made(StepInfo(norm, skipped=not math.isfinite(norm), first_bad_rank=bad))
             if Status.REJECTED not in statuses(frames):
-                info = self._own_info(own)
-                break
+                return self._made(self._own_info(own))
             self.attempt += 1
             self.awaits_step = False
             self.prepared.optimizer.zero_grad(set_to_none=True)
             assert self._batch is not None
             self._computed(self._batch)
+
+    def _pushed(self, lr: float) -> tuple[list[Frame], float]:
+        """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
+        gradient, own = self.gradient(lr)
+        assert self._pulled is not None
+        pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
+        sent = self.link.client.sent_bytes
+        with self.data_parallel.waiting():
+            frames = self.link.client.push(pushes)
+        if self._is_measured():
+            self.data_parallel.step_bytes = float(self.link.client.sent_bytes - sent)
+        return frames, own
+
+    def _made(self, info: StepInfo) -> StepInfo:
         if not self.memory:
             named = self.prepared.named
             self.memory = memory_bytes(self.prepared.module, [p for _, p in named], self.prepared.optimizer, [])
-        if not info.skipped:
+        if info.counted and not info.skipped:
             self.residuals.commit()
         self.clock, self.attempt = self.clock + 1, 0
         return info
@@ -213,7 +223,7 @@ class ServersStrategy(MeshStrategy):
         names = [plain_name(name) for name, _ in prepared.named]
         self._unreached -= {name for name, (_, p) in zip(names, prepared.named, strict=True) if p.grad is not None}
         if self.rank == 0:
-            self.residuals.add_late(prepared.named, self.aliases, self.scaler.scale * self.link.world)
+            self.residuals.add_late(prepared.named, self.aliases, self.scaler.scale * self.definition.parts)
         grads = [p.grad for _, p in prepared.named]
         squares = square_sum([g for g in grads if g is not None], self.device, holders=1)
         norm = math.sqrt(float(squares) + self._served.squares()) / self.scaler.scale
@@ -370,6 +380,12 @@ class ServersStrategy(MeshStrategy):
 
     def close(self, failed: bool = False) -> None:
         self.link.client.close()
+
+
+def norm_of(answer: tuple[float, int | None]) -> tuple[float, int | None]:
+    """The norm of a step's gradient, NaN where a rank's was not finite, and that rank."""
+    squares, bad = answer
+    return (math.sqrt(squares) if bad is None else math.nan), bad
 
 
 def draws_seed(seed: int, rank: int, clock: int) -> int:

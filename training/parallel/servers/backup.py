@@ -1,0 +1,97 @@
+"""A rank on servers whose step does not wait for the slowest ranks (training/servers/backup.py, docs/asynchronous.md).
+
+In each step a rank asks for a part, pulls, computes and pushes as with bound 0, and then waits until the first server
+knows which gradients make the step. Every rank makes every step, with a gradient or without one: one that was late goes
+through the steps it has missed without computing anything. So evaluations, checkpoints and logs are at the same step
+on all ranks, as on the ring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from sparkring.training.data.batch import Batch, Part
+from sparkring.training.parallel.servers.strategy import ServersStrategy, norm_of
+from sparkring.training.parallel.strategy import StepInfo
+from sparkring.training.servers.backup import AHEAD, Outcome
+from sparkring.training.servers.client import statuses
+from sparkring.training.servers.shard import Status
+from sparkring.training.tables.hot_ids import HotIds
+
+
+def usable_backup(wanted: int, world: int) -> int:
+    """Ranks that a step of `world` ranks does not wait for: half of them at most, after a world has shrunk."""
+    return min(wanted, world // 2)
+
+
+class BackupStrategy(ServersStrategy):
+    """See strategy.Strategy. Batches have a part, or no rows."""
+
+    lookahead = AHEAD
+
+    _hot: Mapping[str, HotIds]
+
+    @property
+    def backup(self) -> int:  # type: ignore[override]
+        return usable_backup(self.settings.backup, self.link.world)
+
+    @property
+    def parts(self) -> int:
+        return self.link.world - self.backup
+
+    def take(self, limit: int) -> Part | None:
+        """The part that this rank computes in the step that comes; None: none. `limit`: clock it must be below."""
+        return self.link.client.take(self.clock, limit)
+
+    def counted_parts(self) -> list[Part]:
+        """The parts that this rank's gradients have made steps with since the last checkpoint."""
+        return self.link.client.counted()
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        self._hot = dict(self.tables.hot)
+        if batch.part is not None:
+            return super().forward_backward(batch)
+        if self.link.met_at == self.clock:
+            self._go_on()
+        self._batch, self.awaits_step = batch, True
+        self.loss_sum = torch.zeros((), dtype=torch.float64)
+        return self.loss_sum
+
+    def _draws_at(self) -> tuple[int, int]:
+        assert self._batch is not None and self._batch.part is not None
+        return self._batch.part.stream, self._batch.part.clock
+
+    def _step(self, lr: float) -> StepInfo:
+        assert self._batch is not None
+        has_gradient = False
+        if self._batch.part is not None:
+            frames, _ = self._pushed(lr)
+            has_gradient = Status.LATE not in statuses(frames)
+        with self.data_parallel.waiting():
+            outcome = self._outcome(has_gradient)
+        counted = has_gradient and self.rank in outcome.counted
+        if not counted:
+            self.tables.hot = dict(self._hot)
+        return self._made(
+            StepInfo(
+                outcome.norm,
+                skipped=not math.isfinite(outcome.norm),
+                first_bad_rank=outcome.bad_worker,
+                counted=counted,
+            )
+        )
+
+    def _outcome(self, has_gradient: bool) -> Outcome:
+        """Wait until the step is made; it is this rank that has all servers make it where no other was faster."""
+        client = self.link.client
+        while True:
+            found = client.choose(self.clock, has_gradient)
+            if isinstance(found, Outcome):
+                return found
+            if (sums := client.add_up(self.clock, found)) is not None:
+                norm, bad = norm_of(sums)
+                client.settle(self.clock, self.settled_factor(norm))
+                client.made(self.clock, norm, bad)

@@ -1,0 +1,147 @@
+"""Backup workers: which part of which global batch each worker computes, and which gradients make a step.
+
+Of n + b workers the first n gradients make a step, so none waits for the b slowest
+(https://arxiv.org/abs/1604.00981). Unlike there no row is dropped: a global batch has n parts, and a part whose
+gradient came too late is computed again in a later step, by its own worker or by another. Every part makes exactly one
+step, each step has n parts, and so an epoch has as many steps as on n ranks of a ring.
+
+Parts of a clock are of streams 0 .. n - 1: what data rank `stream` of n reads of that global batch. Worker w < n reads
+stream w, as long as that is not too far behind; the others help. Workers name a clock that parts may not reach yet,
+since a checkpoint, an evaluation or the end of an epoch is there: when it comes, exactly the parts below it are done.
+No sockets, no threads, one call at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from sparkring.training.data.batch import Part
+
+AHEAD = 2  # clocks: a step takes parts of its own clock and of the next, so that there are some for all n + b workers
+PATIENCE = 2  # clocks that a part may be late before workers of other streams take it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step. norm: of its gradient before it was clipped. bad_worker: whose part was not finite."""
+
+    norm: float
+    bad_worker: int | None
+    counted: frozenset[int]  # workers
+
+
+class Backup:
+    """The steps of one attempt."""
+
+    def __init__(self, workers: int, backup: int, clock: int) -> None:
+        """Begin with step `clock`, of `workers` - `backup` parts."""
+        self.streams, self.step = workers - backup, clock
+        self.late: Counter[int] = Counter()  # by worker: gradients that came too late
+        self._done = [clock] * self.streams  # by stream: clocks below which all parts are done
+        self._done_ahead: set[Part] = set()  # beyond these
+        self._taken: dict[int, Part] = {}  # by worker, in the step that is being made
+        self._ready: dict[int, Part] = {}  # of these, whose gradients all servers have; in their order, n at most
+        self._last_stream: dict[int, int] = {}  # that a worker read
+        self._outcomes: dict[int, Outcome] = {}
+        self._heard = [clock] * workers  # by worker, the steps before which it knows all outcomes
+        self._counted: list[tuple[int, Part]] = []  # (worker, part), since the last cut
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def take(self, worker: int, step: int, limit: int) -> Part | None:
+        """The part that a worker computes in a step; None where the step is made, or needs no more gradients.
+
+        `limit`: the clock that parts may not reach. ValueError for a step that is not begun.
+        """
+        if step > self.step:
+            raise ValueError(f"rank {worker} takes a part of step {step}, and step {self.step} is being made")
+        if step < self.step or worker in self._ready or self.chosen(step) is not None:
+            return None
+        self._taken.pop(worker, None)  # a process of this rank that died
+        part = self._pick(worker, min(step + AHEAD, limit))
+        if part is not None:
+            self._taken[worker], self._last_stream[worker] = part, part.stream
+        return part
+
+    def _pick(self, worker: int, limit: int) -> Part | None:
+        """Choose a part below `limit`; one that another worker computes where there is no other."""
+        taken = set(self._taken.values())
+        by_stream = [
+            part for stream in range(self.streams) if (part := self._first_open(stream, limit, taken)) is not None
+        ]
+        if not by_stream:
+            ready = set(self._ready.values())
+            return next((part for part in self._taken.values() if part not in ready), None)
+        latest = self.step - PATIENCE
+        own = {worker, self._last_stream.get(worker, worker)}
+        return min(by_stream, key=lambda part: (part.clock > latest, part.stream not in own, part))
+
+    def _first_open(self, stream: int, limit: int, taken: set[Part]) -> Part | None:
+        parts = (Part(clock, stream) for clock in range(self._done[stream], limit))
+        return next((part for part in parts if part not in taken and part not in self._done_ahead), None)
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def ready(self, worker: int, step: int) -> None:
+        """Note that all servers have the gradient of the part that a worker has taken."""
+        part = self._taken.get(worker)
+        if step == self.step and part is not None and self.chosen(step) is None and part not in self._ready.values():
+            self._ready[worker] = part
+
+    def chosen(self, step: int) -> list[tuple[int, Part]] | None:
+        """(worker, part) of the gradients that make the step, sorted by part; None while there are too few.
+
+        None for a step that is made as well.
+        """
+        if step != self.step or len(self._ready) < self.streams:
+            return None
+        return sorted(self._ready.items(), key=lambda each: each[1])
+
+    def made(self, step: int, norm: float, bad_worker: int | None) -> None:
+        """Note that all servers have made a step; the first call counts."""
+        if step != self.step:
+            return
+        assert len(self._ready) == self.streams
+        self._outcomes[step] = Outcome(norm, bad_worker, frozenset(self._ready))
+        self._counted += self._ready.items()
+        self.late.update(worker for worker in self._taken if worker not in self._ready)
+        self._done_ahead.update(self._ready.values())
+        for stream, clock in enumerate(self._done):
+            while Part(clock, stream) in self._done_ahead:
+                self._done_ahead.remove(Part(clock, stream))
+                clock += 1
+            self._done[stream] = clock
+        self._taken, self._ready = {}, {}
+        self.step += 1
+
+    def outcome(self, worker: int, step: int) -> Outcome | None:
+        """What became of a step, once for each worker; None while it is being made."""
+        found = self._outcomes.get(step)
+        if found is not None:
+            self._hear(worker, step + 1)
+        return found
+
+    def _hear(self, worker: int, step: int) -> None:
+        """Note that a worker knows all outcomes before a step; those that all know are dropped."""
+        self._heard[worker] = step
+        for old in [each for each in self._outcomes if each < min(self._heard)]:
+            del self._outcomes[old]
+
+    # --- between steps -------------------------------------------------------------------------------------------
+
+    def restart(self, worker: int) -> int:
+        """The step that a worker which was replaced begins with."""
+        self._hear(worker, self.step)
+        return self.step
+
+    def counted_parts(self, worker: int) -> list[Part]:
+        """The parts of this worker that made steps since the last cut."""
+        return [part for who, part in self._counted if who == worker]
+
+    def cut(self, clock: int) -> None:
+        """Note a cut. ValueError unless exactly the parts below it are done."""
+        if set(self._done) != {clock} or self._done_ahead or self.step != clock:
+            ahead = sorted(self._done_ahead)[:3]
+            raise ValueError(f"cut at clock {clock}, where streams have done {self._done}, and ahead of that {ahead}")
+        self._counted = []
