@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ from sparkring.conf.blocks.tables import TablesConfig
 from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import open_storage
+from sparkring.training.data.batch import Batch, Part
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
+from sparkring.training.parallel.batching import part_bounds, slice_batch
+from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ServersStrategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.servers.server import Server, ServerPlace
-from tests.ranks.cases_tables import STEPS, OnlyTables, Rating, Recommender, rating_batch
+from tests.ranks.cases_tables import ROWS, STEPS, OnlyTables, Rating, Recommender, rating_batch
 from tests.ranks.problem import CPU, full_state, rank_part
 
 SECRET = b"0123456789abcdef" * 2
@@ -110,6 +114,39 @@ def trained(strategy: MeshStrategy, dtype: torch.dtype, uneven: bool = False) ->
     }
 
 
+def part_of(part: Part, parts: int, dtype: torch.dtype) -> Batch:
+    """The rows of a part, of `parts` in a global batch; one row of the first is not finite at clock 5."""
+    batch = rating_batch(part.clock, dtype)
+    if part.clock == 5:
+        batch.columns["y"][1] = torch.nan
+    return replace(slice_batch(batch, *part_bounds(batch.rows, parts)[part.stream]), part=part)
+
+
+def backed(rank: int, world: int, case: dict[str, Any], at: ServersAt) -> dict[str, Any]:
+    """Train with backup workers, the last rank ten times as slow; parts that counted."""
+    dtype = torch.float64
+    strategy = make_recommending(rank, world, case, dtype, at)
+    assert isinstance(strategy, BackupStrategy)
+    counted: dict[int, tuple[int, int]] = {}  # step -> clock, stream
+    norms = []
+    for step in range(STEPS):
+        part = strategy.take(min(STEPS, (step // 10 + 1) * 10))
+        batch = Batch({}, 0, ROWS, 0) if part is None else part_of(part, strategy.parts, dtype)
+        strategy.forward_backward(batch)
+        time.sleep(0.05 if rank == world - 1 else 0.005)
+        info = strategy.step(1e-2)
+        norms.append(info.grad_norm)
+        if part is not None and info.counted:
+            counted[step] = (part.clock, part.stream)
+    with strategy.averaged():
+        dense = full_state(strategy)
+        tables = strategy.tables.tables
+        dumps = {name: vars(table.table.dump(table.own_buckets)) for name, table in tables.items()}
+    counts = strategy.server_counts()
+    strategy.close()
+    return {"norms": norms, "counted": counted, "dense": dense, "tables": dumps, "counts": counts}
+
+
 def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
     """By case: what training gives on this rank; the last `servers` processes are the servers."""
     results: dict[str, Any] = {}
@@ -123,6 +160,9 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             continue
         dtype = getattr(torch, case.get("dtype", "float64"))
         with at_servers(folder, rank, servers) as at:
+            if case.get("servers", {}).get("backup"):
+                results[name] = backed(rank, ranks, case, at)
+                continue
             strategy = make_recommending(rank, ranks, case, dtype, at)
             assert isinstance(strategy, ServersStrategy)
             results[name] = trained(strategy, dtype, case.get("uneven", False))

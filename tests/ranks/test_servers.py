@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ranks.cases_servers import make_recommending, trained
+from sparkring.training.data.batch import Batch, Part, Ragged
+from tests.ranks.cases_servers import make_recommending, part_of, trained
+from tests.ranks.problem import full_state
 from tests.ranks.test_tables import whole
 
 pytestmark = pytest.mark.ranks
@@ -72,3 +74,50 @@ def test_pushes_that_are_applied_one_after_the_other_are_not_one_process(launch:
     for name in cases:
         dense = {key: (found[0][name]["dense"][key] - value).abs().max() for key, value in alone(name)["dense"].items()}
         assert max(dense.values()) > 1e-3, name
+
+
+def union(parts: list[tuple[int, int]], of: int) -> Batch:
+    """The rows of parts (clock, stream), one after the other."""
+    pieces = [part_of(Part(*part), of, torch.float64) for part in parts]
+    columns: dict[str, Any] = {}
+    for name, first in pieces[0].columns.items():
+        values = [piece.columns[name] for piece in pieces]
+        if isinstance(first, Ragged):
+            sizes = torch.cat([each.offsets[0].diff() for each in values])
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+            columns[name] = Ragged(torch.cat([each.values for each in values]), (offsets,))
+        else:
+            columns[name] = torch.cat(values)
+    weight = None if pieces[0].weight is None else torch.cat([piece.row_weights() for piece in pieces])
+    return Batch(columns, sum(piece.rows for piece in pieces), pieces[0].global_rows, 0, weight)
+
+
+@pytest.mark.parametrize(("ranks", "servers", "backup"), [(2, 1, 1), (4, 2, 1), (5, 1, 2)])
+def test_with_backup_workers_a_step_is_one_process_on_the_rows_that_counted(
+    launch: Any, ranks: int, servers: int, backup: int
+) -> None:
+    """Thirty steps whose parts are of several clocks, as the slow rank has it; ranks meet after every ten."""
+    cases = {name: case | {"servers": {"backup": backup}} for name, case in RULES.items()}
+    found, of = launch(ranks + servers, "cases_servers:many", {"cases": cases, "servers": servers}), ranks - backup
+    for name in cases:
+        parts = [rank[name] for rank in found[:ranks]]
+        made = [sorted(part["counted"][step] for part in parts if step in part["counted"]) for step in range(30)]
+        assert sorted(part for step in made for part in step) == [(c, s) for c in range(30) for s in range(of)], name
+        assert {len(step) for step in made} == {of}
+        assert all(max(clock for step in made[:end] for clock, _ in step) < end for end in (10, 20, 30)), "ranks meet"
+        alone = make_recommending(0, 1, {**RULES[name], "parallel": {}}, torch.float64, None)
+        norms = []
+        for step in made:
+            alone.forward_backward(union(step, of))
+            norms.append(alone.step(1e-2).grad_norm)
+        for part in parts:
+            assert part["norms"] == pytest.approx(norms, rel=1e-11, nan_ok=True), "late ranks know them too"
+        assert sum(map(np.isnan, norms)) == 1
+        for table in ("users", "tags"):
+            dumps = {key: vars(each.table.dump(each.own_buckets)) for key, each in alone.tables.tables.items()}
+            one, many = whole([{"tables": dumps}], table), whole(parts, table)
+            assert many["ids"].tolist() == one["ids"].tolist() and (many["counts"] == one["counts"]).all(), table
+            assert float(np.abs(many["rows"] - one["rows"]).max()) < 1e-12, table
+        for key, value in full_state(alone).items():
+            assert (parts[0]["dense"][key] - value).abs().max() < 1e-12, key
+        assert int(parts[0]["counts"][0]["late"][str(ranks - 1)]) >= 2, "the slow rank was never late"

@@ -30,6 +30,7 @@ from sparkring.training.loop import (
     after_step,
     fit,
     improved,
+    next_meeting,
     on_skipped,
     total_steps,
 )
@@ -106,7 +107,7 @@ def test_state_survives_json() -> None:
 class Still:
     """A strategy that changes nothing; and a driver that wants nothing."""
 
-    rank, waited_s = 0, 0.0
+    rank, waited_s, lookahead = 0, 0.0, 1
 
     def ahead(self, batches: Any) -> Any:
         return batches
@@ -125,7 +126,7 @@ class Still:
 
     def heartbeat(self, *_: Any) -> None: ...
     def metrics(self, *_: Any) -> None: ...
-    def begin_steps(self, step: int, last: int) -> None: ...
+    def begin_steps(self, step: int, last: int, lookahead: int = 1) -> None: ...
     def ask_checkpoint(self) -> None: ...
     def cut_after(self, step: int) -> tuple[bool, bool]:
         return False, False
@@ -140,7 +141,7 @@ class Clocked(Still):
         self.step_s, self.steps_per_epoch, self.now = step_s, steps_per_epoch, 0.0
 
     def batches(self, consumed: int, count: int) -> Any:
-        return (SimpleNamespace(global_rows=1, consumed_samples=i + 1) for i in range(consumed, consumed + count))
+        return (Batch({}, 1, 1, i + 1) for i in range(consumed, consumed + count))
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
         self.now += self.step_s
@@ -158,7 +159,7 @@ class Announced(Clocked):
         self.sums += 1
         return values
 
-    def begin_steps(self, step: int, last: int) -> None:
+    def begin_steps(self, step: int, last: int, lookahead: int = 1) -> None:
         self.begun.append((step, last))
 
     def cut_after(self, step: int) -> tuple[bool, bool]:
@@ -347,3 +348,37 @@ def test_the_time_to_the_first_batch_is_not_divided_by_steps() -> None:
     fit(world, world, callbacks, world, SHORT, NO_CHECKPOINTS, TrainerState())
     assert world.logged.pop(3) == {"data/first_batch_s": 2.0, "data/decode_s": 1.0}
     assert all(said in ({}, {"data/decode_s": 1.0}) for said in world.logged.values()) and 24 in world.logged
+
+
+class Late(Parts):
+    """A rank with backup workers: in every third step its gradient comes too late; what it records."""
+
+    def __init__(self, rank: int):
+        super().__init__(rank)
+        self.made = 0
+
+    def step(self, lr: float) -> StepInfo:
+        self.made += 1
+        return StepInfo(grad_norm=0.0, counted=self.made % 3 != 0)
+
+
+def test_rows_that_came_too_late_are_neither_in_the_logged_loss_nor_recorded() -> None:
+    rank, recorded = Late(0), list[int]()
+    config = changed(CONFIG, epochs=None, steps=6, log_every_steps=6, eval_every_steps=100)
+    callbacks = Callbacks(
+        lambda _: 0.1, lambda _: {"loss": 0.0}, lambda *_: None, lambda epoch, step, batch: recorded.append(step + 1)
+    )
+    one: Any = rank
+    fit(one, one, callbacks, one, config, NO_CHECKPOINTS, TrainerState())
+    assert recorded == [1, 2, 4, 5] and rank.parts[6] == (1 + 2 + 4 + 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("step", "evaluated", "saved", "expected"),
+    [(0, None, None, 10), (9, None, None, 10), (10, None, None, 20), (7, 4, None, 8), (8, 4, 3, 9), (24, 4, 3, 25)],
+)
+def test_ranks_meet_next_where_an_epoch_an_evaluation_or_a_checkpoint_is_due(
+    step: int, evaluated: int | None, saved: int | None, expected: int
+) -> None:
+    config = changed(CONFIG, epochs=None, steps=25, eval_every_steps=evaluated)
+    assert next_meeting(step, 10, config, CheckpointConfig(every_steps=saved)) == expected

@@ -98,6 +98,8 @@ BY_TIME = f"etl={ETL}, split: {{kind: time, column: d, boundaries: {{test: '2024
 BY_COLUMN = f"etl={ETL}, split: {{kind: column, column: d}}}}"
 LOCAL_SGD = "parallel.averaging.kind=local_sgd"
 SERVED = "parallel.servers.per_host=1"
+BACKED = (SERVED, "parallel.servers.backup=2")
+FILTERED = "parallel.servers.backup = 2: ranks read each other's rows when one is late, and data.filters"
 PETASTORM, TEXT = "data.reader=petastorm", "model.task=language_model"
 SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
 
@@ -154,6 +156,7 @@ SHARES = "etl.split.shares={train: 0.5, test: 0.5}"
         (["parallel.averaging.kind=gossip"], "parallel.averaging.seed=1"),
         ([LOCAL_SGD], "parallel.averaging.outer_momentum=0.5"),
         ([], "parallel.servers.bound=2"),
+        ([], "parallel.servers.backup=1"),
         (["parallel.servers.per_host=1"], "parallel.servers.max_lag=9"),
         (["parallel.servers.per_host=1"], "parallel.servers.damp=true"),
         (["optim.schedule=linear"], "optim.plateau.factor=0.5"),
@@ -219,6 +222,9 @@ def test_storage_that_cannot_be_is_refused(tmp_path: Path, override: str, expect
         ),
         (SMALL, ["optim.ema=0.9", LOCAL_SGD], "optim.ema = 0.9: with parallel.averaging.kind = local_sgd every rank"),
         (SMALL, ["optim.ema=0.9", SERVED], "optim.ema = 0.9: with parallel.servers.per_host = 1 the weights are on"),
+        (SMALL, [*BACKED, "launch.world=3"], "parallel.servers.backup = 2: of launch.world = 3 ranks a step must wait"),
+        (SMALL, [*BACKED, "launch.world=4", "data.on_corrupt=quarantine"], FILTERED),
+        (SMALL, [*BACKED, "launch.world=4", "data.reader=petastorm"], "parallel.servers.backup = 2: ranks read each"),
         (SMALL, ["optim.name=lamb", SERVED], "optim.name = lamb: takes the norm of a whole parameter"),
         (SMALL, ["dataset=null", HASHED, SERVED, "tables.wire=bf16"], "tables.wire = bf16: servers send and get rows"),
         (SMALL, ["dataset=null", HASHED, SERVED, "tables.lag=1"], "tables.lag = 1: is of tables on ranks; with paral"),

@@ -61,6 +61,8 @@ APPLIES: dict[str, tuple[int, dict[str, Any], str]] = {
     "servers-horovod": (2, {"engine": "horovod", **SERVED}, "cpu"),
     "servers-fp16": (2, {"precision": "fp16", **SERVED}, "cpu"),
     "servers-late": (4, {"servers": {"per_host": 1, "bound": None, "max_lag": 2}}, "cpu"),
+    "servers-backup-bound": (4, {"servers": {"per_host": 1, "bound": 1, "backup": 1}}, "cpu"),
+    "servers-backup-alone": (1, {"servers": {"per_host": 1, "backup": 1}}, "cpu"),
     "servers-lag-bound": (4, {"servers": {"per_host": 1, "bound": 1, "max_lag": 9}}, "cpu"),
     "half-messages-on-cpu": (2, {"pp": 2, "precision": "fp16"}, "cpu"),
     "nccl-two-way-link": (2, {"pp": 2}, "cuda"),

@@ -27,7 +27,7 @@ def steps_ahead(step_s: float | None, left: int, least: int = 1) -> int:
         least: see RankCuts.begin.
     """
     ahead = max(least, FIRST_LEAD if step_s is None else 1 + int(LEAD_S / max(step_s, 1e-6)))
-    return ahead if ahead < left else min(least, left)
+    return ahead if ahead < left else max(1, min(least, left))
 
 
 class RankCuts:

@@ -23,6 +23,25 @@ def test_an_offer_is_half_a_second_ahead_and_no_further_than_the_running_step_wh
     assert [steps_ahead(step_s, left) for left in (ahead, 1, 0)] == [1, 1, 1], "a stop is heard near the end, too"
 
 
+@pytest.mark.parametrize(
+    ("step_s", "left", "ahead"), [(60.0, 9, 2), (60.0, 2, 2), (60.0, 1, 1), (0.1, 9, 6), (0.1, 3, 2)]
+)
+def test_where_steps_have_rows_of_later_ones_a_cut_is_beyond_them(step_s: float, left: int, ahead: int) -> None:
+    assert steps_ahead(step_s, left, least=2) == ahead
+
+
+def test_the_next_cut_is_what_is_announced_or_offered() -> None:
+    rank = Rank()
+    rank.cuts.begin(10, 100, least=2)
+    assert rank.cuts.next() is None
+    rank.step(11, 60.0)
+    rank.cuts.request(OfferCut(1))
+    assert rank.offers == [(1, 13)] and rank.cuts.next() == 13
+    rank.cuts.request(CutAt(1, 15, stop=False, checkpoint=True))
+    assert rank.cuts.next() == 15
+    assert rank.step(15, 60.0) == (False, True) and rank.cuts.next() is None
+
+
 class Rank:
     """A rank whose steps take what the test says; its offers."""
 
