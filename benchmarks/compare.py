@@ -50,6 +50,7 @@ FORMS: dict[str, list[str]] = {
     "EASGD, every 10": ["parallel.averaging={kind: easgd, every: 10}"],
     "gossip, every 10": ["parallel.averaging={kind: gossip, every: 10}"],
     "server, bound 0": ["parallel.servers={per_host: 1, bound: 0}"],
+    "server, 1 backup": ["parallel.servers={per_host: 1, backup: 1}"],
     "server, bound 1": ["parallel.servers={per_host: 1, bound: 1}"],
     "server, bound 4": ["parallel.servers={per_host: 1, bound: 4}"],
     "server, no bound": ["parallel.servers={per_host: 1, bound: null}"],

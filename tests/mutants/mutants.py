@@ -86,6 +86,11 @@ COMPRESS, T_COMPRESS = f"{PARALLEL}/data_parallel/compress.py", "tests/training/
 CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parallel/test_codecs.py"
 T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
+BACKUP, T_BACKUP = "training/servers/backup.py", "tests/training/servers/test_backup.py"
+T_PARTS, T_PARTS_AUDIT = "tests/training/data/test_parts.py", "tests/training/data/test_audit_parts.py"
+T_BACKED, T_SLOW_RANK, T_FEWER = (
+    f"tests/training/test_worker_servers.py -k {name}" for name in ("make_one_step", "always_slow", "go_on_with_fewer")
+)
 SERVERS_FOLDER = "training/servers"
 SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
     f"{SERVERS_FOLDER}/shard.py",
@@ -1307,14 +1312,67 @@ MUTANTS = (
         "tests/training/servers/test_segments.py",
     ),
     Mutant(
-        f"{PARALLEL}/servers/strategy.py", "return self.link.world", "return 1", "tests/ranks/test_servers.py -k 2-2"
+        f"{PARALLEL}/servers/strategy.py",
+        "return self.definition.parts",
+        "return 1",
+        "tests/ranks/test_servers.py -k 2-2",
     ),
     Mutant(
         f"{PARALLEL}/servers/strategy.py",
-        "torch.manual_seed(draws_seed(self.table_settings.seed, self.rank, self.clock))",
+        "torch.manual_seed(draws_seed(self.table_settings.seed, *self._draws_at()))",
         "pass",
         "tests/training/test_worker_servers.py -k 'null-more1'",
     ),
+    # --- backup workers
+    Mutant(BACKUP, "AHEAD = 2", "AHEAD = 3", T_BACKUP),
+    Mutant(BACKUP, "min(step + AHEAD, limit)", "step + AHEAD", T_BACKUP),
+    Mutant(BACKUP, "part.clock > latest, ", "", T_BACKUP),
+    Mutant(BACKUP, "part.stream not in own, ", "", T_BACKUP),
+    Mutant(BACKUP, " and part not in self._ready.values():", ":", T_BACKUP),
+    Mutant(BACKUP, "worker in self._ready or ", "", T_BACKUP),
+    Mutant(BACKUP, "self._taken.pop(worker, None)", "pass", T_BACKUP),
+    Mutant(
+        BACKUP,
+        "return sorted(self._ready.items(), key=lambda each: each[1])",
+        "return [*self._ready.items()]",
+        T_BACKUP,
+    ),
+    Mutant(BACKUP, "if part not in ready), None)", "), None)", T_BACKUP),
+    Mutant(BACKUP, " or self._done_ahead or", " or", T_BACKUP),
+    Mutant(BACKUP, "if each < min(self._heard)", "if False", T_BACKUP),
+    Mutant(BACKUP, "        self._counted = []\n", "", T_BACKUP),
+    Mutant(BACKUP, "self.late.update(worker for worker in self._taken if worker not in self._ready)", "pass", T_BACKUP),
+    Mutant(
+        SHARD,
+        "            return Status.LATE",
+        "            return Status.HELD",
+        "tests/ranks/test_servers.py -k backup",
+    ),
+    Mutant(SHARD, "held.attempt >= push.attempt", "True", T_SHARD),
+    Mutant(SHARD, "or push.version != self.version", "", T_SHARD),
+    Mutant(SHARD, "0 if self.definition.backup else push.attempt", "push.attempt", T_SHARD),
+    Mutant(
+        f"{PARALLEL}/servers/backup.py",
+        "return self._batch.part.stream, self._batch.part.clock",
+        "return 0, 0",
+        T_BACKED,
+    ),
+    Mutant(f"{PARALLEL}/servers/backup.py", "self.tables.hot = dict(self._hot)", "pass", T_BACKED),
+    Mutant(f"{PARALLEL}/servers/backup.py", "counted=counted", "counted=has_gradient", T_SLOW_RANK),
+    Mutant(f"{PARALLEL}/servers/backup.py", "return min(wanted, world // 2)", "return wanted", T_FEWER),
+    Mutant(f"{PARALLEL}/servers/backup.py", "lookahead = AHEAD", "lookahead = 1", T_FEWER),
+    Mutant("training/worker.py", "meeting if cut is None else min(meeting, cut)", "meeting", T_FEWER),
+    Mutant("training/data/audit/parts.py", "if (epoch, step) not in recorded:", "if True:", T_PARTS_AUDIT),
+    Mutant("training/data/parts.py", "min(self._next + FAR, self._end)", "self._end", T_PARTS),
+    Mutant("training/data/parts.py", "others[: len(others) - OPEN + 1]", "[]", T_PARTS),
+    Mutant("training/data/parts.py", "if clock not in self._kept:", "if True:", T_PARTS),
+    Mutant(LOOP, "loss_of_rows if info.counted else torch.zeros_like(loss_of_rows)", "loss_of_rows", T_LOOP),
+    Mutant(LOOP, "if info.counted:  # else", "if True:  # else", T_LOOP),
+    Mutant(LOOP, "(step // each + 1) * each", "-(-step // each) * each", T_LOOP),
+    Mutant(
+        HOST_CUTS, "min([*self._announced, *offered], default=None)", "min(self._announced, default=None)", T_HOST_CUTS
+    ),
+    Mutant(f"{SERVERS_FOLDER}/replay.py", "(clock - clocks.start) * count : ", "clock * count : ", T_FEWER),
     # --- stops, checkpoints and the logged loss without collectives
     Mutant(CUTS, "max(self._offers.values())", "min(self._offers.values())", T_CUTS),
     Mutant(CUTS, "or not self._ranks <= self._offers.keys()", "", T_CUTS),
@@ -1322,7 +1380,7 @@ MUTANTS = (
     Mutant(CUTS, "self._offers, self._wanted = None, (False, False)", "self._offers = None", T_CUTS),
     Mutant(CUTS, "if number <= len(self._announced):", "if False:", T_CUTS),
     Mutant(HOST_CUTS, "self._offer[1] <= step", "self._offer[1] < step", T_HOST_CUTS),
-    Mutant(HOST_CUTS, "return ahead if ahead < left else 1", "return ahead", T_HOST_CUTS),
+    Mutant(HOST_CUTS, "return ahead if ahead < left else max(1, min(least, left))", "return ahead", T_HOST_CUTS),
     Mutant(HOST_CUTS, "min(self._recent_s, default=None)", "max(self._recent_s, default=None)", T_HOST_CUTS),
     Mutant(HOST_CUTS, "if message.number <= self._last_number:", "if False:", T_HOST_CUTS),
     Mutant(MEANS, "[reports[rank] for rank in range(self._world)]", "[*reports.values()]", T_MEANS),

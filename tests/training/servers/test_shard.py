@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparkring.training.data.batch import Part
 from sparkring.training.servers.client import cut_gradient
 from sparkring.training.servers.definition import Definition, decoded
 from sparkring.training.servers.event_log import Kind
@@ -192,3 +193,71 @@ def test_a_definition_travels_as_it_is() -> None:
     given: Definition = definition(3, "adam", bound=2, max_lag=9, damp=True)
     assert decoded(given.encoded()).encoded() == given.encoded()
     assert list(decoded(given.encoded()).shapes) == list(given.shapes)
+
+
+def test_with_backup_workers_the_gradients_that_are_named_make_the_step_in_the_order_of_their_parts() -> None:
+    shard, plain = alone(3, bound=0, backup=1), alone(2, bound=0)
+    pushes = [pushed(shard, worker, 0) for worker in range(3)]
+    assert [shard.push(push) for push in pushes] == [Status.HELD] * 3
+    chosen = [(2, Part(0, 1)), (0, Part(1, 0))]
+    answer = shard.add_up(0, chosen)
+    plain.push(replace(pushes[2], worker=0))
+    plain.push(replace(pushes[0], worker=1))
+    assert answer == plain.answer(0) == shard.add_up(0, chosen) is not None, "asked by several ranks"
+    for each in (shard, plain):
+        each.settle(0, 0.5)
+        each.settle(0, 0.5)
+    assert shard.digest() == plain.digest() and shard.version == 1 and shard.applied == [1, 1, 1]
+    assert [(e.kind, e.worker, e.clock, e.attempt) for e in shard.take_events()] == [
+        (Kind.APPLIED, 1, 0, 0), (Kind.APPLIED, 0, 1, 0)
+    ]  # fmt: skip
+    assert shard.push(pushes[1]) is Status.LATE and shard.push(pushes[0]) is Status.LATE
+    assert shard.add_up(0, chosen) == answer, "to who asks after it was made"
+    assert shard.is_drained(1) and shard.counts.applied == 2
+
+
+def test_a_process_that_takes_a_dead_ones_place_gives_another_gradient_for_its_step() -> None:
+    shard = alone(2, bound=0, backup=1)
+    first, again = pushed(shard, 0, 0), replace(pushed(shard, 0, 1), clock=0, attempt=1)
+    assert shard.push(first) is Status.HELD
+    assert shard.push(first) is Status.REPEATED and shard.counts.repeated == 1
+    assert shard.push(again) is Status.HELD
+    shard.add_up(0, [(0, Part(0, 0))])
+    shard.settle(0, 1.0)
+    other = alone(1, bound=0)
+    other.push(again)
+    other.settle(0, 1.0)
+    assert shard.digest() == other.digest()
+    (event,) = shard.take_events()
+    assert event.attempt == 0, "the part is in the log, and not who computed it"
+
+
+def test_with_backup_workers_what_cannot_be_ends_the_server() -> None:
+    shard = alone(3, bound=0, backup=1)
+    with pytest.raises(BrokenPromise, match="rank 1 pushes step 1 of version 0, in step 0 of version 0"):
+        shard.push(pushed(shard, 1, 1))
+    with pytest.raises(BrokenPromise, match="rank 1 pushes step 0 of version 3"):
+        shard.push(pushed(shard, 1, 0, version=3))
+    shard.push(pushed(shard, 0, 0))
+    with pytest.raises(BrokenPromise, match=r"step 0: the gradients of ranks \[2\] make it, and are not here"):
+        shard.add_up(0, [(0, Part(0, 0)), (2, Part(0, 1))])
+    assert shard.add_up(5, []) is None, "long made"
+
+
+def test_a_late_rank_may_pull_whatever_step_it_is_at() -> None:
+    shard = alone(2, bound=0, backup=1)
+    for step in range(3):
+        shard.push(pushed(shard, 0, step))
+        shard.add_up(step, [(0, Part(step, 0))])
+        shard.settle(step, 1.0)
+    version, weights, _ = shard.pull(1, 0, 0, ids_of(1, 0))
+    assert version == 3 and torch.equal(weights, shard.weights)
+    assert shard.push(pushed(shard, 1, 0)) is Status.LATE
+
+
+@pytest.mark.parametrize(("workers", "backup", "bound"), [(3, 2, 0), (3, 1, 1), (3, -1, 0), (1, 1, 0)])
+def test_backups_that_cannot_be(workers: int, backup: int, bound: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"parallel.servers.backup = {backup} with {workers} ranks and bound = {bound}"
+    ):
+        definition(workers, "sgd", bound=bound, backup=backup)
