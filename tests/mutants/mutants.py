@@ -1324,7 +1324,6 @@ MUTANTS = (
         "tests/training/test_worker_servers.py -k 'null-more1'",
     ),
     # --- backup workers
-    Mutant(BACKUP, "AHEAD = 2", "AHEAD = 3", T_BACKUP),
     Mutant(BACKUP, "min(step + AHEAD, limit)", "step + AHEAD", T_BACKUP),
     Mutant(BACKUP, "part.clock > latest, ", "", T_BACKUP),
     Mutant(BACKUP, "part.stream not in own, ", "", T_BACKUP),
@@ -1338,7 +1337,6 @@ MUTANTS = (
         T_BACKUP,
     ),
     Mutant(BACKUP, "if part not in ready), None)", "), None)", T_BACKUP),
-    Mutant(BACKUP, " or self._done_ahead or", " or", T_BACKUP),
     Mutant(BACKUP, "if each < min(self._heard)", "if False", T_BACKUP),
     Mutant(BACKUP, "        self._counted = []\n", "", T_BACKUP),
     Mutant(BACKUP, "self.late.update(worker for worker in self._taken if worker not in self._ready)", "pass", T_BACKUP),
@@ -1373,6 +1371,7 @@ MUTANTS = (
         HOST_CUTS, "min([*self._announced, *offered], default=None)", "min(self._announced, default=None)", T_HOST_CUTS
     ),
     Mutant(f"{SERVERS_FOLDER}/replay.py", "(clock - clocks.start) * count : ", "clock * count : ", T_FEWER),
+    Mutant(BACKUP, "if set(self._done) != {clock} or", "if", T_BACKUP),
     # --- stops, checkpoints and the logged loss without collectives
     Mutant(CUTS, "max(self._offers.values())", "min(self._offers.values())", T_CUTS),
     Mutant(CUTS, "or not self._ranks <= self._offers.keys()", "", T_CUTS),

@@ -148,7 +148,9 @@ def test_a_late_part_goes_to_another_worker_after_a_while() -> None:
 def test_a_worker_without_a_part_of_its_own_doubles_one() -> None:
     made = Backup(4, 1, 0)
     assert [made.take(worker, 0, 1) for worker in (3, 1, 2, 0)] == [Part(0, 0), Part(0, 1), Part(0, 2), Part(0, 0)]
-    for worker in (3, 0, 1):
+    made.ready(3, 0)
+    assert made.take(0, 0, 1) == Part(0, 1), "of those whose gradients have not come"
+    for worker in (0, 1):
         made.ready(worker, 0)
     assert made.chosen(0) is None, "the same part twice is one gradient"
     made.ready(2, 0)
@@ -176,5 +178,5 @@ def test_what_cannot_be_is_refused() -> None:
     made.ready(0, 5)
     made.ready(2, 5)
     made.made(5, 0.0, None)
-    with pytest.raises(ValueError, match=r"cut at clock 6, where streams have done \[7, 5\]"):
+    with pytest.raises(ValueError, match=r"cut at clock 6, in step 6, where streams have done \[7, 5\]"):
         made.cut(6)
