@@ -154,7 +154,7 @@ def test_a_worker_without_a_part_of_its_own_doubles_one() -> None:
         made.ready(worker, 0)
     assert made.chosen(0) is None, "the same part twice is one gradient"
     made.ready(2, 0)
-    assert made.chosen(0) == [(3, Part(0, 0)), (1, Part(0, 1)), (2, Part(0, 2))]
+    assert made.chosen(0) == [(3, Part(0, 0)), (0, Part(0, 1)), (2, Part(0, 2))]
 
 
 def test_a_process_that_takes_the_place_of_a_dead_one_gives_its_part_back_or_keeps_its_gradient() -> None:
@@ -167,6 +167,8 @@ def test_a_process_that_takes_the_place_of_a_dead_one_gives_its_part_back_or_kee
     made.ready(1, 5)
     made.made(5, 2.0, 1)
     assert made.counted_parts(0) == [first] and made.late == Counter()
+    made.cut(6)
+    assert made.counted_parts(0) == [], "recorded before the cut"
 
 
 def test_what_cannot_be_is_refused() -> None:
