@@ -89,7 +89,7 @@ AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 BACKUP, T_BACKUP = "training/servers/backup.py", "tests/training/servers/test_backup.py"
 T_PARTS, T_PARTS_AUDIT = "tests/training/data/test_parts.py", "tests/training/data/test_audit_parts.py"
 T_BACKED, T_SLOW_RANK, T_FEWER = (
-    f"tests/training/test_worker_servers.py -k {name}" for name in ("make_one_step", "always_slow", "go_on_with_fewer")
+    f"tests/training/test_worker_servers.py -k {name}" for name in ("makes_one_step", "always_slow", "go_on_with_fewer")
 )
 SERVERS_FOLDER = "training/servers"
 SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
