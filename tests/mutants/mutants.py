@@ -1344,7 +1344,7 @@ MUTANTS = (
         SHARD,
         "            return Status.LATE",
         "            return Status.HELD",
-        "tests/ranks/test_servers.py -k backup",
+        T_SHARD,
     ),
     Mutant(SHARD, "held.attempt >= push.attempt", "True", T_SHARD),
     Mutant(SHARD, "or push.version != self.version", "", T_SHARD),
