@@ -17,6 +17,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import Storage, open_storage
+from sparkring.training.agreement import seed_everything
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.request import DataRank, ReadRequest
 from sparkring.training.models.dropout import draws_masks
@@ -33,15 +34,14 @@ from sparkring.training.servers.client import Client, Gradient, Pulled
 from sparkring.training.servers.local import LocalServers
 from sparkring.training.servers.replay import Try, Workers, replay
 from sparkring.training.servers.segments import Segment, check_all_there, read_segments
+from sparkring.training.splits import make_weighted_reader
 from sparkring.training.starting import begin_with, start_from
 from sparkring.training.tables.hashing import Ids
 from sparkring.training.tasks import build_task
 from sparkring.training.worker import (
     learning_rate_schedule,
-    make_weighted_reader,
     open_tables,
     optimizer_factory,
-    seed_everything,
     total_steps,
 )
 

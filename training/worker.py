@@ -10,39 +10,33 @@ import collections
 import json
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
-from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.blocks.promotion import WarmStartConfig
 from sparkring.conf.blocks.train import EarlyStopping, OptimConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest, read_manifest
 from sparkring.conf.storage import Storage, open_storage
-from sparkring.conf.stored import Stored, read
+from sparkring.training.agreement import agree_threads, agreed_model, peers, seed_everything
 from sparkring.training.checkpoint.checkpointer import ROUNDS_OF_SAVE, Checkpointer, CheckpointInfo
-from sparkring.training.checkpoint.peers import Peers, solo, torch_peers
 from sparkring.training.checkpoint.policy import Retention
 from sparkring.training.checkpoint.weights import write_weights
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog
 from sparkring.training.data.audit.parts import PartsAudit
-from sparkring.training.data.batch import Batch, Part, Reader
-from sparkring.training.data.build import make_reader
+from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.parts import PartsReader
-from sparkring.training.data.request import AllGather, DataRank, ReadRequest, gather_alone
 from sparkring.training.data.resume import explain_difference
-from sparkring.training.data.weights import WeightedReader
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, Hooks, StepSeen
 from sparkring.training.launch.host.rank import WorkerContext
@@ -53,14 +47,13 @@ from sparkring.training.loop import (
     TrainerState,
     fit,
     improved,
-    next_meeting,
     pick,
     sum_over_ranks,
     total_steps,
 )
 from sparkring.training.model_folder import open_tables, write_tables
 from sparkring.training.models.dropout import draws_masks
-from sparkring.training.models.initial import InitialModel, Unrecordable, eager_model
+from sparkring.training.models.initial import InitialModel
 from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
@@ -69,15 +62,15 @@ from sparkring.training.parallel.servers.link import ServersAt
 from sparkring.training.parallel.servers.strategy import ENGINE
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.strategy import OptimizerFactory, Strategy
-from sparkring.training.recipe_model import ModelColumns, build_model, pick_columns, start_model
+from sparkring.training.recipe_model import ModelColumns, pick_columns, start_model
 from sparkring.training.result import IdUses, ServerTotals, WorkerResult
 from sparkring.training.schedules import after_value, make_schedule, scaled_lr
+from sparkring.training.splits import Splits, left_out
 from sparkring.training.starting import begin_with, check_starts_without_tables, start_from
 from sparkring.training.tables.hot_ids import HotIds
 from sparkring.training.tasks import build_task, check_takes_weights
 
 log = logging.getLogger(__name__)
-THREADS = "threads.json"
 MODEL_FOLDER = "model"  # below the run folder
 HOT_IDS = 20  # of each sparse table, in the result
 NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
@@ -89,7 +82,6 @@ class Parts:
 
     ctx: WorkerContext
     config: RunConfig
-    dataset: Storage
     manifest: DatasetManifest
     run: Storage
     strategy: Strategy
@@ -100,75 +92,11 @@ class Parts:
     hooks: Hooks
     checkpoints: Checkpointer
     latest: CheckpointInfo | None  # the checkpoint to go on from
-    readers: list[Reader] = field(default_factory=list)  # every one that was opened
-
-    def open_reader(self, split: str, training: bool) -> Reader:
-        """Open this rank's share of a split. Evaluation reads every row once, in stored order."""
-        reader = self._open_parts() if training and self.config.parallel.servers.backup else None
-        self.readers.append(reader or self._open_share(self.config.data, split, training))
-        return self.readers[-1]
-
-    def _open_parts(self) -> Reader | None:
-        """Open what reads the parts that this rank is given; None where no rank is a backup."""
-        strategy, data = self.strategy, self.config.data
-        if not isinstance(strategy, BackupStrategy):
-            return None
-        checked = data.model_copy(update={"verify": "off"})  # by the ranks whose own these are
-
-        def take(step: int) -> Part | None:
-            meeting = next_meeting(step, own.steps_per_epoch, self.config.train, self.config.checkpoint)
-            cut = self.ctx.next_cut()
-            return strategy.take(meeting if cut is None else min(meeting, cut))
-
-        def open_stream(stream: int) -> Reader:
-            return self._open_share(checked, "train", True, stream)
-
-        stream = strategy.data_rank % strategy.parts
-        own = self._open_share(data, "train", True, stream)
-        return PartsReader(own, stream, open_stream, take)
-
-    def _open_share(self, data: DataConfig, split: str, training: bool, stream: int | None = None) -> Reader:
-        """Open a share of a split.
-
-        Args:
-            data: how it is read.
-            split: which.
-            training: else every row comes once, in stored order.
-            stream: of the parts of training; None: this rank's share.
-        """
-        config, strategy, world = self.config, self.strategy, self.ctx.world_size
-        asks_others = data.on_corrupt == "quarantine" or bool(data.filters)
-        together = asks_others and world > 1
-        gather = data_gather(strategy, self.ctx, config.checkpoint.timeout_s) if together else gather_alone
-        rows = self.manifest.splits[split].rows
-        batch = config.train.global_batch if training else config.evaluation_batch(rows)
-        weight = self.manifest.weight
-        names = [*self.columns.read, *([weight["column"]] if weight is not None else [])]
-        request = ReadRequest(self.dataset, self.manifest, split, names, batch)
-        number, size = (strategy.data_rank, strategy.data_size) if stream is None else (stream, strategy.parts)
-        rank = DataRank(number, size, self.device, gather, self.ctx.on_progress)
-        return make_weighted_reader(data, request, rank, evaluation=not training)
+    splits: Splits
 
     def whole_split(self) -> WholeSplit:
         """A collector for one evaluation."""
         return WholeSplit(self.task, self.gather, self.strategy.is_data_leader, self.manifest.weight is not None)
-
-    def close(self) -> None:
-        for reader in self.readers:
-            reader.close()
-
-
-def make_weighted_reader(config: DataConfig, request: ReadRequest, rank: DataRank, evaluation: bool) -> Reader:
-    """Open one rank's share of a split, whose rows weigh what the dataset says.
-
-    Args:
-        config: how it is read.
-        request: what is read, the dataset's weight included.
-        rank: by whom.
-        evaluation: every row once, in stored order.
-    """
-    reader, weight = make_reader(config, request, rank, evaluation=evaluation), request.manifest.weight
-    return reader if weight is None else WeightedReader(reader, weight["column"], weight["mean"])
 
 
 def train(ctx: WorkerContext) -> WorkerResult:
@@ -221,25 +149,26 @@ def train(ctx: WorkerContext) -> WorkerResult:
             check_takes_weights(task)
         # For the user's own random numbers, such as nn.Dropout's: another world draws others (models/dropout.py).
         seed_everything(config.train.seed, strategy.data_rank)
+        splits = Splits(ctx, config, dataset, manifest, strategy, device, columns.read)
         parts = Parts(
-            ctx, config, dataset, manifest, run, strategy, device, columns, task, gather, hooks, checkpoints, latest
+            ctx, config, manifest, run, strategy, device, columns, task, gather, hooks, checkpoints, latest, splits
         )
         result = replace(_train(parts, model, began), started=started)
         failed = False
         return result
     finally:
         if parts is not None:
-            parts.close()
+            parts.splits.close()
         strategy.close(failed)
 
 
 def _train(parts: Parts, model: InitialModel, began: float) -> WorkerResult:
     """Resume, fit, export, score."""
     ctx, config, strategy, checkpoints = parts.ctx, parts.config, parts.strategy, parts.checkpoints
-    reader = parts.open_reader("train", training=True)
-    valid = parts.open_reader(config.train.valid_split, training=False)
+    reader = parts.splits.open("train", training=True)
+    valid = parts.splits.open(config.train.valid_split, training=False)
     # now, not when training is done: filters may leave nothing of it
-    test = parts.open_reader(config.train.test_split, training=False) if config.train.test_split is not None else None
+    test = parts.splits.open(config.train.test_split, training=False) if config.train.test_split is not None else None
     steps = total_steps(config.train, reader.steps_per_epoch)
     sample = next(iter(valid.batches(0)), None) if strategy.needs_sample else None
     ctx.heartbeat(0, "prepare")
@@ -569,12 +498,6 @@ def score_test_split(parts: Parts, test: Reader | None, result: WorkerResult) ->
     return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
 
 
-def left_out(reader: Reader) -> list[str]:
-    """Files of the dataset that all ranks leave out as damaged: the driver compares what is made of the others."""
-    files: list[str] = reader.order_state().get("quarantined", [])  # a mix and petastorm have other files
-    return files
-
-
 def pick_device(wanted: str, local_rank: int) -> torch.device:
     """Pick this rank's device; `auto` prefers a GPU. ValueError for `cuda` on a host without one."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
@@ -585,88 +508,6 @@ def pick_device(wanted: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-class ThreadsFile(Stored):
-    """threads.json of a run folder."""
-
-    threads_per_rank: Annotated[int, Field(ge=1)]
-
-
-def agree_threads(
-    run: Storage, configured: int | None, offer: int, gather: Callable[[bytes], list[bytes]], rank: int
-) -> int:
-    """Agree on torch's threads per rank, once for the whole run. Collective.
-
-    Sums over threads have other last bits for another number of them, and how ranks are packed on hosts may change from
-    attempt to attempt; so the run folder keeps the number.
-
-    Args:
-        run: the run folder.
-        configured: `train.threads_per_rank`; wins over the kept number.
-        offer: this rank's share of its host's cores; the smallest offer is taken where nothing else decides.
-        gather: all-gather of bytes between the ranks.
-        rank: rank 0 reads and writes the file.
-    """
-    have = run.exists(THREADS) if rank == 0 else False
-    kept = read(ThreadsFile, run, THREADS).threads_per_rank if have else None
-    answers = [json.loads(answer) for answer in gather(json.dumps([offer, kept]).encode())]
-    kept = answers[0][1]
-    threads: int = configured or kept or min(answer[0] for answer in answers)
-    if rank == 0 and kept not in (None, threads):
-        log.warning("train.threads_per_rank = %d, the run began with %d: its last bits may be others", threads, kept)
-    if rank == 0 and kept != threads:
-        run.put_atomic(THREADS, ThreadsFile(threads_per_rank=threads).model_dump_json().encode())
-    return threads
-
-
-def seed_everything(seed: int, stream: int = 0) -> None:
-    """Seed Python, numpy and torch. Different streams give different numbers for one seed."""
-    mixed = (seed * 1_000_003 + stream) % 2**32
-    random.seed(mixed)
-    np.random.seed(mixed)
-    torch.manual_seed(mixed)
-
-
-def agreed_model(
-    model: InitialModel | Unrecordable,
-    config: RunConfig,
-    manifest: DatasetManifest,
-    ctx: WorkerContext,
-    strategy: Strategy,
-) -> InitialModel:
-    """Agree on the recorded model, or build it whole on every rank. Collective.
-
-    Where some rank could not record it, the ranks of a host build it one after the other, and rank 0 alone keeps its
-    values.
-
-    Args:
-        model: recorded, or why it could not be.
-        config: the recipe.
-        manifest: of the dataset.
-        ctx: of this rank.
-        strategy: carries what ranks say to each other.
-    """
-    everyone = peers(strategy, ctx, config.checkpoint.timeout_s)
-    why = str(model) if isinstance(model, Unrecordable) else ""
-    answers = [json.loads(answer) for answer in everyone.gather(json.dumps([why, ctx.local_size]).encode())]
-    reasons = [why for why, _ in answers if why]
-    if isinstance(model, InitialModel) and not reasons:
-        return model
-    if ctx.rank == 0:
-        log.warning(
-            "%s cannot be made without memory, so every host holds it whole before it is cut: %s",
-            config.model.factory,
-            reasons[0],
-        )
-    for turn in range(max(local_size for _, local_size in answers)):
-        ctx.heartbeat(0, f"build the model, turn {turn}")
-        if turn == ctx.local_rank:
-            seed_everything(config.train.seed)
-            model = eager_model(build_model(config, manifest), reasons[0], keep=ctx.rank == 0)
-        everyone.gather(b"done")
-    assert isinstance(model, InitialModel)
-    return model
 
 
 def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:
@@ -692,33 +533,6 @@ def follow_plateau(config: RunConfig) -> Callable[[TrainerState], TrainerState]:
         return replace(state, plateau=plateau)
 
     return follow if optim.schedule == "plateau" else lambda state: state
-
-
-def peers(strategy: Strategy, ctx: WorkerContext, timeout_s: float, behind: int = 0) -> Peers:
-    """The ranks' all-gather: the strategy's, or over Gloo with a timeout; a single rank's own answer. Collective.
-
-    Args:
-        strategy: may have one of its own.
-        ctx: of this rank.
-        timeout_s: of Gloo's.
-        behind: see Strategy.open_gather.
-    """
-    gather = strategy.open_gather(behind)
-    if gather is not None:
-        return Peers(ctx.rank, ctx.world_size, gather)
-    return torch_peers(timedelta(seconds=timeout_s)) if ctx.world_size > 1 else solo()
-
-
-def data_gather(strategy: Strategy, ctx: WorkerContext, timeout_s: float) -> AllGather:
-    """All-gather of JSON values between data ranks: one answer per data rank, in their order."""
-    everyone = peers(strategy, ctx, timeout_s)
-
-    def gather(value: Any) -> list[Any]:
-        answers = everyone.gather(json.dumps([strategy.data_rank, value]).encode())
-        by_rank = dict(json.loads(answer) for answer in answers)
-        return [by_rank[rank] for rank in range(strategy.data_size)]
-
-    return gather
 
 
 def open_audit(parts: Parts, reader: Reader) -> AuditLog | PartsAudit | None:

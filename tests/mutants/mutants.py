@@ -88,8 +88,8 @@ T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 BACKUP, T_BACKUP = "training/servers/backup.py", "tests/training/servers/test_backup.py"
 T_PARTS, T_PARTS_AUDIT = "tests/training/data/test_parts.py", "tests/training/data/test_audit_parts.py"
-T_BACKED, T_SLOW_RANK, T_FEWER = (
-    f"tests/training/test_worker_servers.py -k {name}" for name in ("makes_one_step", "always_slow", "go_on_with_fewer")
+T_BACKED, T_FEWER = (
+    f"tests/training/test_worker_servers.py -k {name}" for name in ("makes_one_step", "go_on_with_fewer")
 )
 SERVERS_FOLDER = "training/servers"
 SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
@@ -1356,10 +1356,15 @@ MUTANTS = (
         T_BACKED,
     ),
     Mutant(f"{PARALLEL}/servers/backup.py", "self.tables.hot = dict(self._hot)", "pass", T_BACKED),
-    Mutant(f"{PARALLEL}/servers/backup.py", "counted=counted", "counted=has_gradient", T_SLOW_RANK),
+    Mutant(
+        f"{PARALLEL}/servers/backup.py",
+        "counted=counted",
+        "counted=has_gradient",
+        "tests/ranks/test_servers.py -k backup",
+    ),
     Mutant(f"{PARALLEL}/servers/backup.py", "return min(wanted, world // 2)", "return wanted", T_FEWER),
     Mutant(f"{PARALLEL}/servers/backup.py", "lookahead = AHEAD", "lookahead = 1", T_FEWER),
-    Mutant("training/worker.py", "meeting if cut is None else min(meeting, cut)", "meeting", T_FEWER),
+    Mutant("training/splits.py", "meeting if cut is None else min(meeting, cut)", "meeting", T_FEWER),
     Mutant("training/data/audit/parts.py", "if (epoch, step) not in recorded:", "if True:", T_PARTS_AUDIT),
     Mutant("training/data/parts.py", "min(self._next + FAR, self._end)", "self._end", T_PARTS),
     Mutant("training/data/parts.py", "others[: len(others) - OPEN + 1]", "[]", T_PARTS),

@@ -35,6 +35,7 @@ from sparkring.conf.stored import StoredError
 from sparkring.pipelines.audit import audit_run
 from sparkring.pipelines.evaluation.binary import binary_scores
 from sparkring.pipelines.evaluation.multilabel import multilabel_scores
+from sparkring.training.agreement import agree_threads
 from sparkring.training.checkpoint.weights import read_weights
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
@@ -50,7 +51,6 @@ from sparkring.training.launch.messages import (
     ServerEvent,
 )
 from sparkring.training.result import WorkerResult
-from sparkring.training.worker import agree_threads
 from tests.training.own_example import RECIPE as EXAMPLE_RECIPE
 
 pytestmark = pytest.mark.ranks
