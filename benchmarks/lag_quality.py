@@ -33,7 +33,7 @@ from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.tasks import BinaryTask
 
-LAGS, RATES, SEEDS = (0, 1, 4, 16), (0.005, 0.01, 0.02, 0.05), (1, 2, 3, 4)
+LAGS, RATES, SEEDS = (0, 1, 4, 16), (0.001, 0.002, 0.005, 0.01), (1, 2, 3, 4)
 BATCH, EPOCHS, DENSE_LR = 1024, 2, 3e-3
 CODES = ("carrier", "origin", "dest", "day_of_year", "hour", "weekday")
 WITHIN = 0.002
