@@ -29,6 +29,8 @@ from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
 from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401
 
 pytestmark = pytest.mark.ranks
+MODELS = "model.factory=tests.training.test_worker_servers:"
+NOISY = f"{MODELS}Noisy"
 SERVED = (*SETTINGS, "data.audit=true", "parallel.servers.per_host=2")
 
 
@@ -75,7 +77,7 @@ def test_with_bound_0_the_model_is_the_rings(group: WorkerGroup, ring: Job, hash
 
 
 @pytest.mark.parametrize(
-    ("bound", "more"), [("1", ()), ("null", ("parallel.servers.damp=true", "model.args.dropout=0.2"))]
+    ("bound", "more"), [("1", ()), ("null", ("parallel.servers.damp=true", "model.args.dropout=0.2", NOISY))]
 )
 def test_an_asynchronous_run_learns_and_is_made_again_bit_for_bit_after_a_stop_on_other_ranks(
     group: WorkerGroup,
@@ -205,7 +207,7 @@ def test_with_backup_workers_every_row_makes_one_step_and_the_logs_give_the_same
     tmp_path: Path,
     world: int,
 ) -> None:
-    job = Job(tmp_path / "run", hashed, *BACKED, "model.args.dropout=0.2").run(group, world)
+    job = Job(tmp_path / "run", hashed, *BACKED, "model.args.dropout=0.2", NOISY).run(group, world)
     assert job.result.finished and job.result.steps == ring.result.steps
     assert job.result.consumed_samples == ring.result.consumed_samples
     assert {r["steps"] for r in job.results} == {30} and len({r["best_value"] for r in job.results}) == 1
@@ -220,6 +222,14 @@ def test_with_backup_workers_every_row_makes_one_step_and_the_logs_give_the_same
 
 def is_last_rank() -> bool:
     return os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "0")) - 1)
+
+
+class Noisy(Tabular):
+    """Draws torch's random numbers in each forward pass of training."""
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        out = super().forward(*columns)
+        return out + 0.1 * torch.randn_like(out) if self.training else out
 
 
 class Slow(Tabular):
@@ -241,9 +251,6 @@ class Stopping(Tabular):
         if self.training and self.passes == 10 and is_last_rank():
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().forward(*columns)
-
-
-MODELS = "model.factory=tests.training.test_worker_servers:"
 
 
 def test_a_rank_that_is_always_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
