@@ -36,7 +36,7 @@ class Backup:
 
     def __init__(self, workers: int, backup: int, clock: int) -> None:
         """Begin with step `clock`, of `workers` - `backup` parts."""
-        self.streams, self.step = workers - backup, clock
+        self.streams, self.backup, self.step = workers - backup, backup, clock
         self.late: Counter[int] = Counter()  # by worker: gradients that came too late
         self._done = [clock] * self.streams  # by stream: clocks below which all parts are done
         self._done_ahead: set[Part] = set()  # beyond these
@@ -49,33 +49,51 @@ class Backup:
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
+    def may_take(self, worker: int, step: int, limit: int) -> bool:
+        """Whether it is known what a worker computes in a step.
+
+        Before a meeting there may be no part left that nobody computes. Then it computes one that another does, but
+        only when so few are missing that all who wait can do one each: else it might be one that comes anyway.
+        """
+        if not self._needs(worker, step):
+            return True
+        return bool(self._open_parts(worker, step, limit)) or self.streams - len(self._ready) <= self.backup
+
     def take(self, worker: int, step: int, limit: int) -> Part | None:
-        """The part that a worker computes in a step; None where the step is made, or needs no more gradients.
+        """The part that a worker computes in a step, when it may take one; None where the step needs none of it.
 
         `limit`: the clock that parts may not reach. ValueError for a step that is not begun.
         """
         if step > self.step:
             raise ValueError(f"rank {worker} takes a part of step {step}, and step {self.step} is being made")
-        if step < self.step or worker in self._ready or self.chosen(step) is not None:
+        if not self._needs(worker, step):
             return None
+        parts = self._open_parts(worker, step, limit)
         self._taken.pop(worker, None)  # a process of this rank that died
-        part = self._pick(worker, min(step + AHEAD, limit))
-        if part is not None:
-            self._taken[worker], self._last_stream[worker] = part, part.stream
+        self._taken[worker] = part = self._pick(worker, parts) if parts else self._missing()
+        self._last_stream[worker] = part.stream
         return part
 
-    def _pick(self, worker: int, limit: int) -> Part | None:
-        """Choose a part below `limit`; one that another worker computes where there is no other."""
-        taken = set(self._taken.values())
-        by_stream = [
-            part for stream in range(self.streams) if (part := self._first_open(stream, limit, taken)) is not None
-        ]
-        if not by_stream:
-            ready = set(self._ready.values())
-            return next((part for part in self._taken.values() if part not in ready), None)
+    def _needs(self, worker: int, step: int) -> bool:
+        return step == self.step and worker not in self._ready and self.chosen(step) is None
+
+    def _open_parts(self, worker: int, step: int, limit: int) -> list[Part]:
+        """The first part of each stream that is not done and that no other worker computes."""
+        taken = {part for other, part in self._taken.items() if other != worker}
+        firsts = (self._first_open(stream, min(step + AHEAD, limit), taken) for stream in range(self.streams))
+        return [part for part in firsts if part is not None]
+
+    def _pick(self, worker: int, parts: list[Part]) -> Part:
+        """One that is late, else of the own stream, else the first."""
         latest = self.step - PATIENCE
         own = {worker, self._last_stream.get(worker, worker)}
-        return min(by_stream, key=lambda part: (part.clock > latest, part.stream not in own, part))
+        return min(parts, key=lambda part: (part.clock > latest, part.stream not in own, part))
+
+    def _missing(self) -> Part:
+        """A part whose gradient has not come, of which the fewest workers compute one."""
+        ready = set(self._ready.values())
+        computed = Counter(part for part in self._taken.values() if part not in ready)
+        return min(computed, key=lambda part: (computed[part], part))
 
     def _first_open(self, stream: int, limit: int, taken: set[Part]) -> Part | None:
         parts = (Part(clock, stream) for clock in range(self._done[stream], limit))

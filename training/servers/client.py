@@ -366,7 +366,9 @@ class Client:
 
     def take(self, step: int, limit: int) -> Part | None:
         """The part to compute in a step, below the clock `limit`; None: there is none."""
-        numbers = self.connections[0].call(Request.TAKE, (self.worker, step, limit)).numbers
+        first = self.connections[0]
+        first.ask(Request.TAKE, (self.worker, step, limit))
+        numbers = first.hear_of_ranks().numbers
         return Part(*numbers) if numbers else None
 
     def choose(self, step: int, has_gradient: bool) -> Outcome | list[int]:

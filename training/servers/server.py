@@ -238,8 +238,13 @@ class Server:
     # --- backup workers ------------------------------------------------------------------------------------------
 
     def take(self, frame: Frame) -> Reply:
-        """Numbers: worker, step, limit. Answers the part's clock and stream; nothing where there is none to compute."""
-        part = self.backup.take(*frame.numbers)
+        """Numbers: worker, step, limit. Answers the part's clock and stream; nothing where there is none to compute.
+
+        Waits until it may be taken.
+        """
+        backup = self.backup
+        self._wait(lambda: backup.may_take(*frame.numbers))
+        part = backup.take(*frame.numbers)
         return [] if part is None else [part.clock, part.stream], []
 
     def choose(self, frame: Frame) -> Reply:

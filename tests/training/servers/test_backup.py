@@ -32,10 +32,11 @@ class Simulated:
         self.made = Backup(self.workers, self.backup, 0)
         self.steps: dict[int, list[tuple[int, Part]]] = {}
         self.heard: list[list[Outcome]] = [[] for _ in range(self.workers)]
-        self.now_s = 0.0
+        self.now_s, self.made_at = 0.0, dict[int, float]()
         self.computed: Counter[int] = Counter()  # by worker
         at = [0] * self.workers  # step of each worker
         waiting: set[int] = set()
+        asking: set[int] = set()
         events: list[tuple[float, int, int]] = []  # (when, worker, step of the gradient that is done; -1: none)
         for worker in range(self.workers):
             heapq.heappush(events, (0.0, worker, -1))
@@ -52,21 +53,29 @@ class Simulated:
                 else:
                     waiting.add(worker)
             elif at[worker] < self.meetings[-1]:
-                limit = next(meeting for meeting in self.meetings if meeting > at[worker])
-                part = self.made.take(worker, at[worker], limit)
+                asking.add(worker)
+            for each in sorted(asking):
+                limit = next(meeting for meeting in self.meetings if meeting > at[each])
+                if not self.made.may_take(each, at[each], limit):
+                    continue
+                asking.remove(each)
+                part = self.made.take(each, at[each], limit)
                 if part is None:
-                    waiting.add(worker)
+                    waiting.add(each)
                 else:
-                    assert self.made.step - STEPS <= part.clock < min(at[worker] + AHEAD, limit)
-                    self.computed[worker] += 1
-                    took = self.slow.get(worker, 1.0) * draw.lognormvariate(0, self.jitter)
-                    heapq.heappush(events, (self.now_s + took, worker, at[worker]))
+                    assert part.clock < min(at[each] + AHEAD, limit)
+                    self.computed[each] += 1
+                    took = self.slow.get(each, 1.0) * draw.lognormvariate(0, self.jitter)
+                    heapq.heappush(events, (self.now_s + took, each, at[each]))
             chosen = self.made.chosen(self.made.step)
             if chosen is not None:
                 self.steps[self.made.step] = chosen
+                self.made_at[self.made.step] = self.now_s
                 self.made.made(self.made.step, 1.0, None)
                 if self.made.step in self.meetings:
                     self.made.cut(self.made.step)
+                for each in sorted(asking):  # they hear of it
+                    heapq.heappush(events, (self.now_s, each, -1))
             for each in sorted(waiting):
                 if self.made.step > at[each]:
                     outcome = self.made.outcome(each, at[each])
@@ -112,16 +121,21 @@ def test_every_part_makes_one_step_whatever_the_workers_do(seed: int) -> None:
 def test_a_worker_that_is_always_slow_costs_nothing() -> None:
     found = Simulated(4, 1, [STEPS], {1: 3.0}).run()
     check_whole(found)
-    assert found.now_s < 1.1 * STEPS and found.made.late[1] >= STEPS / 3 - 5
+    assert found.made_at[STEPS - 1] < 1.1 * STEPS and found.made.late[1] >= STEPS / 3 - 5
     alone = Simulated(4, 1, [*range(10, STEPS + 1, 10)], {1: 3.0}).run()
-    assert found.now_s <= alone.now_s < 1.4 * STEPS, "before a meeting too few parts are left to choose from"
+    assert found.made_at[STEPS - 1] <= alone.made_at[STEPS - 1] < 1.4 * STEPS, (
+        "before a meeting too few parts are left to choose from"
+    )
 
 
 def test_who_jitters_is_waited_for_less() -> None:
     """The mean of the largest of five and of the second largest of six lognormal times (sigma 0.5)."""
     found, rest = Simulated(6, 1, [STEPS], jitter=0.5).run(), Simulated(6, 2, [STEPS], jitter=0.5).run()
     check_whole(found)
-    assert 1.3 * STEPS < found.now_s < 1.75 * STEPS and rest.now_s < 0.85 * found.now_s
+    assert (
+        1.3 * STEPS < found.made_at[STEPS - 1] < 1.75 * STEPS
+        and rest.made_at[STEPS - 1] < 0.85 * found.made_at[STEPS - 1]
+    )
 
 
 def test_without_slow_workers_each_keeps_to_its_own_stream() -> None:
@@ -146,15 +160,37 @@ def test_a_late_part_goes_to_another_worker_after_a_while() -> None:
 
 
 def test_a_worker_without_a_part_of_its_own_doubles_one() -> None:
+    """When it is clear which one is missing: not one that comes anyway, while the worker of another is stopped."""
     made = Backup(4, 1, 0)
-    assert [made.take(worker, 0, 1) for worker in (3, 1, 2, 0)] == [Part(0, 0), Part(0, 1), Part(0, 2), Part(0, 0)]
+    assert [made.take(worker, 0, 1) for worker in (3, 1, 2)] == [Part(0, 0), Part(0, 1), Part(0, 2)]
+    assert not made.may_take(0, 0, 1) and made.may_take(0, 0, 2)
     made.ready(3, 0)
-    assert made.take(0, 0, 1) == Part(0, 1), "of those whose gradients have not come"
-    for worker in (0, 1):
-        made.ready(worker, 0)
-    assert made.chosen(0) is None, "the same part twice is one gradient"
+    assert not made.may_take(0, 0, 1)
     made.ready(2, 0)
+    assert made.may_take(0, 0, 1) and made.take(0, 0, 1) == Part(0, 1)
+    made.ready(0, 0)
     assert made.chosen(0) == [(3, Part(0, 0)), (0, Part(0, 1)), (2, Part(0, 2))]
+    made.ready(1, 0)
+    assert len(made.chosen(0) or ()) == 3, "the same part twice is one gradient"
+
+
+def test_workers_without_parts_of_their_own_double_different_ones() -> None:
+    made = Backup(6, 2, 0)
+    for worker in range(4):
+        made.take(worker, 0, 1)
+    assert not made.may_take(4, 0, 1)
+    made.ready(0, 0)
+    made.ready(2, 0)
+    assert [made.take(worker, 0, 1) for worker in (4, 5)] == [Part(0, 1), Part(0, 3)]
+
+
+@pytest.mark.parametrize(("workers", "backup"), [(2, 1), (3, 1), (6, 2), (9, 4)])
+def test_stopped_workers_hold_up_no_step_also_right_before_meetings(workers: int, backup: int) -> None:
+    never = 1e9
+    stopped = dict.fromkeys(range(1, 2 * backup, 2), never)
+    found = Simulated(workers, backup, [*range(3, STEPS, 3), STEPS], stopped, jitter=0.3).run()
+    check_whole(found)
+    assert max(found.made_at.values()) < 4 * STEPS
 
 
 def test_a_process_that_takes_the_place_of_a_dead_one_gives_its_part_back_or_keeps_its_gradient() -> None:
