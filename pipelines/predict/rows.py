@@ -134,7 +134,7 @@ def pick_columns(block: PredictConfig, given: list[str], needed: list[str]) -> P
 
 @dataclass(frozen=True)
 class BoundedRows:
-    """Rows whose batches need no count of their bytes, which Spark takes before each row: 1.7 of 7.5 us of CPU time.
+    """Rows whose batches need no count of their bytes, which Spark takes before each row: 1 to 1.7 of 7.5 us of CPU.
 
     `rows` has another column LONG and, where that is true, null for every text; `long` has those rows whole. Both are
     read from the source; `long` is None where the rows have no texts.
