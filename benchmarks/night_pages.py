@@ -247,9 +247,9 @@ class Year:
             moved["scores"] = {name: drawn(ds, name, v) for name, v in line["scores"].items()}
         if line["op"] == "history":
             moved["number"], moved["begins"] = line["number"] + days, line["begins"] + days * 86_400.0
+            moved["values"] = {name: drawn(ds, name, v) for name, v in line["values"].items()}
         if line["op"] == "history_figure":
             moved["step"] = (date.fromisoformat(ds) - self.first).days
-            moved["values"] = {name: drawn(ds, name, v) for name, v in line["values"].items()}
         return moved
 
 
@@ -260,7 +260,7 @@ def filled(template: Template, config: TrackingConfig, count: int, last: date) -
         year = Year(template, config, [Night(**each) for each in json.loads(done.read_text())], first)
         if len(year.nights) == count:
             return year
-        shutil.rmtree(config.root)
+    shutil.rmtree(config.root, ignore_errors=True)  # other nights, or a store that was never finished
     year = Year(template, config, [], first)
     for back in range(count - 1, -1, -1):
         year.add(str(last - timedelta(days=back)))

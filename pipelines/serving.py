@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sparkring.pipelines.tracking.ops import NamedType
 
 BATCH_ROWS = 4096
+TENSOR_ROWS = 32_768  # rows whose features are made at once: in fewer calls, each of which costs microseconds
 IMAGE_BYTES = 32 << 20  # of decoded images that are scored at once
 ARROW_KINDS = ("numpy", "string", "integer", "floating", "boolean")  # as pandas infers them
 TRUSTED = "SPARKRING_MODEL_MODULES"
@@ -136,6 +137,8 @@ class Predictor:
             self._features = RawFeatures(manifest.features | {"features": self.raw.states}, config.data.decoders)
         self._source = TensorSource(manifest, [column.name for column in self.raw.tensors])
         self.batch_rows = rows_at_once(self.raw.tensors)
+        has_images = any(column.layout == "binary" for column in self.raw.tensors)
+        self.tensor_rows = self.batch_rows if has_images else TENSOR_ROWS
         self.refuses_null = {
             state["column"]: state["name"] for state in self.raw.states if state.get("nulls") == "refuse"
         } | {column.name: column.name for column in self.raw.plain if column.nulls == "refuse"}
@@ -169,10 +172,13 @@ class Predictor:
 
         An Arrow array's NaN is a value where pandas cannot say null otherwise, and a null in a feature of numbers.
         """
-        parts = [
-            self._probabilities(self._raw_tensors({name: values[start:end] for name, values in rows.items()}))
-            for start, end in batches_of(count, self.batch_rows)
-        ]
+        parts: list[np.ndarray] = []
+        for start, end in batches_of(count, self.tensor_rows):
+            tensors = self._raw_tensors({name: values[start:end] for name, values in rows.items()})
+            parts += (
+                self._probabilities({name: tensor[a:b] for name, tensor in tensors.items()})
+                for a, b in batches_of(end - start, self.batch_rows)
+            )
         return np.concatenate(parts)
 
     def scores_of_stored(self, rows: pa.Table) -> np.ndarray:

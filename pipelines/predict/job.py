@@ -22,13 +22,13 @@ from sparkring.conf.load import ConfigError, Resolved
 from sparkring.conf.manifest import digest
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.etl.errors import EtlError
-from sparkring.etl.session import build_session
+from sparkring.etl.session import BATCH_ROWS, batches_to_python, build_session
 from sparkring.etl.write import worker_uri
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.predict.model import ScoringModel, get_model, load, pack
 from sparkring.pipelines.predict.publish import PredictionFile, PublishedPredictions, check_own, publish, staged
-from sparkring.pipelines.predict.rows import PinnedRows, check_kept, make_rows, pick_columns, pin_rows
-from sparkring.pipelines.predict.score import RESULT_DDL, About, ScoreTask, score_partition
+from sparkring.pipelines.predict.rows import PinnedRows, bounded, check_kept, make_rows, pick_columns, pin_rows
+from sparkring.pipelines.predict.score import LONG, RESULT_DDL, About, ScoreTask, score_partition
 from sparkring.pipelines.scratch import scratch_folder
 from sparkring.pipelines.serving import signature_outputs
 from sparkring.pipelines.spark import session_on_demand
@@ -67,6 +67,7 @@ class Scored:
     files: tuple[PredictionFile, ...]
     rows_in: int
     refused: dict[str, int]
+    long: int = 0  # rows that were left for later
 
     @property
     def rows_out(self) -> int:
@@ -134,7 +135,8 @@ def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Stor
             about=job.about,
             absent=columns.absent,
         )
-        scored = run_tasks(rows.select(*(F.col(f"`{name}`") for name in columns.sent)), task, job.block.rows)
+        sent = rows.select(*(F.col(f"`{name}`") for name in columns.sent))
+        scored = score_bounded(spark, sent, task, job.block.rows)
     except (PySparkException, Py4JJavaError):
         job.pinned.check_unchanged()  # a file that has gone is why Spark could not go on
         raise
@@ -142,23 +144,48 @@ def score(spark: SparkSession, job: PredictJob, needed: list[str], staging: Stor
     return scored
 
 
+def score_bounded(spark: SparkSession, rows: DataFrame, task: ScoreTask, name: str) -> Scored:
+    """Score rows, those with long texts after the others, so that no batch of any takes much memory."""
+    some = bounded(rows)
+    if some is None:
+        return run_tasks(rows, task, name)
+    spark.conf.set(BATCH_ROWS, str(some.batch_rows))
+    with batches_to_python(spark, some.row_bytes):
+        scored = run_tasks(some.rows, task, name)
+    if not scored.long or some.long is None:
+        return scored
+    more = run_tasks(some.long, task, name)
+    if more.rows_in != scored.long:
+        raise RuntimeError(f"{scored.long} rows have long texts, {more.rows_in} of them were read again")
+    refused = dict(Counter(scored.refused) + Counter(more.refused))
+    return Scored(tuple(sorted((*scored.files, *more.files), key=path_of)), scored.rows_in, refused)
+
+
 def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
     """Score in Spark's tasks; `name` is of the view. Spark counts the rows that go in, the workers what comes out."""
-    seen = Observation()
-    counted = rows.observe(seen, F.count(F.lit(1)).alias("rows"))
-    found = counted.mapInArrow(partial(score_partition, task), RESULT_DDL).collect()
+    seen, counts = Observation(), [F.count(F.lit(1)).alias("rows")]
+    if LONG in rows.columns:
+        counts.append(F.count_if(F.col(LONG)).alias("long"))
+    found = rows.observe(seen, *counts).mapInArrow(partial(score_partition, task), RESULT_DDL).collect()
     if problems := [row["problem"] for row in found if row["problem"] is not None]:
         raise EtlError(f"predict.rows = {name!r}: {problems[0]}")
     files = [PredictionFile(row["path"], row["rows"], row["bytes"], row["sha256"]) for row in found]
     refused: Counter[str] = Counter()
     for row in found:
         refused.update(row["refused"])
-    scored = Scored(tuple(sorted(files, key=lambda file: file.path)), int(seen.get["rows"]), dict(refused))
-    if not scored.rows_in:
+    rows_in, long = int(seen.get["rows"]), int(seen.get.get("long", 0))
+    scored = Scored(tuple(sorted(files, key=path_of)), rows_in, dict(refused), long)
+    if not rows_in:
         raise EtlError(f"predict.rows = {name!r}: has no rows; nothing is replaced")
-    if scored.rows_in != scored.rows_out + refused.total():
-        raise RuntimeError(f"{scored.rows_in} rows were read, {scored.rows_out} scored and {refused.total()} refused")
+    if rows_in != scored.rows_out + refused.total() + long:
+        raise RuntimeError(
+            f"{rows_in} rows were read, {scored.rows_out} scored, {refused.total()} refused and {long} left for later"
+        )
     return scored
+
+
+def path_of(file: PredictionFile) -> str:
+    return file.path
 
 
 def describe_predictions(job: PredictJob, scored: Scored, mlflow_run_id: str | None) -> PublishedPredictions:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from pyspark import SparkFiles, TaskContext
@@ -20,6 +21,7 @@ from sparkring.pipelines.predict.model import load
 from sparkring.pipelines.serving import Predictor
 
 ROW_GROUP = 1 << 17  # rows
+LONG = "_sparkring_long"  # column: whether the row has long texts, which were not sent
 NOT_FINITE = "no finite prediction"  # in `refused`, in the place of a column: of an infinite input, say
 RESULT = pa.schema(
     {
@@ -97,7 +99,7 @@ def _write(task: ScoreTask, path: str, first: pa.RecordBatch, rest: Iterator[pa.
         writer: pq.ParquetWriter | None = None
         waiting: list[pa.Table] = []
         for batch in _chain(first, rest):
-            waiting.append(score_batch(predictor, task, batch, counts))
+            waiting.append(score_batch(predictor, task, without_long(batch), counts))
             if sum(map(len, waiting)) >= ROW_GROUP:
                 writer = _flush(writer, sink, waiting)
         writer = _flush(writer, sink, waiting)
@@ -145,6 +147,14 @@ def score_batch(predictor: Predictor, task: ScoreTask, batch: pa.RecordBatch, co
     counts.rows += kept.num_rows
     columns: Mapping[str, Any] = {name: kept.column(name) for name in task.keep}
     return pa.table({**columns, **predictor.predictions(scores), **task.about.columns(kept.num_rows)})
+
+
+def without_long(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows whose texts were sent."""
+    if LONG not in batch.schema.names:
+        return batch
+    long = batch.column(LONG)
+    return batch.filter(pc.invert(long)) if pc.any(long).as_py() else batch
 
 
 def without_refused(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[pa.RecordBatch, dict[str, int]]:

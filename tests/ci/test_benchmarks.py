@@ -1,13 +1,19 @@
-"""The data set of the readers' benchmark is what the product writes and reads."""
+"""What the benchmarks share with the product: its data sets, and the operations that its journals hold."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
+
+from sparkring.conf.blocks.tracking import TrackingConfig
+from sparkring.pipelines.tracking import ops
+from tests.pipelines.tracking.test_ops import EVERY
 
 ROOT = Path(__file__).parents[2]
 WRITE = "import sys, pathlib, data_readers as d; d.write(pathlib.Path(sys.argv[1]), 'values', 40_000)"
@@ -20,3 +26,19 @@ def test_a_case_of_the_readers_benchmark_reads_what_its_own_writer_wrote(tmp_pat
     command = [sys.executable, "data_cases.py", case, tmp_path, "4096", "60"]
     done = subprocess.run(command, cwd=scripts, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["rows"] >= 9 * 4096
+
+
+def test_every_operation_of_a_recorded_night_can_be_sent_for_another_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # its scripts import each other by name
+    script = importlib.import_module("night_pages")
+    recorded, first, other = "2013-03-02", date(2026, 1, 1), "2026-01-05"
+    lines = [json.loads(json.dumps(vars(op))) for op, _ in EVERY]
+    template = script.Template(tmp_path, recorded, lines, ["identity-of-2013"], lines[0]["at"])
+    moved = [*script.Year(template, TrackingConfig(root=str(tmp_path)).named("flights"), [], first)._ops(other)]
+    assert [type(op) for op in moved] == [type(op) for op, _ in EVERY]
+    by_kind = {type(op): op for op in moved}
+    assert by_kind[ops.HistoryFigure].step == 4
+    assert by_kind[ops.History].values["loss"] == script.drawn(other, "loss", 0.5) != 0.5
+    assert by_kind[ops.Metrics].points[0][1] == script.drawn(other, "loss", 0.5)
