@@ -53,6 +53,7 @@ from sparkring.training.loop import (
     TrainerState,
     fit,
     improved,
+    meets_after,
     next_meeting,
     pick,
     sum_over_ranks,
@@ -438,7 +439,8 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
     """
     strategy = parts.strategy
     strategy.keep(to_kept(begun))
-    found = strategy.begin(begun.step)
+    train, keep = parts.config.train, parts.config.checkpoint
+    found = strategy.begin(begun.step, lambda step: meets_after(step, training.steps_per_epoch, train, keep))
     if found is None:
         return begun
     step, kept = found
