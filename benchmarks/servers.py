@@ -196,7 +196,7 @@ def pulls(rounds: int) -> str:
 
 WORKERS, SERVERS, ELEMENTS, PART_ROWS = 4, 2, 100_000, 32
 MEAN_S, SIGMA, SLOW = 0.02, 0.5, 3
-WARM_S, WINDOW_S = 1.0, 3.0
+WARM_S, WINDOW_S = 0.7, 2.5
 
 
 @dataclass(frozen=True)
