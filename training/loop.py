@@ -115,6 +115,12 @@ def next_meeting(step: int, steps_per_epoch: int, config: TrainConfig, checkpoin
     return min(last, *((step // each + 1) * each for each in every if each))
 
 
+def meets_after(step: int, steps_per_epoch: int, config: TrainConfig, checkpoint: CheckpointConfig) -> bool:
+    """Whether ranks evaluate or write a checkpoint on schedule after `step` steps."""
+    every = [config.eval_every_steps or steps_per_epoch, checkpoint.every_steps]
+    return step == total_steps(config, steps_per_epoch) or any(step % each == 0 for each in every if each)
+
+
 def improved(value: float, best: float | None, mode: str, min_delta: float = 0.0) -> bool:
     """Whether `value` beats `best` by more than min_delta; a value that is not finite never does."""
     if not math.isfinite(value):

@@ -47,6 +47,7 @@ from sparkring.training.loop import (
     TrainerState,
     fit,
     improved,
+    meets_after,
     pick,
     sum_over_ranks,
     total_steps,
@@ -367,7 +368,8 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
     """
     strategy = parts.strategy
     strategy.keep(to_kept(begun))
-    found = strategy.begin(begun.step)
+    train, keep = parts.config.train, parts.config.checkpoint
+    found = strategy.begin(begun.step, lambda step: meets_after(step, training.steps_per_epoch, train, keep))
     if found is None:
         return begun
     step, kept = found

@@ -1,4 +1,4 @@
-"""What the benchmarks share with the product: its data sets, and the operations that its journals hold."""
+"""What the benchmarks share with the product: its data sets, servers, and the operations that its journals hold."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from tests.pipelines.tracking.test_ops import EVERY
 
 ROOT = Path(__file__).parents[2]
 WRITE = "import sys, pathlib, data_readers as d; d.write(pathlib.Path(sys.argv[1]), 'values', 40_000)"
+SERVERS = """
+import servers as s
+s.PULLS_S, s.ROWS, s.PULLS, s.DENSE, s.WARM_S, s.WINDOW_S = 0.05, 1000, (64, 0), 1000, 0.1, 0.2
+assert len(s.rates_of(s.our_rates)) == 2
+for case in (s.Case(-1), s.Case(0), s.Case(0, backup=1, slow=True), s.Case(None)):
+    assert s.samples_per_second(case) > 0, case
+"""
 
 
 @pytest.mark.parametrize("case", ["sparkring", "decode + transforms + numpy gather"])
@@ -42,3 +49,7 @@ def test_every_operation_of_a_recorded_night_can_be_sent_for_another_date(
     assert by_kind[ops.HistoryFigure].step == 4
     assert by_kind[ops.History].values["loss"] == script.drawn(other, "loss", 0.5) != 0.5
     assert by_kind[ops.Metrics].points[0][1] == script.drawn(other, "loss", 0.5)
+
+
+def test_the_benchmark_of_servers_runs_on_todays_servers() -> None:
+    subprocess.run([sys.executable, "-c", SERVERS], cwd=ROOT / "benchmarks", check=True, timeout=120)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.blocks.tables import TablesConfig
@@ -18,6 +19,8 @@ from sparkring.conf.blocks.train import OptimConfig
 from sparkring.conf.rank_info import RankInfo
 from sparkring.conf.storage import open_storage
 from sparkring.training.data.batch import Batch, Part
+from sparkring.training.models.sparse_embedding import SparseEmbedding
+from sparkring.training.models.task import Task
 from sparkring.training.optim import build_optimizer
 from sparkring.training.parallel import build_strategy
 from sparkring.training.parallel.batching import part_bounds, slice_batch
@@ -27,10 +30,12 @@ from sparkring.training.parallel.servers.strategy import ServersStrategy
 from sparkring.training.parallel.sparse import TableSettings
 from sparkring.training.parallel.step import MeshStrategy
 from sparkring.training.servers.server import Server, ServerPlace
+from tests.ranks.cases_cost import loopback_bytes
 from tests.ranks.cases_tables import ROWS, STEPS, OnlyTables, Rating, Recommender, rating_batch
 from tests.ranks.problem import CPU, full_state, rank_part
 
 SECRET = b"0123456789abcdef" * 2
+COST_DIM, COST_WIDTH, COST_IDS, COST_STEPS = 16, 1 << 15, 10_000, 3
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
@@ -169,3 +174,77 @@ def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
             results[name] = trained(strategy, dtype, case.get("uneven", False))
             strategy.close()
     return results
+
+
+class Preferences(nn.Module):
+    """A dense block of 2 MiB, and rows of 16 values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = SparseEmbedding("user", COST_DIM)
+        self.dense = nn.Linear(COST_DIM, COST_WIDTH)
+
+    def forward(self, columns: dict[str, Any]) -> torch.Tensor:
+        return self.dense(self.users(columns["user"])[:64]).square().mean()
+
+
+class Constant(Task):
+    def inputs(self, columns: dict[str, Any]) -> tuple[Any, ...]:
+        return (columns,)
+
+    def loss(self, outputs: torch.Tensor, columns: dict[str, Any]) -> torch.Tensor:
+        return outputs.expand(len(columns["user"]))
+
+
+def quiet_bytes(strategy: ServersStrategy) -> int:
+    """Sent over the loopback interface, when all ranks are here and the wire is quiet."""
+    strategy._meet()
+    time.sleep(0.2)
+    count = loopback_bytes()
+    strategy._meet()
+    return count
+
+
+def cost(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
+    """By case: bytes per rank and step on the wire and as training counts them, beside the formula."""
+    results: dict[str, Any] = {}
+    servers = payload["servers"]
+    ranks = world - servers
+    for name, case in payload["cases"].items():
+        folder = Path(payload["tmp"]) / f"cost {ranks} {servers} {name}"
+        folder.mkdir(exist_ok=True)
+        if rank >= ranks:
+            results[name] = serve(folder, rank - ranks, servers, ranks, optimizer_of({}))
+            continue
+        with at_servers(folder, rank, servers) as at:
+            results[name] = one_cost(rank, ranks, case, at)
+    return results
+
+
+def one_cost(rank: int, world: int, case: dict[str, Any], at: ServersAt) -> dict[str, float]:
+    tables = TableSettings(TablesConfig(), 11, "float32", 5.0)
+    parallel = ParallelConfig(engine="torch", servers={"per_host": 1, **case})
+    strategy = build_strategy(
+        parallel, RankInfo(rank, world, rank, world), CPU, clip_norm=0.5, tables=tables, servers=at
+    )
+    assert isinstance(strategy, ServersStrategy)
+    model = Preferences()
+    strategy.prepare(model, Constant(), optimizer_of({}))
+    strategy.begin(0)
+    make = torch.Generator().manual_seed(rank)
+    ids = torch.randint(-(1 << 62), 1 << 62, (COST_IDS,), generator=make).repeat(2)  # each in two rows
+    before = quiet_bytes(strategy)
+    for step in range(COST_STEPS):
+        strategy.forward_backward(Batch({"user": ids}, 2 * COST_IDS, 2 * COST_IDS * world, (step + 1) * 2 * COST_IDS))
+        strategy.step(1e-3)
+    after = quiet_bytes(strategy)
+    counted = strategy.measure()["sent_bytes dp x cp"]
+    strategy.close()
+    dense = 4 * sum(parameter.numel() for parameter in model.dense.parameters())
+    row = 4 * COST_DIM
+    return {
+        "wire": (after - before) / world / COST_STEPS,
+        "formula": 2 * dense + COST_IDS * (16 + 2 * row),
+        "counted": counted,
+        "sent": dense + COST_IDS * (16 + row),
+    }

@@ -142,3 +142,17 @@ def test_rows_of_sparse_tables(launch: Any, world: int) -> None:
             assert 0.99 < found["sent"] / found["predicted"] <= 1.02, (name, found)
             counted = found["predicted"] if name == "lag" else 0.0  # without one torch's meter counts
             assert found["counted"] == pytest.approx(counted, rel=0.01), (name, found)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_weights_and_rows_on_servers(launch: Any, servers: int) -> None:
+    """5.9 MB a step. Allowed are 2 % for the heads of frames, of TCP and of IP, for acknowledgments, and for rounds in
+    which ranks meet before and after the steps that are counted; of what training counts, for heads of frames only."""
+    need_isolation()
+    cases = {"bound 0": {}, "bound 2": {"bound": 2}, "no bound": {"bound": None}}
+    payload = {"cases": cases, "servers": servers}
+    ranks = launch(2 + servers, "cases_servers:cost", payload, prefix=NAMESPACE)[:2]
+    for name in cases:
+        found = ranks[0][name]
+        assert 1.0 < found["wire"] / found["formula"] <= 1.02, (name, found)
+        assert 0 < found["counted"] - found["sent"] < servers * (190 + 16), (name, found)

@@ -30,6 +30,7 @@ from sparkring.training.loop import (
     after_step,
     fit,
     improved,
+    meets_after,
     next_meeting,
     on_skipped,
     total_steps,
@@ -382,3 +383,14 @@ def test_ranks_meet_next_where_an_epoch_an_evaluation_or_a_checkpoint_is_due(
 ) -> None:
     config = changed(CONFIG, epochs=None, steps=25, eval_every_steps=evaluated)
     assert next_meeting(step, 10, config, CheckpointConfig(every_steps=saved)) == expected
+
+
+def test_ranks_meet_where_they_evaluate_or_write_a_checkpoint_on_schedule_and_at_the_end() -> None:
+    def meetings(evaluated: int | None, saved: int | None) -> list[int]:
+        config, keep = TrainConfig(steps=17, eval_every_steps=evaluated), CheckpointConfig(every_steps=saved)
+        return [step for step in range(1, 18) if meets_after(step, 10, config, keep)]
+
+    assert meetings(None, None) == [10, 17]
+    assert meetings(100, None) == [17]
+    assert meetings(100, 6) == [6, 12, 17]
+    assert meetings(8, 6) == [6, 8, 12, 16, 17]

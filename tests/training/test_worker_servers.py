@@ -18,6 +18,7 @@ from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.audit import audit_run
+from sparkring.training.hooks import Hook, StepSeen
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
@@ -29,7 +30,8 @@ from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
 from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401
 
 pytestmark = pytest.mark.ranks
-MODELS = "model.factory=tests.training.test_worker_servers:"
+HERE = "tests.training.test_worker_servers"
+MODELS = f"model.factory={HERE}:"
 NOISY = f"{MODELS}Noisy"
 SERVED = (*SETTINGS, "data.audit=true", "parallel.servers.per_host=2")
 
@@ -148,6 +150,32 @@ def test_a_killed_rank_is_replaced_and_every_push_still_counts_once(
     check_whole(job)
 
 
+def test_a_rank_that_died_while_others_wait_for_it_at_an_evaluation_is_replaced(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    words = (*FEW_MEETINGS[2:], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Dying")
+    job = Job(tmp_path / "run", hashed, *SERVED, *words).run(group, 2)
+    assert len(job.replaced) == 1 and job.result.finished
+    check_whole(job)
+
+
+def test_a_rank_that_died_just_before_an_evaluation_to_which_no_other_had_come_ends_the_attempt(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Its next process would not evaluate, and the other would wait for it there."""
+    words = (*FEW_MEETINGS[2:], "train.epochs=2", "parallel.servers.bound=null", f"{MODELS}Slow")
+    job = Job(tmp_path / "run", hashed, *SERVED, *words, f"train.hooks=[{HERE}:DiesAtMeeting]")
+    with pytest.raises(WorkerFailed, match="rank 0 died while ranks met after step 10"):
+        job.run(group, 2)
+    job.run(group, 2, attempt=2)
+    assert job.result.finished
+    check_whole(job)
+
+
 def test_a_killed_server_ends_the_attempt_and_training_goes_on_from_the_last_checkpoint(
     group: WorkerGroup,
     hashed: Path,  # noqa: F811
@@ -247,6 +275,34 @@ class Stopping(Tabular):
         if self.training and self.passes == 10 and os.environ.get("RANK") == "1":
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().forward(*columns)
+
+
+def is_first_time() -> bool:
+    """In this run, whatever process asks."""
+    marker = Path(os.environ["BEST_FILE"])
+    first = not marker.exists()
+    marker.touch()
+    return first
+
+
+class Dying(Slow):
+    """Rank 1's process dies, once, long after the other is done with the epoch."""
+
+    passes = 0
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.training and self.passes == 7 and os.environ.get("RANK") == "1" and is_first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(*columns)
+
+
+class DiesAtMeeting(Hook):
+    """Rank 0 dies, once, when it has made the last step before an evaluation and has not come to that."""
+
+    def on_step(self, seen: StepSeen) -> None:
+        if seen.step == 10 and is_first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_rank_that_is_always_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -108,8 +108,10 @@ class Strategy(ABC):
     def sum_over_data(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a small float64 tensor over the data ranks, the same result on every rank of the world."""
 
-    def begin(self, step: int) -> tuple[int, bytes] | None:
+    def begin(self, step: int, meets_after: Callable[[int], bool] = lambda step: False) -> tuple[int, bytes] | None:
         """Learn, before the first step, how many steps the run has made. Collective.
+
+        `meets_after`: whether ranks evaluate or write a checkpoint on schedule after so many steps.
 
         Where this rank takes the place of one that died while the others went on, returns the steps it had made and
         what `keep` was last given; else None.

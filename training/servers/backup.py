@@ -149,13 +149,15 @@ class Backup:
     # --- between steps -------------------------------------------------------------------------------------------
 
     def restart(self, worker: int) -> int:
-        """The step that a worker which was replaced begins with."""
-        self._hear(worker, self.step)
-        return self.step
+        """The step that a worker which was replaced begins with: the first that it has not heard of.
+
+        It goes through those that are made without computing, so it comes to where the others wait for it.
+        """
+        return self._heard[worker]
 
     def counted_parts(self, worker: int) -> list[Part]:
-        """The parts of this worker that made steps since the last cut."""
-        return [part for who, part in self._counted if who == worker]
+        """The parts of this worker that made steps since the last cut, or will make the one that is being made."""
+        return [part for who, part in (*self._counted, *self._ready.items()) if who == worker]
 
     def cut(self, clock: int) -> None:
         """Note a cut. ValueError unless exactly the parts below it are done."""

@@ -6,8 +6,10 @@ A connection begins with proof, in frames of one fixed size: the server sends 32
 an HMAC-SHA256 of both under the attempt's secret, the server another one over both. Until then nothing is parsed, and
 no memory is taken that depends on what arrives. What follows is neither encrypted nor signed, as in the ring.
 
-Bytes that a worker of u distinct ids, D values of b bytes a row, sends and receives in a step, P bytes of dense
-parameters, S servers: P + u (8 + 2 D b) + P each way in all, and 100 S at most for heads and answers.
+Bytes of a worker's step, P of dense parameters, u distinct ids with rows of D values of b bytes: it sends
+P + u (16 + D b), the ids with the pull and with the push, and receives P + u D b. Heads and numbers of a step are below
+190 + 16 T with each server, T tables, and 8 more for each slice that no gradient reached. Backup workers add what the
+first server is asked of parts, some 60 and 24 for each of them.
 """
 
 from __future__ import annotations

@@ -33,11 +33,14 @@ def read_segments(events: Storage) -> list[Segment]:
         raise ValueError(f"{events.uri}: no event logs; only runs with parallel.servers have them")
     chain: list[Segment] = []
     for (attempt, begin, end), logs in sorted(found.items()):
-        if sorted(log.header.server for log in logs) != list(range(logs[0].header.servers)):
-            raise ValueError(f"{events.uri}: attempt {attempt}, clocks {begin} to {end}: not one log of each server")
         while chain and chain[-1].attempt != attempt and chain[-1].end > begin:
             chain.pop()
         chain.append(Segment(attempt, begin, end, tuple(sorted(logs, key=lambda log: log.header.server))))
+    for each in chain:  # not before: a server that died as logs were written ended its attempt, and wrote none
+        if [log.header.server for log in each.logs] != list(range(each.logs[0].header.servers)):
+            raise ValueError(
+                f"{events.uri}: attempt {each.attempt}, clocks {each.begin} to {each.end}: not one log of each server"
+            )
     return chain
 
 

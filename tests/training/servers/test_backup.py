@@ -199,12 +199,30 @@ def test_a_process_that_takes_the_place_of_a_dead_one_gives_its_part_back_or_kee
     assert made.restart(0) == 5 and made.take(0, 5, 9) == first
     made.ready(0, 5)
     assert made.restart(0) == 5 and made.take(0, 5, 9) is None, "all servers have its gradient"
+    assert made.counted_parts(0) == [first], "the next process records the rows, though the step is not made yet"
     made.take(1, 5, 9)
     made.ready(1, 5)
     made.made(5, 2.0, 1)
     assert made.counted_parts(0) == [first] and made.late == Counter()
     made.cut(6)
     assert made.counted_parts(0) == [], "recorded before the cut"
+
+
+def test_a_process_that_takes_the_place_of_a_dead_one_goes_through_the_steps_that_were_made_without_it() -> None:
+    """So it comes to the step where the others meet, and wait for it."""
+    made = Backup(3, 1, 5)
+    for step in (5, 6, 7):
+        for worker in (1, 2):
+            made.take(worker, step, 8)
+            made.ready(worker, step)
+        made.made(step, 1.0, None)
+        assert made.outcome(1, step) and made.outcome(2, step)
+        if step == 5:
+            assert made.outcome(0, 5)
+    assert made.step == 8 and made.restart(0) == 6
+    for step in (6, 7):
+        assert made.take(0, step, 8) is None and made.outcome(0, step) == Outcome(1.0, None, frozenset({1, 2}))
+    assert made.restart(0) == 8
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -48,6 +48,15 @@ def test_an_attempt_that_began_anew_leaves_nothing_of_those_before(run: Storage)
     assert spans(run) == [(2, 0, 7)]
 
 
+def test_logs_that_a_dying_server_did_not_write_are_no_problem_once_the_next_attempt_has_gone_on(run: Storage) -> None:
+    write(run, 1, 0, 5)
+    write(run, 1, 5, 10)
+    run.at(EVENTS).delete(file_name(1, 5, 10, 1))
+    assert len(server_problems(run)) == 1
+    write(run, 2, 5, 10)
+    assert spans(run) == [(1, 0, 5), (2, 5, 10)] and server_problems(run) == []
+
+
 def test_logs_that_are_missing_are_named(run: Storage) -> None:
     assert server_problems(run) == []
     with pytest.raises(ValueError, match=r"no event logs; only runs with parallel\.servers have them"):

@@ -63,15 +63,17 @@ class ServerLink:
         self.met_at = None
         return answers
 
-    def go_on(self, step: int) -> None:
-        """Take the place of a rank that died after `step` steps.
+    def go_on(self, step: int, meets: bool) -> None:
+        """Take the place of a rank that died after `step` steps. `meets`: ranks meet there on schedule.
 
-        RuntimeError where it died while ranks met, or wrote a checkpoint.
+        RuntimeError where it died while ranks met, or wrote a checkpoint; also where it was the first to come there,
+        since this rank would pass, and the others wait for it.
         """
         self.begun = True
         for gather in self._gathers:
             gather.check()
-        if self.client.last_scope(MAIN) >= step > self.client.last_scope(PART, self.rank):
+        # others may wait at a later meeting, to which this rank comes yet
+        if (meets or self.client.last_scope(MAIN) == step) and step > self.client.last_scope(PART, self.rank):
             raise RuntimeError(
                 f"rank {self.rank} died while ranks met after step {step}, to evaluate or to write a checkpoint; "
                 "nobody knows what it had done, so training goes on from the last checkpoint"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -82,6 +82,7 @@ class ServersStrategy(MeshStrategy):
         self._ids: list[Ids] = []
         self._batch: Batch | None = None
         self._unreached: set[str] = set()
+        self._sent_before = 0  # bytes, when the step began
         self._skipped = 0  # steps of this rank since ranks met
         self._to_count = 0  # skipped steps of all ranks, when they met
 
@@ -145,7 +146,7 @@ class ServersStrategy(MeshStrategy):
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         if self.link.met_at == self.clock:
             self._go_on()
-        self._batch = batch
+        self._batch, self._sent_before = batch, self.link.client.sent_bytes
         return self._computed(batch)
 
     def _computed(self, batch: Batch) -> torch.Tensor:
@@ -194,11 +195,10 @@ class ServersStrategy(MeshStrategy):
         gradient, own = self.gradient(lr)
         assert self._pulled is not None
         pushes = cut_gradient(gradient, self.definition, self.rank, self.clock, self.attempt, self._pulled.versions)
-        sent = self.link.client.sent_bytes
         with self.data_parallel.waiting():
             frames = self.link.client.push(pushes)
         if self._is_measured():
-            self.data_parallel.step_bytes = float(self.link.client.sent_bytes - sent)
+            self.data_parallel.step_bytes = float(self.link.client.sent_bytes - self._sent_before)
         return frames, own
 
     def _made(self, info: StepInfo) -> StepInfo:
@@ -262,11 +262,11 @@ class ServersStrategy(MeshStrategy):
 
     # --- between steps -------------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> tuple[int, bytes] | None:
+    def begin(self, step: int, meets_after: Callable[[int], bool] = lambda step: False) -> tuple[int, bytes] | None:
         """See Strategy.begin."""
         if self.is_replacement:
             self.clock, self.attempt = self.link.client.restart()
-            self.link.go_on(self.clock)
+            self.link.go_on(self.clock, self.clock > step and meets_after(self.clock))
             return self.clock, self.link.client.kept(LOOP)
         self.link.meet(b"")  # all have been told that no step is made yet
         if self.rank == 0:
