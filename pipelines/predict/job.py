@@ -175,7 +175,7 @@ def run_tasks(rows: DataFrame, task: ScoreTask, name: str) -> Scored:
         refused.update(row["refused"])
     rows_in, long = int(seen.get["rows"]), int(seen.get.get("long", 0))
     scored = Scored(tuple(sorted(files, key=path_of)), rows_in, dict(refused), long)
-    if not rows_in:
+    if not scored.rows_in:
         raise EtlError(f"predict.rows = {name!r}: has no rows; nothing is replaced")
     if rows_in != scored.rows_out + refused.total() + long:
         raise RuntimeError(
