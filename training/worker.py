@@ -369,7 +369,11 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
     strategy = parts.strategy
     strategy.keep(to_kept(begun))
     train, keep = parts.config.train, parts.config.checkpoint
-    found = strategy.begin(begun.step, lambda step: meets_after(step, training.steps_per_epoch, train, keep))
+
+    def is_due(step: int) -> bool:
+        return meets_after(step, training.steps_per_epoch, train, keep) or parts.ctx.next_cut() == step
+
+    found = strategy.begin(begun.step, is_due)
     if found is None:
         return begun
     step, kept = found

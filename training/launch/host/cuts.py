@@ -56,6 +56,8 @@ class RankCuts:
         with self._changed:
             self._passed, self._passed_at, self._last, self._least = step, self._clock(), last, least
             self._recent_s.clear()
+            # the rank whose place this one takes has acted there
+            self._announced = {at: what for at, what in self._announced.items() if at > step}
             self._answer()
 
     def after(self, step: int) -> tuple[bool, bool]:

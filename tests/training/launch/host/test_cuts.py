@@ -42,6 +42,15 @@ def test_the_next_cut_is_what_is_announced_or_offered() -> None:
     assert rank.step(15, 60.0) == (False, True) and rank.cuts.next() is None
 
 
+def test_a_rank_that_takes_anothers_place_sees_the_cuts_before_it_begins_and_then_those_alone_that_are_ahead() -> None:
+    rank = Rank()
+    for number, step in enumerate((7, 12), 1):
+        rank.cuts.request(CutAt(number, step, stop=False, checkpoint=True))
+    assert rank.cuts.next() == 7, "where it is asked whether its process has come there"
+    rank.cuts.begin(7, 100)
+    assert rank.cuts.next() == 12
+
+
 class Rank:
     """A rank whose steps take what the test says; its offers."""
 
