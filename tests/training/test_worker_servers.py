@@ -257,11 +257,11 @@ class Noisy(Tabular):
 
 
 class Slow(Tabular):
-    """Sleeps in each forward pass of training on rank 1."""
+    """Sleeps in each forward pass of training, on rank 1 fifteen times as long."""
 
     def forward(self, *columns: torch.Tensor) -> torch.Tensor:
-        if self.training and os.environ.get("RANK") == "1":
-            time.sleep(0.15)
+        if self.training and "RANK" in os.environ:  # not in a replay
+            time.sleep(0.15 if os.environ["RANK"] == "1" else 0.01)
         return super().forward(*columns)
 
 
@@ -316,6 +316,9 @@ def test_a_rank_that_is_always_slow_is_not_waited_for(group: WorkerGroup, hashed
     check_whole(job)
 
 
+LONG = (f"{MODELS}Slow", "train.epochs=10", *FEW_MEETINGS[1:])  # a stop is heard before the end
+
+
 def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
     group: WorkerGroup,
     ring: Job,
@@ -323,7 +326,7 @@ def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
     tmp_path: Path,
 ) -> None:
     """A stop may come at any step: what is trained on by then is whole global batches, though a rank is late."""
-    job = Job(tmp_path / "run", hashed, *BACKED, f"{MODELS}Slow", *FEW_MEETINGS[1:])
+    job = Job(tmp_path / "run", hashed, *BACKED, *LONG)
     for attempt, (world, until) in enumerate([(3, 7), (2, 16), (1, 22)], 1):
         control = Control()
 
@@ -334,11 +337,11 @@ def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
         job.run(group, world, attempt, on_step=stop, control=control)
         assert not job.result.finished and job.result.consumed_samples == job.result.steps * 100
     check_whole(job)
-    job.config = Job(tmp_path / "run", hashed, *SETTINGS, "data.audit=true", f"{MODELS}Slow").config
+    job.config = Job(tmp_path / "run", hashed, *SETTINGS, "data.audit=true", *LONG).config
     job.run(group, 2, attempt=4)
     assert job.from_step >= 22 and job.result.finished and job.result.engine != "servers"
     assert audit_run(str(job.folder)).ok
-    assert job.losses[30] == pytest.approx(ring.losses[30], rel=0.15)
+    assert job.result.valid["loss"] < 1.05 * ring.result.valid["loss"]
 
 
 def test_killed_backup_workers_are_replaced_and_no_part_is_lost_or_recorded_twice(
