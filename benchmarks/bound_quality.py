@@ -1,9 +1,9 @@
 """What stale gradients on parameter servers cost in quality: flights, the model of lag_quality.py.
 
 Four workers whose steps take lognormal times (sigma 0.5) and one server, by events: which worker pulls and pushes when
-is simulated, and all else is the product's (training/servers/shard.py). So a bound lets gradients be as old as it would on
-a cluster, in one process. Each bound is trained at several rates and judged at its own best; a rate is the dense one,
-and the tables' is two thirds of it. Seeds draw initial weights, rows and times.
+is simulated, and all else is the product's (training/servers/shard.py). So gradients are as old as they would be on a
+cluster. Each bound is trained at several rates and judged at its own best; a rate is the dense one, and the tables' is
+two thirds of it. Seeds draw initial weights, rows and times.
 
     python benchmarks/bound_quality.py --out benchmarks/results/bound_quality_2core_202611.md
 """
