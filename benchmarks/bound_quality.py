@@ -38,7 +38,7 @@ from sparkring.training.servers.local import LocalServers
 from sparkring.training.tables.hashing import Ids
 
 BOUNDS: tuple[int | None, ...] = (0, 1, 4, 16, None)
-RATES, WORKERS, TABLES_SHARE = (0.004, 0.008, 0.016, 0.032), 4, 2 / 3
+RATES, WORKERS, TABLES_SHARE = (0.016, 0.032, 0.064, 0.128), 4, 2 / 3
 CPU = torch.device("cpu")
 
 
