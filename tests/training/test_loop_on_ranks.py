@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from sparkring.conf.blocks.train import CheckpointConfig, TrainConfig
+from sparkring.training.data.batch import Batch
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.group import WorkerGroup
 from sparkring.training.launch.job import JobSpec
@@ -49,13 +50,13 @@ def attempt(counter: list[int] = [0]) -> int:  # noqa: B006
 class Apart:
     """A strategy that never meets other ranks, and its reader; each rank has its own pace."""
 
-    waited_s, steps_per_epoch, meter = 0.0, ENDLESS, SimpleNamespace(take=dict)
+    waited_s, steps_per_epoch, lookahead, meter = 0.0, ENDLESS, 1, SimpleNamespace(take=dict)
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
 
     def batches(self, consumed: int, count: int) -> Any:
-        return (SimpleNamespace(global_rows=1, consumed_samples=i + 1) for i in range(consumed, consumed + count))
+        return (Batch({}, 1, 1, i + 1) for i in range(consumed, consumed + count))
 
     def ahead(self, batches: Any) -> Any:
         return batches
