@@ -87,7 +87,7 @@ CODECS, T_CODECS = f"{PARALLEL}/data_parallel/codecs.py", "tests/training/parall
 T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 BACKUP, T_BACKUP = "training/servers/backup.py", "tests/training/servers/test_backup.py"
-T_PARTS, T_PARTS_AUDIT = "tests/training/data/test_parts.py", "tests/training/data/test_audit_parts.py"
+T_READ_PARTS, T_PARTS_AUDIT = "tests/training/data/test_parts.py", "tests/training/data/test_audit_parts.py"
 T_BACKED, T_FEWER = (
     f"tests/training/test_worker_servers.py -k {name}" for name in ("makes_one_step", "go_on_with_fewer")
 )
@@ -1368,9 +1368,9 @@ MUTANTS = (
     Mutant(f"{PARALLEL}/servers/backup.py", "lookahead = AHEAD", "lookahead = 1", T_FEWER),
     Mutant("training/splits.py", "meeting if cut is None else min(meeting, cut)", "meeting", T_FEWER),
     Mutant("training/data/audit/parts.py", "if (epoch, step) not in recorded:", "if True:", T_PARTS_AUDIT),
-    Mutant("training/data/parts.py", "min(self._next + FAR, self._end)", "self._end", T_PARTS),
-    Mutant("training/data/parts.py", "others[: len(others) - OPEN + 1]", "[]", T_PARTS),
-    Mutant("training/data/parts.py", "if clock not in self._kept:", "if True:", T_PARTS),
+    Mutant("training/data/parts.py", "min(self._next + FAR, self._end)", "self._end", T_READ_PARTS),
+    Mutant("training/data/parts.py", "others[: len(others) - OPEN + 1]", "[]", T_READ_PARTS),
+    Mutant("training/data/parts.py", "if clock not in self._kept:", "if True:", T_READ_PARTS),
     Mutant(LOOP, "loss_of_rows if info.counted else torch.zeros_like(loss_of_rows)", "loss_of_rows", T_LOOP),
     Mutant(LOOP, "if info.counted:  # else", "if True:  # else", T_LOOP),
     Mutant(LOOP, "(step // each + 1) * each", "-(-step // each) * each", T_LOOP),
