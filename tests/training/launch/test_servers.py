@@ -60,7 +60,8 @@ class Seen:
         return [event for event in self.events if isinstance(event, kind)]
 
     def pids(self) -> list[int]:
-        return [event.data["pid"] for event in self.of(ServerEvent)]
+        """Of the servers, by number: they report in any order."""
+        return [event.data["pid"] for event in sorted(self.of(ServerEvent), key=lambda event: event.server)]
 
 
 def run(group: WorkerGroup, seen: Seen, world: int = 3, servers: int = 2, **payload: Any) -> list[dict[str, Any]]:
