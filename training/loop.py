@@ -108,11 +108,21 @@ def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
     return config.epochs * steps_per_epoch
 
 
-def next_meeting(step: int, steps_per_epoch: int, config: TrainConfig, checkpoint: CheckpointConfig) -> int:
-    """The first step after `step` at which an epoch ends, or ranks evaluate or write a checkpoint on schedule."""
+def next_meeting(
+    step: int, steps_per_epoch: int, config: TrainConfig, checkpoint: CheckpointConfig, cut: int | None = None
+) -> int:
+    """The first step after `step` at which an epoch ends, or ranks evaluate, write a checkpoint or stop.
+
+    Args:
+        step: that have been made.
+        steps_per_epoch: of the global batch.
+        config: when training ends, and when ranks evaluate.
+        checkpoint: when one is written on schedule.
+        cut: a step that the driver has asked for (WorkerContext.next_cut).
+    """
     last = total_steps(config, steps_per_epoch)
     every = [steps_per_epoch, config.eval_every_steps, checkpoint.every_steps]
-    return min(last, *((step // each + 1) * each for each in every if each))
+    return min(last, last if cut is None else cut, *((step // each + 1) * each for each in every if each))
 
 
 def meets_after(step: int, steps_per_epoch: int, config: TrainConfig, checkpoint: CheckpointConfig) -> bool:

@@ -46,15 +46,14 @@ class Splits:
 
     def _open_parts(self) -> Reader | None:
         """Open what reads the parts that this rank is given; None where no rank is a backup."""
-        strategy, data = self.strategy, self.config.data
+        strategy, config, data = self.strategy, self.config, self.config.data
         if not isinstance(strategy, BackupStrategy):
             return None
         checked = data.model_copy(update={"verify": "off"})  # by the ranks whose own these are
 
         def take(step: int) -> Part | None:
-            meeting = next_meeting(step, own.steps_per_epoch, self.config.train, self.config.checkpoint)
             cut = self.ctx.next_cut()
-            return strategy.take(meeting if cut is None else min(meeting, cut))
+            return strategy.take(next_meeting(step, own.steps_per_epoch, config.train, config.checkpoint, cut))
 
         def open_stream(stream: int) -> Reader:
             return self._open_share(checked, "train", True, stream)

@@ -375,14 +375,17 @@ def test_rows_that_came_too_late_are_neither_in_the_logged_loss_nor_recorded() -
 
 
 @pytest.mark.parametrize(
-    ("step", "evaluated", "saved", "expected"),
-    [(0, None, None, 10), (9, None, None, 10), (10, None, None, 20), (7, 4, None, 8), (8, 4, 3, 9), (24, 4, 3, 25)],
-)
-def test_ranks_meet_next_where_an_epoch_an_evaluation_or_a_checkpoint_is_due(
-    step: int, evaluated: int | None, saved: int | None, expected: int
+    ("step", "evaluated", "saved", "cut", "expected"),
+    [
+        (0, None, None, None, 10), (9, None, None, None, 10), (10, None, None, None, 20), (7, 4, None, None, 8),
+        (8, 4, 3, None, 9), (24, 4, 3, None, 25), (0, 4, None, 3, 3), (0, 4, None, 5, 4), (20, None, None, 99, 25),
+    ],
+)  # fmt: skip
+def test_ranks_meet_next_where_an_epoch_an_evaluation_a_checkpoint_or_a_cut_is_due(
+    step: int, evaluated: int | None, saved: int | None, cut: int | None, expected: int
 ) -> None:
     config = changed(CONFIG, epochs=None, steps=25, eval_every_steps=evaluated)
-    assert next_meeting(step, 10, config, CheckpointConfig(every_steps=saved)) == expected
+    assert next_meeting(step, 10, config, CheckpointConfig(every_steps=saved), cut) == expected
 
 
 def test_ranks_meet_where_they_evaluate_or_write_a_checkpoint_on_schedule_and_at_the_end() -> None:

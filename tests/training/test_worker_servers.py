@@ -325,23 +325,33 @@ def test_backup_workers_stop_go_on_with_fewer_ranks_and_with_the_ring(
     hashed: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """A stop may come at any step: what is trained on by then is whole global batches, though a rank is late."""
+    """A stop or a checkpoint may come at any step: by then whole global batches are done, though a rank is late."""
     job = Job(tmp_path / "run", hashed, *BACKED, *LONG)
-    for attempt, (world, until) in enumerate([(3, 7), (2, 16), (1, 22)], 1):
+    for attempt, (world, until) in enumerate([(3, 24), (2, 32), (1, 38)], 1):
         control = Control()
 
         def stop(step: int, until: int = until, control: Control = control) -> None:
             if step >= until:
                 control.stop()
+            else:
+                control.checkpoint()
 
         job.run(group, world, attempt, on_step=stop, control=control)
         assert not job.result.finished and job.result.consumed_samples == job.result.steps * 100
     check_whole(job)
     job.config = Job(tmp_path / "run", hashed, *SETTINGS, "data.audit=true", *LONG).config
     job.run(group, 2, attempt=4)
-    assert job.from_step >= 22 and job.result.finished and job.result.engine != "servers"
+    assert job.from_step >= 38 and job.result.finished and job.result.engine != "servers"
     assert audit_run(str(job.folder)).ok
     assert job.result.valid["loss"] < 1.05 * ring.result.valid["loss"]
+
+
+def test_backup_workers_meet_after_every_step(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Then there is no part for the third of them, which doubles the one that comes last."""
+    job = Job(tmp_path / "run", hashed, *BACKED, "train.epochs=1", "train.eval_every_steps=1")
+    job.run(group, 3)
+    assert job.result.finished and job.result.steps == 10
+    check_whole(job)
 
 
 def test_killed_backup_workers_are_replaced_and_no_part_is_lost_or_recorded_twice(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sparkring.training.data.batch import Part
+from sparkring.training.parallel.servers.backup import BackupStrategy
 from sparkring.training.servers.backup import AHEAD, PATIENCE, Backup, Outcome
 
 STEPS = 120
@@ -157,6 +158,19 @@ def test_a_late_part_goes_to_another_worker_after_a_while() -> None:
     assert Part(0, 1) in [*made._taken.values(), *(part for _, part in made._counted)], "worker 1 still computes it"
     made.ready(1, 0)
     assert made.chosen(0) is None and made.outcome(1, 0) == Outcome(0.0, None, frozenset({0, 2}))
+
+
+def test_no_part_stays_late_where_more_workers_are_slow_than_there_are_backups() -> None:
+    found = Simulated(5, 1, [STEPS], {0: 3.0, 1: 3.0}).run()
+    check_whole(found)
+    assert max(step - part.clock for step, chosen in found.steps.items() for _, part in chosen) == PATIENCE
+
+
+def test_a_step_takes_parts_as_far_ahead_as_the_strategy_says() -> None:
+    """A cut at a nearer step would lie behind a part that has made a step."""
+    made = Backup(6, 3, 5)
+    parts = [part for worker in range(6) if (part := made.take(worker, 5, 99))]
+    assert max(part.clock for part in parts) == 5 + BackupStrategy.lookahead - 1
 
 
 def test_a_worker_without_a_part_of_its_own_doubles_one() -> None:
