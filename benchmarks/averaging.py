@@ -1,11 +1,12 @@
 """Averages of weights on a slow link: two ranks in network namespaces joined by a link that tbf limits.
 
 usage (root, Linux): unshare --net python benchmarks/averaging.py [--link 200mbit] [--steps 60] [--longer 2]
-[--out benchmarks/results/averaging_2core_<yyyymm>.md]
+[--rows 8] [--out benchmarks/results/averaging_2core_<yyyymm>.md]
 The GPT of 4.1 M parameters of benchmarks/codecs.py on the bytes of the standard library's sources, AdamW, batches of
-2 x 8 rows of 96 bytes. Each kind trains a model of its own from the same weights on the same batches, in turns of ten
-steps; those that average make --longer times the ring's steps. The time is that of the steps alone, with the averages
-at the ends of windows; between turns the held-out loss is read, of what each kind evaluates.
+2 x --rows rows of 96 bytes: fewer rows are less computing for the same bytes on the link. Each kind trains a model of
+its own from the same weights on the same batches, in turns of ten steps; those that average make --longer times the
+ring's steps. The time is that of the steps alone, with the averages at the ends of windows; between turns the held-out
+loss is read, of what each kind evaluates.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def curves(steps: int, longer: int) -> dict[str, Any]:
-    """Kind -> [seconds of all steps so far, held-out loss] after every turn."""
+def curves(steps: int, longer: int, rows: int) -> dict[str, Any]:
+    """Kind -> [seconds of all steps so far, held-out loss] after every turn. `rows`: of each rank in a step."""
     text, rank = source_bytes(), dist.get_rank()
     held_out, text = text[-200_000:], text[:-200_000]
     test, task = rows_of(held_out, 1, 64), LanguageModelTask()
@@ -60,11 +61,11 @@ def curves(steps: int, longer: int) -> dict[str, Any]:
         for name, (strategy, spent) in strategies.items():
             if name == "ring" and turn >= steps // TURN:
                 continue
-            batches = [rows_of(text, 100 + turn * TURN + step, ROWS * WORLD) for step in range(TURN)]
+            batches = [rows_of(text, 100 + turn * TURN + step, rows * WORLD) for step in range(TURN)]
             dist.barrier()
             began = time.perf_counter()
             for number, batch in enumerate(batches):
-                strategy.forward_backward(slice_batch(batch, rank * ROWS, (rank + 1) * ROWS))
+                strategy.forward_backward(slice_batch(batch, rank * rows, (rank + 1) * rows))
                 strategy.step(RATES["adamw"] * min(1.0, (turn * TURN + number + 1) / 20))
             dist.barrier()
             spent[0] += time.perf_counter() - began
@@ -77,7 +78,7 @@ def curves(steps: int, longer: int) -> dict[str, Any]:
 def as_rank(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    found = curves(arguments.steps, arguments.longer)
+    found = curves(arguments.steps, arguments.longer, arguments.rows)
     if dist.get_rank() == 0:
         Path(arguments.as_rank).write_text(json.dumps(found))
     dist.barrier()
@@ -88,7 +89,7 @@ def on_link(arguments: argparse.Namespace) -> dict[str, Any]:
     """What rank 0 of two found."""
     spaces, out = Namespaces(WORLD, arguments.link), Path(tempfile.mkdtemp()) / "found.json"
     words = [sys.executable, __file__, "--as-rank", str(out)]
-    words += ["--steps", str(arguments.steps), "--longer", str(arguments.longer)]
+    words += ["--steps", str(arguments.steps), "--longer", str(arguments.longer), "--rows", str(arguments.rows)]
     ranks = [
         subprocess.Popen(spaces.command(rank, words), env={**os.environ, **environment(rank, WORLD, spaces.shared)})
         for rank in range(WORLD)
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--link", default="200mbit")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--longer", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--note", default="", help="of the circumstances, put into the result")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)

@@ -1,0 +1,99 @@
+"""Runs on parameter servers with random settings and disturbances: none hangs, loses a row or repeats one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.failure import WorkerFailed
+from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.local import local_group
+from tests.training.test_worker import PRELOAD, Job
+from tests.training.test_worker_servers import MODELS, SERVED, check_whole
+from tests.training.test_worker_servers_kills import forked
+from tests.training.test_worker_tables import hashed  # noqa: F401
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+HANGS_S = 40  # a round or a part that takes longer fails the run
+EXPECTED = ("killed by SIGKILL", "nobody knows what it had done", "of which its part is lost")
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[WorkerGroup]:
+    with local_group(5, PRELOAD) as group:
+        yield group
+
+
+def settings_of(draw: random.Random) -> list[str]:
+    mode = draw.choice(["backup=1", "backup=1", "backup=2", "bound=0", "bound=2", "bound=null"])
+    return [
+        "launch.world=5",  # half of which a step must wait for
+        f"parallel.servers.{mode}",
+        "train.epochs=5",
+        f"train.eval_every_steps={draw.choice([1, 2, 3, 7, 1000])}",
+        f"checkpoint.every_steps={draw.choice([1, 4, 9, 1000])}",
+        f"checkpoint.timeout_s={HANGS_S}",
+        *draw.choice([[], [f"{MODELS}Slow"]]),
+    ]
+
+
+class Disturber:
+    """Asks for checkpoints and stops, and kills or suspends processes, after random steps of rank 0."""
+
+    def __init__(self, job: Job, draw: random.Random):
+        self.job, self.draw, self.did, self.control = job, draw, list[str](), Control()
+
+    def on_step(self, step: int) -> None:
+        kinds, weights = ("", "checkpoint", "stop", "rank", "server", "suspend"), (60, 20, 4, 8, 3, 5)
+        kind = self.draw.choices(kinds, weights)[0]
+        ranks = sorted(set(forked()) - set(self.job.servers))
+        if not kind or not ranks:
+            return
+        self.did.append(f"{kind} {step}")
+        if kind == "checkpoint":
+            self.control.checkpoint()
+        elif kind == "stop":
+            self.control.stop()
+        elif kind == "suspend":
+            os.kill(pid := self.draw.choice(ranks), signal.SIGSTOP)
+            threading.Timer(self.draw.uniform(0.1, 1.5), resume, [pid]).start()
+        else:
+            os.kill(self.draw.choice(ranks if kind == "rank" else self.job.servers[-2:]), signal.SIGKILL)
+
+
+def resume(pid: int) -> None:
+    """Let a suspended process go on, if it is still there."""
+    if pid in forked():
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_run_goes_to_its_end_whatever_is_asked_of_it(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    job = Job(tmp_path / "run", hashed, *SERVED, *(words := settings_of(draw)))
+    print(f"seed {seed}: {words}")
+    for attempt in range(1, 40):
+        disturber, world = Disturber(job, draw), draw.randint(2, 5)
+        try:
+            job.run(group, world, attempt, on_step=disturber.on_step, control=disturber.control)
+            reason = "finished" if job.result.finished else "stopped"
+        except WorkerFailed as failure:
+            reason = str(failure)
+            assert any(words in reason for words in EXPECTED) and disturber.did, reason
+        print(f"attempt {attempt}, {world} ranks: {disturber.did}: {reason.splitlines()[0]}")
+        assert not forked(), "an attempt that has ended leaves no process"
+        if reason == "finished":
+            return check_whole(job)
+    raise AssertionError("no end after 40 attempts")
