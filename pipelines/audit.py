@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
@@ -14,7 +15,14 @@ from sparkring.conf.stored import StoredError, named, parse
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.evaluation.split_rows import split_rows
 from sparkring.training.checkpoint.catalog import TrainerFile, committed, damage
-from sparkring.training.data.audit.check import AuditReport, Expected, check_run, expected_rows
+from sparkring.training.data.audit.check import (
+    SHOWN,
+    AuditReport,
+    Expected,
+    check_run,
+    expected_rows,
+    steps_on_servers,
+)
 from sparkring.training.data.audit.log import read_run
 from sparkring.training.data.resume import OrderState
 from sparkring.training.loop import LoopRecord
@@ -31,25 +39,25 @@ def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
     run = open_storage(run_uri)
     files = read_run(run.at("audit"))
     expected, problems = expected_of(run, dataset_uri or _named_dataset(files[-1][0].dataset, run))
-    return check_run(files, expected, [*problems, *server_problems(run)])
+    return check_run(files, expected, [*problems, *server_problems(run, steps_on_servers(files, expected))])
 
 
-def server_problems(run: Storage) -> list[str]:
+def server_problems(run: Storage, steps: Sequence[int]) -> list[str]:
     """What is wrong with the event logs of parameter servers: each (step, rank) must be on every server once.
 
-    None without such logs.
+    `steps`: that were made on servers; others have none.
     """
     events = run.at(EVENTS)
-    if not any(path.endswith(".events") for path in events.list_files()):
-        return []
-    found = []
+    has_logs = any(path.endswith(".events") for path in events.list_files())
     try:
-        segments = read_segments(events)
+        segments = read_segments(events) if has_logs else []
     except ValueError as error:
         return [str(error)]
-    for before, segment in zip([None, *segments], segments, strict=False):
-        if before is not None and before.end != segment.begin:
-            found.append(f"{events.uri}: servers logged nothing of steps {before.end} to {segment.begin}")
+    logged = {step for segment in segments for step in range(segment.begin, segment.end)}
+    found = []
+    if missing := [step for step in steps if step not in logged]:
+        found.append(f"{events.uri}: servers logged nothing of {len(missing)} steps, such as {missing[:SHOWN]}")
+    for segment in segments:
         try:
             check_whole(segment.logs)
         except ValueError as error:

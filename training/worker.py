@@ -553,6 +553,7 @@ def open_audit(parts: Parts, reader: Reader) -> AuditLog | PartsAudit | None:
         size=strategy.parts,
         dataset=ctx.payload["dataset"],
         order_state=reader.order_state(),
+        servers=len(ctx.servers),
     )
     log_of = PartsAudit if isinstance(reader, PartsReader) else AuditLog
     return log_of(parts.run.at("audit"), header)

@@ -1,4 +1,4 @@
-"""Runs on parameter servers with random settings and disturbances: none hangs, loses a row or repeats one."""
+"""Runs with random settings, strategies and disturbances: none hangs, loses a row or repeats one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkring.pipelines.audit import audit_run
 from sparkring.training.launch.attempt import Control
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
@@ -18,7 +19,7 @@ from sparkring.training.launch.local import local_group
 from tests.training.test_worker import PRELOAD, Job
 from tests.training.test_worker_servers import MODELS, SERVED, check_whole
 from tests.training.test_worker_servers_kills import forked
-from tests.training.test_worker_tables import hashed  # noqa: F401
+from tests.training.test_worker_tables import SETTINGS, hashed  # noqa: F401
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 HANGS_S = 40  # a round or a part that takes longer fails the run
@@ -29,6 +30,20 @@ EXPECTED = ("killed by SIGKILL", "nobody knows what it had done", "of which its 
 def group() -> Iterator[WorkerGroup]:
     with local_group(5, PRELOAD) as group:
         yield group
+
+
+TORCH = "parallel.engine=torch"
+STRATEGIES = (
+    [TORCH],
+    ["parallel.engine=horovod"],
+    *([TORCH, f"parallel.{word}"] for word in ("zero=1", "zero=2", "zero=3", "accumulate=2")),
+    *([TORCH, f"parallel.compress.codec={codec}"] for codec in ("int8", "powersgd", "topk")),
+    *(
+        [f"parallel.servers.per_host={count}", *(f"parallel.servers.{word}" for word in words)]
+        for count in (1, 2)
+        for words in (["bound=0"], ["bound=2"], ["bound=null"], ["bound=null", "max_lag=6"], ["backup=1"])
+    ),
+)
 
 
 def settings_of(draw: random.Random) -> list[str]:
@@ -96,4 +111,44 @@ def test_a_run_goes_to_its_end_whatever_is_asked_of_it(
         assert not forked(), "an attempt that has ended leaves no process"
         if reason == "finished":
             return check_whole(job)
+    raise AssertionError("no end after 40 attempts")
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("seed", range(16))
+def test_a_run_goes_on_with_another_strategy_after_every_stop_and_kill(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    draw, until = random.Random(seed), 0
+    words = ["launch.world=4", "train.epochs=6", f"checkpoint.timeout_s={HANGS_S}"]
+    words += [f"train.eval_every_steps={draw.choice([3, 1000])}", f"checkpoint.every_steps={draw.choice([2, 7, 1000])}"]
+    job = Job(tmp_path / "run", hashed, *SETTINGS)
+    for attempt in range(1, 40):
+        strategy, control, until = draw.choice(STRATEGIES), Control(), until + draw.randint(1, 12)
+        kills, done = draw.random() < 0.3, list[int]()
+        job.config = Job(tmp_path / "run", hashed, *SETTINGS, "data.audit=true", *words, *strategy).config
+
+        def on_step(
+            step: int, until: int = until, kills: bool = kills, done: list[int] = done, control: Control = control
+        ) -> None:
+            if step >= until and not done:
+                done.append(step)
+                if kills:
+                    os.kill(draw.choice(sorted(forked())), signal.SIGKILL)
+                control.stop()
+
+        try:
+            job.run(group, draw.randint(2, 4), attempt, on_step=on_step, control=control)
+            reason = "finished" if job.result.finished else "stopped"
+        except WorkerFailed as failure:
+            reason = str(failure)
+            assert done and any(expected in reason for expected in EXPECTED), reason
+        print(f"seed {seed}, attempt {attempt}: {strategy} from {job.from_step}: {reason.splitlines()[0]}")
+        assert not forked(), "an attempt that has ended leaves no process"
+        if reason == "finished":
+            assert (report := audit_run(str(job.folder))).ok, report.lines()
+            return
     raise AssertionError("no end after 40 attempts")

@@ -49,5 +49,8 @@ def check_all_there(segments: Sequence[Segment], where: str) -> None:
     at = 0
     for segment in segments:
         if segment.begin != at:
-            raise ValueError(f"{where}: the logs of clocks {at} to {segment.begin} are missing")
+            raise ValueError(
+                f"{where}: there are no logs of clocks {at} to {segment.begin}: they are missing, or that part "
+                "of the run was not on parameter servers, and cannot be made again from logs"
+            )
         at = segment.end

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from sparkring.conf.blocks.data import DataConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.storage import open_storage
-from sparkring.training.data.audit.check import AuditReport, Expected, check_records, check_run, expected_rows
+from sparkring.training.data.audit.check import (
+    AuditReport,
+    Expected,
+    check_records,
+    check_run,
+    expected_rows,
+    steps_on_servers,
+)
 from sparkring.training.data.audit.log import FORMAT, AuditHeader, AuditLog, StepRecord, read_records, read_run
 from sparkring.training.data.reader import ParquetReader
 from sparkring.training.data.request import DataRank, ReadRequest
@@ -36,7 +43,9 @@ class Run:
         request = ReadRequest(open_storage(str(self.folder)), self.manifest, "train", None, 20)
         return ParquetReader(request, DataRank(rank, size), DataConfig(**self.how | how))
 
-    def attempt(self, size: int, epoch: int, start: int, steps: int, lost: int = 0, **how: Any) -> None:
+    def attempt(
+        self, size: int, epoch: int, start: int, steps: int, lost: int = 0, servers: int = 0, **how: Any
+    ) -> None:
         """Every rank consumes `steps` steps; the last rank loses its records of the last `lost` of them."""
         self.attempts += 1
         for rank in range(size):
@@ -48,6 +57,7 @@ class Run:
                 size=size,
                 dataset=str(self.folder),
                 order_state=reader.order_state(),
+                servers=servers,
             )
             log = AuditLog(open_storage(str(self.folder / "audit")), header, flush_steps=3)
             mine = steps - (lost if rank == size - 1 else 0)
@@ -73,6 +83,15 @@ class Run:
 @pytest.fixture
 def run(make_dataset: MakeDataset, tmp_path: Path) -> Run:
     return Run(tmp_path, make_dataset(tmp_path, [[30] * 6, [15]]))  # 195 rows, 10 steps
+
+
+def test_steps_on_servers_are_those_whose_last_attempt_had_some(run: Run) -> None:
+    run.attempt(2, 0, 0, 5, servers=2)
+    run.attempt(1, 0, 3, 4)  # from the checkpoint of step 3
+    run.attempt(2, 0, 7, 3, servers=1)
+    run.attempt(2, 1, 0, 2, servers=1)
+    files = read_run(open_storage(str(run.folder / "audit")))
+    assert steps_on_servers(files, run.expected(11)) == [0, 1, 2, 7, 8, 9, 10], "step 11 has no checkpoint yet"
 
 
 def test_two_whole_epochs_are_proven(run: Run) -> None:

@@ -130,6 +130,14 @@ def check_run(
     return check_records((r for _, records in files for r in records), expected, [*problems, *sorted(other)])
 
 
+def steps_on_servers(files: Sequence[tuple[AuditHeader, list[StepRecord]]], expected: Expected) -> list[int]:
+    """Find the steps before the checkpoint whose last attempt was on parameter servers, ascending."""
+    last: dict[int, AuditHeader] = {}
+    for header, records in sorted(files, key=lambda file: file[0].attempt):
+        last |= {record.epoch * expected.steps_per_epoch + record.step: header for record in records}
+    return sorted(step for step, header in last.items() if header.servers and step < expected.steps)
+
+
 def check_records(records: Iterable[StepRecord], expected: Expected, problems: Sequence[str] = ()) -> AuditReport:
     """Check records against what was expected.
 

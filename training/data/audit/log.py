@@ -27,7 +27,8 @@ NUMBERS = 4  # before a step's ids
 class AuditHeader(Stored):
     """The first line of a file of records.
 
-    It names who wrote the file, the dataset (URI), and the order in which it was read.
+    It names who wrote the file, the dataset (URI), and the order in which it was read. `servers`: parameter servers
+    of the attempt.
     """
 
     format: Literal[3]
@@ -36,6 +37,7 @@ class AuditHeader(Stored):
     size: Annotated[int, Field(ge=1)]
     dataset: str
     order_state: dict[str, Any]
+    servers: Count = 0
 
 
 class AuditLog:
