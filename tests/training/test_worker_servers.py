@@ -108,6 +108,20 @@ def test_an_asynchronous_run_learns_and_is_made_again_bit_for_bit_after_a_stop_o
     check_whole(job)
 
 
+def test_gradients_that_are_too_old_are_computed_again_and_their_rows_count_once(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Those of a rank that is fifteen times as slow as the others."""
+    words = ("parallel.servers.bound=null", "parallel.servers.max_lag=2", f"{MODELS}Slow", "train.epochs=1")
+    job = Job(tmp_path / "run", hashed, *SERVED, *words).run(group, 3)
+    servers = job.result.servers
+    assert job.result.finished and servers is not None and servers.rejected >= 1 and max(servers.lags) <= 2
+    assert servers.applied == 10 * 3 * 2 and job.result.hot_ids[TABLE].total == 1000
+    check_whole(job)
+
+
 def test_a_checkpoint_goes_from_the_ring_to_servers_and_back(
     group: WorkerGroup,
     ring: Job,

@@ -147,11 +147,11 @@ class ServersStrategy(MeshStrategy):
         if self.link.met_at == self.clock:
             self._go_on()
         self._batch, self._sent_before = batch, self.link.client.sent_bytes
+        self._ids = self._served.distinct(batch.columns)
         return self._computed(batch)
 
     def _computed(self, batch: Batch) -> torch.Tensor:
         """Pull, and compute the gradient of this try."""
-        self._ids = self._served.distinct(batch.columns)
         with self.data_parallel.waiting():
             pulled = self.link.client.pull(self.clock, self.attempt, self._ids)
         return self.compute(batch, pulled, self._ids)
@@ -185,10 +185,10 @@ class ServersStrategy(MeshStrategy):
             if Status.REJECTED not in statuses(frames):
                 return self._made(self._own_info(own))
             self.attempt += 1
-            self.awaits_step = False
             self.prepared.optimizer.zero_grad(set_to_none=True)
             assert self._batch is not None
             self._computed(self._batch)
+            self.awaits_step = False
 
     def _pushed(self, lr: float) -> tuple[list[Frame], float]:
         """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
