@@ -135,6 +135,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
         checkpoints = open_checkpoints(ctx, config, run, hooks, strategy)
         # once for the dense part and the tables: where all are damaged, both begin anew
         latest = checkpoints.latest(config.checkpoint.verify)
+        if latest is not None and strategy.engine == ENGINE:
+            checkpoints.hold(latest)  # a rank that is replaced reads it again, however late
         if config.model.start is not None:
             check_starts_without_tables(model.module)
         if config.warm_start is not None and latest is None:

@@ -181,6 +181,7 @@ class Job:
         world: int,
         attempt: int = 1,
         on_step: Callable[[int], None] | None = None,
+        entry: str = "sparkring.training.worker:train",
         **options: Any,
     ) -> Job:
         def on_event(event: Event) -> None:
@@ -205,7 +206,7 @@ class Job:
         env = {"OWN_HOOKS_FILE": str(self.folder / "seen"), "BEST_FILE": str(self.folder / "best.txt")}
         servers = self.config["parallel"]["servers"]["per_host"]
         job = JobSpec(
-            "sparkring.training.worker:train",
+            entry,
             payload,
             preload=PRELOAD,
             env=env,

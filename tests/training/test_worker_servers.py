@@ -19,13 +19,17 @@ from sparkring.conf.manifest import read_manifest
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines.audit import audit_run
 from sparkring.training.hooks import Hook, StepSeen
-from sparkring.training.launch.attempt import Control
+from sparkring.training.launch.attempt import Control, Limits
 from sparkring.training.launch.failure import WorkerFailed
 from sparkring.training.launch.group import WorkerGroup
+from sparkring.training.launch.host.rank import WorkerContext
 from sparkring.training.launch.local import local_group
 from sparkring.training.models.tabular import Tabular
 from sparkring.training.replay_run import ReplayReport, replay_run
+from sparkring.training.result import WorkerResult
+from sparkring.training.servers.client import Client
 from sparkring.training.servers.event_log import EVENTS
+from sparkring.training.worker import train
 from tests.training.test_worker import PRELOAD, Job, kill_one_rank, write_table
 from tests.training.test_worker_tables import SETTINGS, TABLE, hashed, rows_of  # noqa: F401
 
@@ -104,6 +108,20 @@ def test_an_asynchronous_run_learns_and_is_made_again_bit_for_bit_after_a_stop_o
     check_whole(job)
 
 
+def test_gradients_that_are_too_old_are_computed_again_and_their_rows_count_once(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Those of a rank that is fifteen times as slow as the others."""
+    words = ("parallel.servers.bound=null", "parallel.servers.max_lag=2", f"{MODELS}Slow", "train.epochs=1")
+    job = Job(tmp_path / "run", hashed, *SERVED, *words).run(group, 3)
+    servers = job.result.servers
+    assert job.result.finished and servers is not None and servers.rejected >= 1 and max(servers.lags) <= 2
+    assert servers.applied == 10 * 3 * 2 and job.result.hot_ids[TABLE].total == 1000
+    check_whole(job)
+
+
 def test_a_checkpoint_goes_from_the_ring_to_servers_and_back(
     group: WorkerGroup,
     ring: Job,
@@ -173,6 +191,61 @@ def test_a_rank_that_died_just_before_an_evaluation_to_which_no_other_had_come_e
         job.run(group, 2)
     job.run(group, 2, attempt=2)
     assert job.result.finished
+    check_whole(job)
+
+
+def dies_at_begin(ctx: WorkerContext, when: str) -> WorkerResult:
+    """`train` of a rank 0 whose first process dies, in attempt 2, `before` ranks may make steps or right `after`."""
+    begin = Client.begin
+
+    def die(client: Client, clock: int) -> None:
+        if when == "after":
+            begin(client, clock)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if ctx.rank == 0 and ctx.attempt == 2 and ctx.replacement == 0:
+        Client.begin = die  # type: ignore[method-assign]
+    return train(ctx)
+
+
+def dies_before_begin(ctx: WorkerContext) -> WorkerResult:
+    return dies_at_begin(ctx, "before")
+
+
+def dies_after_begin(ctx: WorkerContext) -> WorkerResult:
+    return dies_at_begin(ctx, "after")
+
+
+@pytest.mark.parametrize("entry", ["dies_before_begin", "dies_after_begin"])
+def test_a_rank_that_died_between_the_load_of_a_checkpoint_and_the_first_step_is_replaced(
+    group: WorkerGroup,
+    ring: Job,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+    entry: str,
+) -> None:
+    """The rows that others had loaded stay, its own are not there twice, and nobody waits for it."""
+    job, control = Job(tmp_path / "run", hashed, *SERVED), Control()
+    job.run(group, 2, on_step=lambda step: control.stop() if step >= 7 else None, control=control)
+    job.run(group, 2, attempt=2, entry=f"{HERE}:{entry}", limits=Limits(hang_s=20))
+    assert len(job.replaced) == 1 and job.result.finished and job.from_step >= 7
+    for name, weight in ring.weights().items():
+        torch.testing.assert_close(job.weights()[name], weight, rtol=1e-8, atol=1e-10)
+    assert np.abs(rows_of(job, tmp_path / "a") - rows_of(ring, tmp_path / "b")).max() < 1e-9
+    check_whole(job)
+
+
+def test_a_rank_is_replaced_though_retention_would_have_deleted_where_the_attempt_began(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    keep = ("checkpoint.every_steps=8", "checkpoint.keep_last=1", "checkpoint.keep_best=0", "train.epochs=4")
+    slow = (f"{MODELS}Slow", "train.eval_every_steps=1000", f"train.hooks=[{HERE}:DiesAtStep31]")
+    job, control = Job(tmp_path / "run", hashed, *SERVED, *keep, *slow, "parallel.servers.bound=1"), Control()
+    job.run(group, 2, on_step=lambda step: control.stop() if step >= 3 else None, control=control)
+    job.run(group, 2, attempt=2)
+    assert len(job.replaced) == 1 and job.result.finished
     check_whole(job)
 
 
@@ -300,9 +373,15 @@ class Dying(Slow):
 class DiesAtMeeting(Hook):
     """Rank 0 dies, once, when it has made the last step before an evaluation and has not come to that."""
 
+    step = 10
+
     def on_step(self, seen: StepSeen) -> None:
-        if seen.step == 10 and is_first_time():
+        if seen.step == self.step and is_first_time():
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesAtStep31(DiesAtMeeting):
+    step = 31
 
 
 def test_a_rank_that_is_always_slow_is_not_waited_for(group: WorkerGroup, hashed: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -219,6 +219,10 @@ class Checkpointer:
         """
         return self._first_good(lambda good: good[::-1], verify)
 
+    def hold(self, info: CheckpointInfo) -> None:
+        """Let a checkpoint stay while this process saves others, whatever retention says."""
+        self._writer.held = info.step
+
     def best(self, mode: Literal["min", "max"] = "min", verify: bool = True) -> CheckpointInfo | None:
         """Find the checkpoint of the best metric; the next best where that one fails its hashes."""
 

@@ -33,7 +33,7 @@ class CheckpointWriter:
     """Writes checkpoints below one folder, one at a time.
 
     `progress` counts pieces written, files seen and folders deleted; it only grows. `damaged` holds steps whose files
-    failed their hashes: the next good save deletes them.
+    failed their hashes: the next good save deletes them. `held` is a step that retention does not delete.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class CheckpointWriter:
         self._storage, self._peers, self._keep, self._on_commit = storage, peers, keep, on_commit
         self.progress = 0
         self.damaged: set[int] = set()
+        self.held: int | None = None
         self._tables: dict[str, Files] = {}  # this rank's files of the last checkpoint: base, then increments
 
     def most_increment_bytes(self, table: str) -> int:
@@ -117,7 +118,8 @@ class CheckpointWriter:
             good, _ = committed(self._storage)
             self.damaged.discard(new)
             whole = [(info.step, info.metric) for info in good if info.step not in self.damaged]
-            gone = [step for step in expendable(whole, self._keep) if step != new] + sorted(self.damaged)
+            stay = {new, self.held}
+            gone = [step for step in expendable(whole, self._keep) if step not in stay] + sorted(self.damaged)
             kept = {f"step-{info.step}": info.generation for info in good if info.step not in gone}
             needed = {path for info in good if info.step not in gone for path in info.needs}
             for step in gone:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sparkring.conf.errors import first_line
 from sparkring.training.launch.cuts import Cuts, Orders
 from sparkring.training.launch.events import OnEvent, emit
-from sparkring.training.launch.failure import Cancelled, Cause, Failure, WorkerFailed, cause_of, first_failure
+from sparkring.training.launch.failure import (
+    Cancelled,
+    Cause,
+    Failure,
+    WorkerFailed,
+    because_of_death,
+    cause_of,
+    first_failure,
+)
 from sparkring.training.launch.health import HangDetector, RankProgress, StragglerDetector
 from sparkring.training.launch.job import JobResult
 from sparkring.training.launch.means import MeanMerger
@@ -209,6 +217,7 @@ class Attempt:
         """
         self._servers, self._replacing = servers, replacing
         self._dead: dict[int, Waiting] = {}  # by rank
+        self._deaths: dict[int, Failure] = {}  # by rank: of its last process
         self._replacements = ReplacementLimit(replacing.max_in_a_row if replacing else 0)
         self._group, self._server = group, group.server
         self._states, self._attempt = states, attempt
@@ -423,6 +432,7 @@ class Attempt:
         elif self._is_replaced(state, failure):
             self._replace(state, failure)
         else:
+            failure = because_of_death(failure, self._deaths.get(state.rank))
             self._fail(state, failure)  # also after our order to end: the cause may arrive after its consequences
         self._emit(ended)
 
@@ -439,6 +449,7 @@ class Attempt:
         log.warning("%s; the others go on, and its process number %d is started", failure.headline, number + 1)
         began = self._dead[state.rank].since if state.rank in self._dead else time.monotonic()
         self._dead[state.rank] = Waiting(number, began)
+        self._deaths[state.rank] = failure
         state.result = None
         self._replacing.start(state.rank, number)
         self._send_each(self._cuts.replaced(state.rank, state.step or 0))

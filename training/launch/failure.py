@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Cause = Literal["exception", "exit", "signal", "memory", "disk", "lost", "hang", "start", "server"]
@@ -81,6 +81,20 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     """
     servers = [f for f in failures if f.server is not None]
     return next((f for f in [*servers, *failures] if not is_secondary(f)), failures[0])
+
+
+def because_of_death(failure: Failure, death: Failure | None) -> Failure:
+    """Find the cause of a replaced rank's failure: the death of its last process, where it has got no further.
+
+    Else two deaths at any steps would look like one exception of the user's at the step with which processes begin.
+
+    Args:
+        failure: of the rank.
+        death: of its last process; None: it is the first.
+    """
+    if death is None or failure.cause != "exception" or (failure.step or 0) > (death.step or 0):
+        return failure
+    return replace(death, words=f"{death.words}; its next process {failure.words}", traceback=failure.traceback)
 
 
 def cause_of(error_type: str, message: str) -> Cause:

@@ -42,7 +42,7 @@ class LocalServers:
         route = route_of([ids], self.servers)
         (ordered,) = route.sorted([rows])
         for number, shard in enumerate(self.shards):
-            shard.tables[table].begin_with(route.of_server(number, route.ids)[0], route.of_server(number, [ordered])[0])
+            shard.begin_table(table, route.of_server(number, route.ids)[0], route.of_server(number, [ordered])[0])
 
     def begin(self, clock: int) -> None:
         for shard in self.shards:

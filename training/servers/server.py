@@ -318,7 +318,7 @@ class Server:
     def begin_table(self, frame: Frame) -> Reply:
         """Numbers: table; body: `ids` and `rows` of another model."""
         given = unpack_tensors(frame.body)
-        self.shard.tables[frame.numbers[0]].begin_with(given["ids"].numpy(), given["rows"].numpy())
+        self.shard.begin_table(frame.numbers[0], given["ids"].numpy(), given["rows"].numpy())
         return [], []
 
     def write_log(self, frame: Frame) -> Reply:

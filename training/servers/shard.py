@@ -122,6 +122,7 @@ class Shard:
         self._sum: tuple[torch.Tensor, frozenset[int], list[tuple[Ids, Array]]] | None = None
         self._answer: tuple[int, float, int | None] | None = None  # of the last clock that was complete
         self._copied = False  # to a checkpoint, since the last update
+        self._loaded = [np.zeros(0, np.int64) for _ in self.tables]  # buckets, sorted
 
     def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of (elements,), shaped as the slices."""
@@ -405,9 +406,19 @@ class Shard:
 
     def clear_tables(self) -> None:
         self.tables = [Table(table.spec) for table in self.tables]
+        self._loaded = [np.zeros(0, np.int64) for _ in self.tables]
 
     def load_table(self, table: int, dump: TableDump) -> None:
-        self.tables[table].load(dump)
+        """Add the content of buckets, except of those loaded before: a replaced rank gives all of its own again."""
+        new = np.setdiff1d(dump.buckets, self._loaded[table])
+        if len(new):
+            self.tables[table].load(dump if len(new) == len(dump.buckets) else dump.only(new))
+            self._loaded[table] = np.union1d(self._loaded[table], new)
+
+    def begin_table(self, table: int, ids: Ids, rows: Array) -> None:
+        """Store rows (n, dim) of another model, except of ids stored before: a replaced rank gives all again."""
+        new = ~self.tables[table].stores(ids)
+        self.tables[table].begin_with(ids[new], rows[new])
 
     def digest(self) -> str:
         """sha256 of weights, optimizer state and tables."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sparkring.training.launch.failure import Failure, WorkerFailed, cause_of, first_failure
+from sparkring.training.launch.failure import Failure, WorkerFailed, because_of_death, cause_of, first_failure
 
 
 def failed(rank: int, cause: str, words: str, error: str = "", message: str = "") -> Failure:
@@ -43,6 +45,19 @@ def test_the_failure_that_began(failures: list[Failure], first: int) -> None:
 )  # fmt: skip
 def test_what_an_exception_says_of_the_machine(error: str, message: str, cause: str) -> None:
     assert cause_of(error, message) == cause
+
+
+def test_a_rank_that_cannot_take_the_place_of_a_dead_one_failed_by_that_death() -> None:
+    """Two deaths while checkpoints are written, at whatever steps, are not the same exception of the user's twice."""
+    death = replace(failed(1, "signal", "killed by SIGKILL"), step=40, phase="step")
+    refused = replace(failed(1, "exception", "raised RuntimeError: rank 1 died", "RuntimeError", "rank 1 died"), step=0)
+    found = because_of_death(refused, death)
+    assert found.cause == "signal" and not found.error_type
+    assert found.headline == (
+        "rank 1 on h1 killed by SIGKILL; its next process raised RuntimeError: rank 1 died at step 40 (step)"
+    )
+    later = replace(refused, step=41)
+    assert because_of_death(later, death) is later and because_of_death(refused, None) is refused
 
 
 def test_an_error_says_who_what_when_and_what_to_do() -> None:

@@ -16,6 +16,7 @@ from sparkring.training.servers.definition import Definition, decoded
 from sparkring.training.servers.event_log import Kind
 from sparkring.training.servers.replay import pull_all
 from sparkring.training.servers.shard import BrokenPromise, Push, Shard, Status
+from sparkring.training.tables.hashing import BUCKETS
 from tests.training.servers.toy import definition, fresh_shards, gradient_of, ids_of, make_sgd
 
 
@@ -261,3 +262,23 @@ def test_backups_that_cannot_be(workers: int, backup: int, bound: int) -> None:
         ValueError, match=f"parallel.servers.backup = {backup} with {workers} ranks and bound = {bound}"
     ):
         definition(workers, "sgd", bound=bound, backup=backup)
+
+
+def test_content_that_is_given_twice_is_there_once() -> None:
+    """A rank that died before the first step gives the servers its buckets again."""
+    trained, shard, every = alone(1), alone(1), np.arange(BUCKETS)
+    for clock in range(3):
+        trained.push(pushed(trained, 0, clock))
+        trained.settle(clock, 1.0)
+    dump, most = trained.dump(0, every), every[every % 3 > 0]
+    shard.load_table(0, dump.only(most))
+    shard.load_table(0, dump)
+    copied = shard.dump(0, every)
+    for name, array in vars(dump).items():
+        assert np.array_equal(array, getattr(copied, name)), name
+    for _ in range(2):
+        shard.begin_table(1, np.arange(5), np.ones((5, 2)))
+    assert np.array_equal(shard.dump(1, every).counts.sum(axis=0), [5, 0]) and len(shard.dump(1, every).ids) == 5
+    shard.clear_tables()
+    shard.load_table(0, dump)
+    assert np.array_equal(shard.dump(0, every).ids, dump.ids)

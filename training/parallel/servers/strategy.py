@@ -147,11 +147,11 @@ class ServersStrategy(MeshStrategy):
         if self.link.met_at == self.clock:
             self._go_on()
         self._batch, self._sent_before = batch, self.link.client.sent_bytes
+        self._ids = self._served.distinct(batch.columns)
         return self._computed(batch)
 
     def _computed(self, batch: Batch) -> torch.Tensor:
         """Pull, and compute the gradient of this try."""
-        self._ids = self._served.distinct(batch.columns)
         with self.data_parallel.waiting():
             pulled = self.link.client.pull(self.clock, self.attempt, self._ids)
         return self.compute(batch, pulled, self._ids)
@@ -185,10 +185,10 @@ class ServersStrategy(MeshStrategy):
             if Status.REJECTED not in statuses(frames):
                 return self._made(self._own_info(own))
             self.attempt += 1
-            self.awaits_step = False
             self.prepared.optimizer.zero_grad(set_to_none=True)
             assert self._batch is not None
             self._computed(self._batch)
+            self.awaits_step = False
 
     def _pushed(self, lr: float) -> tuple[list[Frame], float]:
         """Push this rank's gradient; the servers' answers, and its norm before it was clipped."""
@@ -264,14 +264,14 @@ class ServersStrategy(MeshStrategy):
 
     def begin(self, step: int, meets_after: Callable[[int], bool] = lambda step: False) -> tuple[int, bytes] | None:
         """See Strategy.begin."""
+        self.link.meet(b"")  # all have been told that no step is made yet
+        if self.rank == 0 and not self.is_replacement:
+            self.link.client.begin(step)
+        self.link.meet(b"")  # others may wait here for a rank that has died between the two
         if self.is_replacement:
             self.clock, self.attempt = self.link.client.restart()
             self.link.go_on(self.clock, self.clock > step and meets_after(self.clock))
             return self.clock, self.link.client.kept(LOOP)
-        self.link.meet(b"")  # all have been told that no step is made yet
-        if self.rank == 0:
-            self.link.client.begin(step)
-        self.link.meet(b"")
         self.clock, self.link.begun = step, True
         return None
 
@@ -369,7 +369,8 @@ class ServersStrategy(MeshStrategy):
                 for name, p in self.prepared.named
             }
             self.link.client.load_dense(self._flat_weights(), states)
-            self.link.client.clear_tables()
+            if self.link.begun:  # else the servers are new: what they hold, others have loaded before this rank died
+                self.link.client.clear_tables()
         self.prepared.optimizer.state.clear()
         self.link.meet(b"")
 
