@@ -76,6 +76,14 @@ def succeed(_: DateJob) -> int:
     return Exit.OK
 
 
+def test_today_is_for_later_and_has_no_entry(tmp_path: Path, job: Any) -> None:
+    began, said, today = job(succeed), list[str](), dt.datetime.now(dt.UTC).date().isoformat()
+    with pytest.raises(NotReady, match=f"--date {today}: its interval ends"):
+        run_date(resolved(tmp_path, today), OPTIONS, said.append)
+    assert (json.loads(said[0])["status"], json.loads(said[0])["exit_code"]) == ("try_later", 75)
+    assert not began and Ledger(str(tmp_path / "runs"), "sales").dates() == []
+
+
 def test_a_date_is_run_once_and_its_entry_says_what_it_made(tmp_path: Path, job: Any) -> None:
     began, said = job(succeed), list[str]()
     assert run_date(resolved(tmp_path), OPTIONS, said.append) == Exit.OK
