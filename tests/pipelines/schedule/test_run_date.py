@@ -23,7 +23,7 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines.cli import exit_code, main
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as module
-from sparkring.pipelines.schedule.errors import DateTaken, NotReady
+from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost, NotReady
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.run_date import (
     LEASE,
@@ -256,6 +256,23 @@ def test_a_late_date_is_marked_unless_it_is_backfilled(tmp_path: Path, job: Any)
 def test_every_date_has_a_lease_of_its_own() -> None:
     assert lease_paths(DAYS, DS) == ["lease.json", "2024-03-05/lease.json"]
     assert lease_paths(DAYS.model_copy(update={"concurrency": "allow"}), DS) == ["2024-03-05/lease.json"]
+
+
+def test_an_entry_is_not_written_under_a_lease_that_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        def check(self, what: str) -> None:
+            raise LeaseLost(f"another has it; {what} is not published")
+
+    def end(why: str, _: DateRecord) -> None:
+        raise SystemExit(why)
+
+    monkeypatch.setattr(module, "stop_at_once", end)
+    ledger = Ledger(str(tmp_path / "runs"), "sales")
+    before = ledger.write(DateRecord(ds=DS, status="running"))
+    job = DateJob(resolved(tmp_path), OPTIONS, ledger, before, leases=(Lost(),))  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="another has it; the entry of the date is not published"):
+        job.update(status="succeeded")
+    assert ledger.read(DS) == before
 
 
 HOLDER = """
