@@ -24,6 +24,7 @@ from sparkring.pipelines.cli import exit_code, main
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as module
 from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost, NotReady
+from sparkring.pipelines.schedule.hooks import hooks_of
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.run_date import (
     LEASE,
@@ -258,7 +259,7 @@ def test_every_date_has_a_lease_of_its_own() -> None:
     assert lease_paths(DAYS.model_copy(update={"concurrency": "allow"}), DS) == ["2024-03-05/lease.json"]
 
 
-def test_an_entry_is_not_written_under_a_lease_that_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_published_under_a_lease_that_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost:
         def check(self, what: str) -> None:
             raise LeaseLost(f"another has it; {what} is not published")
@@ -272,6 +273,8 @@ def test_an_entry_is_not_written_under_a_lease_that_was_lost(tmp_path: Path, mon
     job = DateJob(resolved(tmp_path), OPTIONS, ledger, before, leases=(Lost(),))  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match="another has it; the entry of the date is not published"):
         job.update(status="succeeded")
+    with pytest.raises(SystemExit, match="another has it; the dataset is not published"):
+        hooks_of(job).before_publish("the dataset")
     assert ledger.read(DS) == before
 
 
