@@ -19,7 +19,10 @@ def number_of(unit: Unit, wall: dt.datetime) -> int:
 
 
 def begin_of(unit: Unit, number: int) -> dt.datetime:
-    """The time at which the unit of this number begins."""
-    if unit == "month":
-        return dt.datetime(1970 + number // 12, number % 12 + 1, 1)
-    return (MONDAY if unit == "week" else EPOCH) + number * LENGTHS[unit]
+    """The time at which the unit of this number begins. ValueError where that is in no year from 1 to 9999."""
+    try:
+        if unit == "month":
+            return dt.datetime(1970 + number // 12, number % 12 + 1, 1)
+        return (MONDAY if unit == "week" else EPOCH) + number * LENGTHS[unit]
+    except (ValueError, OverflowError):
+        raise ValueError(f"a {unit} that begins {number} {unit}s after 1970 is in no year from 1 to 9999") from None

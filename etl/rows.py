@@ -7,7 +7,7 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -358,6 +358,18 @@ def _check_names(rows: DataFrame) -> None:
     if taken := [c for c in rows.columns if c.startswith("__")]:
         raise EtlError(
             f"etl.rows: names with two underscores before them, as {taken[0]!r}, are the job's own; rename it"
+        )
+    check_plain("etl.rows", rows.columns)
+
+
+def check_plain(key: str, names: Iterable[str]) -> None:
+    """Raise EtlError for a name that Spark, where it hands rows to Python, takes for a path into a struct."""
+    if odd := [name for name in names if "." in name or "`" in name]:
+        held = odd[0].replace("`", "``")
+        other = odd[0].replace(".", "_").replace("`", "_")
+        raise EtlError(
+            f"{key}: the column {odd[0]!r} has a dot or a backquote in its name, by which Spark finds the fields of "
+            f"structs; rename it in etl.views: SELECT `{held}` AS {other}"
         )
 
 

@@ -23,6 +23,7 @@ from sparkring.conf.schedule.dates import (
     parse_date,
     render,
 )
+from sparkring.conf.sources import as_text
 
 TEMPLATED = ("etl", "predict")  # blocks, beside schedule.wait_for
 ORIGIN = "schedule"  # of the values that a schedule sets
@@ -187,7 +188,8 @@ def _with_window(
     for key in decided.keys() & own.keys():
         if str(own[key]) != str(decided[key]):
             problems.append(
-                f"etl.interval.{key} = {own[key]!r}: the schedule says {decided[key]!r}; leave it out of etl.interval"
+                f"etl.interval.{key} = {as_text(own[key])!r}: the schedule says {decided[key]!r}; "
+                "leave it out of etl.interval"
             )
     interval_block = own | decided
     return values | {"etl": etl | {"interval": interval_block}}, tuple(f"etl.interval.{key}" for key in decided)

@@ -121,7 +121,10 @@ def render(text: str, schedule: ScheduleConfig, interval: DataInterval) -> str:
                 f"{found[0]} is no template; there are {', '.join(VALUES)}, each with an offset such as {{ds - 27d}}; "
                 "for a brace write it twice"
             )
-        return VALUES[found[1]](schedule, _shifted(schedule, interval, found[1], found[2], found[0]))
+        try:
+            return VALUES[found[1]](schedule, _shifted(schedule, interval, found[1], found[2], found[0]))
+        except OverflowError:
+            raise ValueError(f"{found[0]}: of {interval.ds} that is in no year from 1 to 9999") from None
 
     return TEMPLATE.sub(replace, text)
 

@@ -91,12 +91,15 @@ def _typed(field: pa.Field) -> pa.Field:
         return field.with_type(pa.map_(_typed(kind.key_field), _typed(kind.item_field)))
     if (field.metadata or {}).get(ORC_TYPE) == b"timestamp_ntz":  # kept as a bigint
         return field.with_type(pa.timestamp("us"))
-    return field.with_type(pa.timestamp("us", "UTC")) if kind == pa.timestamp("ns") else field
+    is_instant = pa.types.is_timestamp(kind) and kind.unit == "ns"
+    return field.with_type(pa.timestamp("us", "UTC")) if is_instant else field
 
 
 def spark_type(field: pa.Field) -> str:
     """Name Spark's type of a column as a file has it."""
     arrow = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if "timestamp[ns" in str(arrow):
+        return f"{arrow} (unknown to Spark, which reads microseconds: in pandas, to_parquet(coerce_timestamps='us'))"
     try:
         return str(from_arrow_type(arrow, prefer_timestamp_ntz=True).simpleString())
     except Exception:  # PySparkTypeError or its subclasses: a type Spark does not have

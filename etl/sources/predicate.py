@@ -64,12 +64,12 @@ class Predicate:
         return all(test(values) is True for columns, test in self.parts if columns <= values.keys())
 
 
-def parse(key: str, text: str, types: Mapping[str, str]) -> Predicate:
-    """Parse the condition that `key` declares over columns of these Spark types.
+def parse(key: str, text: str, types: Mapping[str, str], kind: str = "partition column") -> Predicate:
+    """Parse the condition that `key` declares over columns of these Spark types; `kind` is what errors call them.
 
     Raises EtlError for a text that is no condition, for another column, and for what is not understood.
     """
-    compiler = _Compiler(f"{key} = {text!r}", types)
+    compiler = _Compiler(f"{key} = {text!r}", types, kind)
     if "\\" in text:
         raise compiler.error("a backslash is not understood: what it means in a string depends on Spark's settings")
     try:
@@ -95,9 +95,10 @@ class _Compiler:
 
     where: str
     types: Mapping[str, str]
+    kind: str  # of the columns, in words
 
     def error(self, what: str) -> EtlError:
-        return EtlError(f"{self.where}: {what}; partition columns are {dict(self.types)}")
+        return EtlError(f"{self.where}: {what}; {self.kind}s are {dict(self.types)}")
 
     def test(self, node: exp.Expr) -> Test:
         """Make the function that says whether a condition is true of a partition."""
@@ -131,7 +132,7 @@ class _Compiler:
         for name in self.types:
             if len(node.parts) == 1 and name.lower() == node.name.lower():
                 return name
-        raise self.error(f"{node.sql('spark')} is not a partition column")
+        raise self.error(f"{node.sql('spark')} is not a {self.kind}")
 
     def operands(self, *nodes: exp.Expr) -> list[Operand]:
         """Make the functions that give what is compared: columns of one type, and literals of that type."""

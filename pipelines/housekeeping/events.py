@@ -66,6 +66,11 @@ def outcome_of(code: int, decision: str | None) -> Outcome | None:
     return "ok" if code == Exit.OK else "failed"
 
 
+def is_repeated(end: JobEnd) -> bool:
+    """Whether the date was done before, so that its own job told of the model, whose exit code is given again."""
+    return end.ds is not None and end.code == Exit.QUALITY and not end.links
+
+
 def decide_event(end: JobEnd, previous: str | None) -> EventName | None:
     """Which event the end is; None where nobody needs to know. `previous`: the outcome before it, if any."""
     outcome = outcome_of(end.code, end.decision)

@@ -47,6 +47,7 @@ from sparkring.pipelines.housekeeping.events import (
     Outcome,
     decide_event,
     is_before,
+    is_repeated,
     make_event,
     outcome_of,
     ping_suffix,
@@ -105,6 +106,8 @@ def announce(
         return
     try:
         end = describe_end(config, code, error, ds)
+        if is_repeated(end):
+            return send(config.notify, None, end.code)
         folder = open_storage(config.storage.runs).at(config.name)
         name = PREDICT_OUTCOME if command[1:2] == ["predict"] else OUTCOME
         last = last_outcome(folder, name)

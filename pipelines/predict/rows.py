@@ -16,6 +16,7 @@ from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.rules.promotion import nearest
 from sparkring.etl.errors import EtlError
+from sparkring.etl.rows import check_plain
 from sparkring.etl.session import BATCH_ROWS, MOST_BATCH_BYTES, build_session
 from sparkring.etl.sources.pin import PinContext, pin_sources
 from sparkring.etl.sources.snapshot import SourceSnapshot
@@ -123,6 +124,7 @@ def pick_columns(block: PredictConfig, given: list[str], needed: list[str]) -> P
         raise EtlError(
             f"predict.keep = {unknown[0]!r}: {block.rows!r} has no such column; {nearest(unknown[0], given)}"
         )
+    check_plain("predict.keep", block.keep)
     absent = tuple(name for name in needed if name not in given)
     if absent and block.on_missing_column == "fail":
         raise EtlError(

@@ -72,9 +72,12 @@ class Ledger:
         """The entry of a date; None where it has none. StoredError where it is damaged or of another date."""
         if not self.storage.exists(f"{ds}/{STATE}"):
             return None
-        record = read(DateRecord, self.storage, f"{ds}/{STATE}")
-        if record.ds != ds:
-            raise StoredError(f"{self.storage.uri}/{ds}/{STATE}: is of the date {record.ds!r}")
+        try:
+            record = read(DateRecord, self.storage, f"{ds}/{STATE}")
+            if record.ds != ds:
+                raise StoredError(f"{self.storage.uri}/{ds}/{STATE}: is of the date {record.ds!r}")
+        except StoredError as error:
+            raise StoredError(f"{error}; or delete this file: the date is then one without an entry") from None
         return record
 
     def write(self, record: DateRecord) -> DateRecord:

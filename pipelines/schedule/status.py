@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from sparkring.conf.schedule.block import ScheduleConfig
-from sparkring.conf.schedule.dates import between, last_ended, moved
+from sparkring.conf.schedule.dates import between, dates_since_begin, last_ended, moved
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.training.result import MODEL
@@ -36,7 +36,8 @@ class Status:
 def status_of(schedule: ScheduleConfig, records: Sequence[DateRecord], last: int, now: datetime) -> Status:
     """The state of the last dates whose intervals have ended, and of those that have an entry beside them."""
     newest_due = last_ended(schedule, now)
-    first = max(moved(schedule, newest_due, 1 - last), schedule.begin)
+    before_it = max(0, dates_since_begin(schedule, newest_due))
+    first = max(moved(schedule, newest_due, -min(last - 1, before_it)), schedule.begin)
     known = {record.ds: record for record in records}
     shown = {ds: known.get(ds) for ds in between(schedule, first, newest_due)}
     succeeded = [record for record in records if record.status == "succeeded"]

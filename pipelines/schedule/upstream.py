@@ -6,11 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from sparkring.conf.errors import first_line
 from sparkring.conf.storage import Storage, open_storage
 from sparkring.pipelines.schedule.errors import NotReady, UpstreamUnreadable
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 15.0
+AWAY = ("NETWORK_CONNECTION", "REQUEST_TIMEOUT", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "THROTTLING", "INTERNAL_FAILURE")
+"""What pyarrow calls errors of S3 that pass."""
 
 
 def wait_for(
@@ -37,11 +40,19 @@ def wait_for(
 
 
 def is_there(uri: str) -> bool:
-    """Whether a file or folder exists. UpstreamUnreadable where we may not know."""
+    """Whether a file or folder is found there, now. UpstreamUnreadable where we may not know."""
     try:
         storage: Storage = open_storage(uri)
         return storage.exists()
     except (OSError, ValueError) as error:
+        if is_away(error):
+            log.warning("schedule.wait_for: %s cannot be looked for now: %s", uri, first_line(error))
+            return False
         raise UpstreamUnreadable(
             f"schedule.wait_for: {uri} cannot be looked for: {error}; give this job the right to list and read there"
         ) from error
+
+
+def is_away(error: Exception) -> bool:
+    """Whether a storage did not answer, or asks to be asked later: another look may find what this one did not."""
+    return isinstance(error, ConnectionError | TimeoutError) or any(f"AWS Error {name} " in str(error) for name in AWAY)

@@ -30,6 +30,13 @@ def test_the_first_of_each_is_the_one_that_1970_begins_in(unit: Unit, begin: str
     assert number_of(unit, dt.datetime(1970, 1, 1)) == 0
 
 
+@pytest.mark.parametrize("unit", ["hour", "day", "week", "month"])
+@pytest.mark.parametrize("number", [-(10**9), 10**9])
+def test_a_unit_beyond_the_calendar_is_a_wrong_value(unit: Unit, number: int) -> None:
+    with pytest.raises(ValueError, match=f"{unit} .* is in no year from 1 to 9999"):
+        begin_of(unit, number)
+
+
 @given(st.integers(-2000, 3000))
 def test_weeks_begin_on_mondays_and_months_on_their_first_day(number: int) -> None:
     assert begin_of("week", number).weekday() == 0

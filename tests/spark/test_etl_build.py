@@ -264,6 +264,10 @@ def test_a_failed_rebuild_leaves_the_dataset_that_was_there(spark, built, raw, m
             {"views": {"v": "select *, 1 as __split from flights"}, "rows": "v"},
             "names with two underscores before them, as '__split', are the job's own",
         ),
+        (
+            {"views": {"v": "select *, 1 as `a.b` from flights"}, "rows": "v"},
+            "etl.rows: the column 'a.b' has a dot or a backquote in its name.*SELECT `a.b` AS a_b",
+        ),
         ({"key": ["id"]}, r"etl\.key: rows have no column 'id'"),
         ({"label": "lat"}, "etl.label = 'lat': rows have no such column"),
         ({"keep": ["dest"]}, "one role"),

@@ -58,11 +58,17 @@ class DeltaLog:
     @property
     def versions(self) -> range:
         """The versions that can be read: from the first, or the oldest checkpoint, with all commits after it."""
-        latest = oldest = max(self.commits)
-        while oldest - 1 in self.commits:
-            oldest -= 1
+        latest, oldest = max(self.commits), self.oldest_commit
         starts = [0] if oldest == 0 else [v for v in self.checkpoints if oldest - 1 <= v <= latest]
         return range(min(starts, default=latest + 1), latest + 1)
+
+    @property
+    def oldest_commit(self) -> int:
+        """The version from which on no commit is missing."""
+        oldest = max(self.commits)
+        while oldest - 1 in self.commits:
+            oldest -= 1
+        return oldest
 
     def times_ms(self) -> dict[int, int]:
         """When each version was committed, by its file; as in Delta, later than the version before by 1 ms at least."""
@@ -234,7 +240,10 @@ def open_version(key: str, config: DeltaSource, storage: Storage) -> DeltaVersio
     if log is None:
         raise EtlError(f"{key}.path = {config.path!r}: is not a Delta table: it has no commits in {LOG}/")
     if not log.versions:
-        raise EtlError(f"{key}.path = {config.path!r}: its {LOG}/ has neither version 0 nor a whole checkpoint")
+        raise EtlError(
+            f"{key}.path = {config.path!r}: its {LOG}/ lacks version {log.oldest_commit - 1}, and has no whole "
+            "checkpoint from there on: bring the file back, or copy the rows into a new table"
+        )
     version = _asked_version(key, config, log, lambda: load(log.versions[-1]).properties)
     found = load(version)
     found.check_features()

@@ -138,7 +138,9 @@ def pin_iceberg(name: str, config: IcebergSource) -> IcebergSnapshot:
     """Pin one table. Raises EtlError if it, its snapshot or a column is not there, or it has what is not read."""
     key = f"etl.sources.{name}"
     version = open_version(key, config)
-    where = None if config.where is None else parse(f"{key}.where", config.where, comparable(version.schema))
+    where = None
+    if config.where is not None:
+        where = parse(f"{key}.where", config.where, comparable(version.schema), "comparable column")
     names = [*asked_names(config, version), *sorted(where.columns if where else ())]
     columns = spark_fields(key, version.schema, dict.fromkeys(names))
     files = plan(key, version, None if where is None else file_filter(where.test, version.schema))

@@ -80,6 +80,7 @@ def test_the_number_of_an_hour_counts_hours() -> None:
         (HOURS, "2024-03-05T07:30", "no hour of UTC begins then; the one that it is in is 2024-03-05T07"),
         (DAYS, "yesterday", "no date; this schedule's are each a whole day, such as 2026-01-01"),
         (DAYS, "2024-13-01", "no date"),
+        (DAYS, "9999-12-31", "is in no year from 1 to 9999"),
         (WEEKS, "2024-03-05", "no week of UTC begins then; the one that it is in is 2024-03-04"),
         (MONTHS, "2024-03-05", "no month of America/New_York begins then; the one that it is in is 2024-03-01"),
         (MONTHS, "2024-03-01T00:00:00+00:00", "no month .* is in is 2024-02-01"),
@@ -163,6 +164,7 @@ def test_templates_are_filled_in(schedule: ScheduleConfig, ds: str, text: str, f
         ("{ds - 3w}", "an offset is"),
         ("{ds 27d}", "an offset is"),
         ("{ds - 3h}", "dates of this schedule are days, which move by d"),
+        ("{ds - 800000d}", r"\{ds - 800000d\}: of 2024-03-05 that is in no year from 1 to 9999"),
     ],
 )
 def test_an_unknown_template_is_refused(text: str, message: str) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -52,5 +53,17 @@ def test_int96_is_a_timestamp_and_nanoseconds_without_a_zone_are_none(tmp_path):
     listed = list_files("t", FilesSource(path=str(tmp_path), format="parquet", columns={"at": "timestamp"}))
     int96, nanoseconds = check_footers(listed, "parquet", declared, StructType())
     assert not int96.problems
-    assert nanoseconds.problems[0] == "1.parquet: column 'at' is timestamp_ntz, declared timestamp"
+    assert nanoseconds.problems[0].startswith(
+        "1.parquet: column 'at' is timestamp[ns] (unknown to Spark, which reads micro"
+    )
     assert len(nanoseconds.problems) == 3
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "America/New_York"])
+def test_nanoseconds_are_refused_as_spark_does_not_read_them(tmp_path, zone):
+    """pandas writes them where a frame has them."""
+    pq.write_table(pa.table({"at": pa.array([0], pa.timestamp("ns", zone))}), tmp_path / "0.parquet")
+    listed = list_files("t", FilesSource(path=str(tmp_path), format="parquet", columns={"at": "timestamp"}))
+    for kind in (TimestampType(), TimestampNTZType()):
+        (found,) = check_footers(listed, "parquet", StructType([StructField("at", kind)]), StructType())
+        assert "to_parquet(coerce_timestamps='us')" in found.problems[0]

@@ -59,6 +59,11 @@ def test_every_type_of_a_partition_column_is_parsed_exactly(tmp_path, kind, name
     assert values_of(tmp_path, {"p": kind}) == {f"p={name}/x.csv": (value,)}
 
 
+def test_a_partition_column_may_begin_as_hidden_files_do(tmp_path):
+    write(tmp_path, "_h=1/x.csv", "_tmp/y.csv", "_h=2/_x.csv")
+    assert values_of(tmp_path, {"_h": "int"}) == {"_h=1/x.csv": (1,)}
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [

@@ -308,6 +308,17 @@ def test_a_recovery_is_of_the_same_command_and_of_no_earlier_date(tmp_path: Path
     assert [(event["event"], event["ds"]) for event in server.events()][1:] == [("recovered", "2026-02-03")]
 
 
+def test_a_date_that_was_rejected_before_is_told_once(tmp_path: Path) -> None:
+    with serving() as server:
+        targets = [{"kind": kind, "url": server.url} for kind in ("webhook", "ping")]
+        config = config_of(tmp_path, *targets)
+        announce(config, Exit.DATA, ["sparkring", "run", "nights"], ds="2026-02-02")
+        before = (tmp_path / "runs/nights" / OUTCOME).read_bytes()
+        announce(config, Exit.QUALITY, ["sparkring", "run", "nights"], ds="2026-02-02")  # makes no run
+    assert [event["event"] for event in server.events()] == ["failed"] and len(server.paths("GET")) == 2
+    assert (tmp_path / "runs/nights" / OUTCOME).read_bytes() == before
+
+
 def test_an_outcome_that_cannot_be_read_or_stored_ends_nothing(tmp_path: Path) -> None:
     with serving() as server:
         config = config_of(tmp_path, {"kind": "webhook", "url": server.url})

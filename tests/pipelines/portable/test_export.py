@@ -114,6 +114,27 @@ def test_images_are_pixels(tmp_path: Path) -> None:
     assert made.example(8)["image"].float().max() > 200
 
 
+class Sum(torch.nn.Module):
+    """The sum of a linear layer over the columns; torch calls what its operations make `cat`, `linear` and `sum_1`."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names, self.layer = names, torch.nn.Linear(len(names), 3)
+
+    def forward(self, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.layer(torch.cat([columns[name].unsqueeze(1) for name in self.names], 1)).sum(1)
+
+
+@pytest.mark.parametrize("form", ["pt2", "onnx"])
+def test_columns_may_have_the_names_that_torch_gives_to_what_it_computes(form: Format, tmp_path: Path) -> None:
+    names = ["cat", "linear", "sum_1", "val_0"]
+    columns = [Column(name=name, dtype="float32") for name in names]
+    module = Exported(Sum(names), lambda found: (found,), lambda output: output)
+    made = Source(module, columns, {"model": "m"})
+    write(made, form, tmp_path / "out")
+    assert compare(made, form, tmp_path / "out")[0] == ""
+
+
 def test_code_that_cannot_be_traced_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"models:/a/1.*\n.*cannot be exported to pt2: .*must\s+not branch on values"):
         write(source(Branches()), "pt2", tmp_path / "a.pt2")

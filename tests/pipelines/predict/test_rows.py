@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from sparkring.conf.blocks.predict import PredictConfig
 from sparkring.etl.errors import EtlError
 from sparkring.etl.session import MOST_BATCH_BYTES
-from sparkring.pipelines.predict.rows import ARROW_ROWS, bounded, check_kept
+from sparkring.pipelines.predict.rows import ARROW_ROWS, bounded, check_kept, pick_columns
 from sparkring.pipelines.predict.score import LONG
 
 
@@ -17,6 +17,12 @@ def test_a_kept_column_does_not_have_the_name_of_a_predicted_one() -> None:
     check_kept(block, ["label_blue", "prediction"])
     with pytest.raises(EtlError, match=r"predict.keep = 'label_red': the model's predictions have a column"):
         check_kept(block, ["label_red", "label_blue"])
+
+
+def test_a_kept_column_with_a_dot_in_its_name_is_refused_before_spark_takes_it_for_a_field() -> None:
+    block = PredictConfig(rows="rows", to="out", keep=["user.id"])
+    with pytest.raises(EtlError, match=r"predict.keep: the column 'user.id' has a dot.*SELECT `user.id` AS user_id"):
+        pick_columns(block, ["user.id", "age"], ["age"])
 
 
 @pytest.mark.spark

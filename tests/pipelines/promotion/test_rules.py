@@ -13,6 +13,7 @@ from mlflow.models import MetricThreshold
 from mlflow.models.evaluation.validation import ModelValidationFailedException, validate_evaluation_results
 
 from sparkring.conf.blocks.promotion import MetricRule, PromoteConfig
+from sparkring.pipelines.promotion import rules
 from sparkring.pipelines.promotion.rules import ScoredRows, judge, judge_rule, reasons_of, slices_of
 
 VALUES = st.sampled_from([-0.5, 0.0, 0.25, 0.5, 0.5 + 1e-12, 0.6, 0.75, 1.0]) | st.floats(-2, 2).map(lambda x: x or 0.0)
@@ -116,6 +117,17 @@ def test_a_lead_by_chance_is_not_sure(metric: str) -> None:
     leads, certain = ([each[i].passed for each in found] for i in (0, 1))
     assert any(leads) and not any(certain)
     assert all(f.passed for f in of(scored(1, 2000, 0.05, 0.6), plain, sure))
+
+
+@pytest.mark.parametrize(("better", "passed"), [(949, False), (950, True)])
+def test_the_share_of_resamples_that_the_rule_asks_for_is_enough(
+    better: int, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = np.ones((1000, 2))
+    losses[better:, 0] = 2.0
+    monkeypatch.setattr(rules, "resampled", lambda *_, **__: losses)
+    rule = MetricRule(metric="loss", min_relative_change=0.0, confidence=0.95)
+    assert judge_rule(rule, "binary", {"loss": 0.1}, {"loss": 0.2}, scored(1, 300, 0.1, 0.3)).passed == passed
 
 
 def test_equal_models_are_surely_not_worse() -> None:

@@ -52,7 +52,7 @@ def test_a_damaged_entry_is_named(
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     with pytest.raises(StoredError, match=message) as error:
         ledger.read(RECORD.ds)
-    assert str(file) in str(error.value)
+    assert str(file) in str(error.value) and "or delete this file" in str(error.value)
     good = ledger.write(replace(RECORD, ds="2024-03-07"))
     with caplog.at_level(logging.WARNING):
         assert ledger.records() == [good]

@@ -23,7 +23,8 @@ from sparkring.etl.errors import EtlError
 from sparkring.pipelines.cli import exit_code, main
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.schedule import run_date as module
-from sparkring.pipelines.schedule.errors import DateTaken, NotReady
+from sparkring.pipelines.schedule.errors import DateTaken, LeaseLost, NotReady
+from sparkring.pipelines.schedule.hooks import hooks_of
 from sparkring.pipelines.schedule.ledger import DateRecord, Ledger
 from sparkring.pipelines.schedule.run_date import (
     LEASE,
@@ -74,6 +75,14 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[DateJob], int]],
 
 def succeed(_: DateJob) -> int:
     return Exit.OK
+
+
+def test_today_is_for_later_and_has_no_entry(tmp_path: Path, job: Any) -> None:
+    began, said, today = job(succeed), list[str](), dt.datetime.now(dt.UTC).date().isoformat()
+    with pytest.raises(NotReady, match=f"--date {today}: its interval ends"):
+        run_date(resolved(tmp_path, today), OPTIONS, said.append)
+    assert (json.loads(said[0])["status"], json.loads(said[0])["exit_code"]) == ("try_later", 75)
+    assert not began and Ledger(str(tmp_path / "runs"), "sales").dates() == []
 
 
 def test_a_date_is_run_once_and_its_entry_says_what_it_made(tmp_path: Path, job: Any) -> None:
@@ -248,6 +257,25 @@ def test_a_late_date_is_marked_unless_it_is_backfilled(tmp_path: Path, job: Any)
 def test_every_date_has_a_lease_of_its_own() -> None:
     assert lease_paths(DAYS, DS) == ["lease.json", "2024-03-05/lease.json"]
     assert lease_paths(DAYS.model_copy(update={"concurrency": "allow"}), DS) == ["2024-03-05/lease.json"]
+
+
+def test_nothing_is_published_under_a_lease_that_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        def check(self, what: str) -> None:
+            raise LeaseLost(f"another has it; {what} is not published")
+
+    def end(why: str, _: DateRecord) -> None:
+        raise SystemExit(why)
+
+    monkeypatch.setattr(module, "stop_at_once", end)
+    ledger = Ledger(str(tmp_path / "runs"), "sales")
+    before = ledger.write(DateRecord(ds=DS, status="running"))
+    job = DateJob(resolved(tmp_path), OPTIONS, ledger, before, leases=(Lost(),))  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="another has it; the entry of the date is not published"):
+        job.update(status="succeeded")
+    with pytest.raises(SystemExit, match="another has it; the dataset is not published"):
+        hooks_of(job).before_publish("the dataset")
+    assert ledger.read(DS) == before
 
 
 HOLDER = """

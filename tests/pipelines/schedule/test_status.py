@@ -23,7 +23,10 @@ def test_the_last_dates_are_shown_with_those_that_are_missing() -> None:
     status = status_of(DAYS, records, 3, NOW)
     assert status.records == {"2024-03-03": records[0], "2024-03-04": None, "2024-03-05": records[1]}
     assert (status.newest, status.age_s) == ("2024-03-05", 3600.0)
-    assert [*status_of(DAYS, [], 14, NOW).records] == ["2024-03-02", "2024-03-03", "2024-03-04", "2024-03-05"]
+    all_dates = ["2024-03-02", "2024-03-03", "2024-03-04", "2024-03-05"]
+    assert [*status_of(DAYS, [], 14, NOW).records] == [*status_of(DAYS, [], 10**8, NOW).records] == all_dates
+    assert [*status_of(DAYS, [], 1, NOW).records] == ["2024-03-05"]
+    assert not status_of(ScheduleConfig(begin="2024-03-07"), [], 14, NOW).records
 
 
 def test_what_is_not_a_success_does_not_count() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.conf.storage import Storage
+from sparkring.conf.storage import Storage, open_storage
+from sparkring.pipelines.schedule import upstream
 from sparkring.pipelines.schedule.errors import NotReady, UpstreamUnreadable
 from sparkring.pipelines.schedule.upstream import LOOK_EVERY_S, wait_for
 
@@ -70,6 +71,30 @@ def test_a_path_without_rights_ends_the_wait_at_once(forbidding: str, monkeypatc
     uri = f"s3://lake/day=1/_SUCCESS?endpoint_override={forbidding}&scheme=http&region=us-east-1"
     with pytest.raises(UpstreamUnreadable, match=r"s3://lake/day=1/_SUCCESS.* cannot be looked for: .*ACCESS_DENIED"):
         wait_for([uri], 7200.0, sleep=never)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("When getting information for key 'x': AWS Error NETWORK_CONNECTION during HeadObject operation: curl"),
+        OSError("AWS Error SLOW_DOWN during HeadObject operation: Please reduce your request rate."),
+        ConnectionRefusedError(111, "Connection refused"),
+        TimeoutError("timed out"),
+    ],
+)
+def test_a_storage_that_does_not_answer_is_asked_again(error: OSError, tmp_path: Path, monkeypatch) -> None:
+    answers = iter([error, None])
+    found = open_storage(str(tmp_path))
+
+    def answer(uri: str) -> Storage:
+        if (problem := next(answers)) is not None:
+            raise problem
+        return found
+
+    monkeypatch.setattr(upstream, "open_storage", answer)
+    slept = list[float]()
+    wait_for(["s3://lake/x"], 60.0, monotonic=lambda: sum(slept), sleep=slept.append)
+    assert slept == [LOOK_EVERY_S]
 
 
 def never(_: float) -> None:

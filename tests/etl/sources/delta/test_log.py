@@ -191,8 +191,14 @@ def test_a_folder_without_commits_and_a_log_without_beginning_are_refused(tmp_pa
             opened(folder)
     for checkpoint in (cleaned / "_delta_log").glob("*checkpoint*"):
         checkpoint.unlink()
-    with pytest.raises(EtlError, match="has neither version 0 nor a whole checkpoint"):
+    with pytest.raises(EtlError, match="lacks version 2, and has no whole checkpoint from there on"):
         opened(cleaned)
+
+
+def test_a_commit_that_is_missing_among_the_others_is_named(table):
+    commit_path(table, 1).unlink()
+    with pytest.raises(EtlError, match="_delta_log/ lacks version 1, and has no whole checkpoint from there on"):
+        opened(table)
 
 
 # --- What deltalake reads of a version

@@ -74,6 +74,15 @@ def test_the_same_snapshot_has_one_fingerprint_however_it_is_named_and_wherever_
     assert pin("other", config(copy)).fingerprint == latest.fingerprint
 
 
+def test_another_table_of_the_same_files_has_another_fingerprint(table):
+    before = pin("t", config(table))
+    first = next((table / "_delta_log").glob("*0.json"))
+    first.write_text(first.read_text().replace(before.table_id, "00000000-0000-4000-8000-000000000000"))
+    after = pin("t", config(table))
+    assert after.table_id != before.table_id and after.fingerprint != before.fingerprint
+    assert after.files.content() == before.files.content()
+
+
 def test_an_empty_commit_changes_nothing_but_the_version_and_more_rows_or_a_rewrite_do(table):
     before = pin("t", config(table))
     commit(table, [])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.types import LongType
 
+from sparkring.etl.errors import EtlError
 from sparkring.etl.sources.iceberg.files import IcebergFile
 from sparkring.etl.sources.iceberg.source import CONNECTOR, fingerprint, lake_files, uses_connector
 from sparkring.etl.sources.lake_files import LakeFile
@@ -73,6 +74,12 @@ def test_a_column_that_was_dropped_and_added_again_is_another(catalog):
         update.add_column("n", LongType())
     assert pinned().columns.simpleString() == before.columns.simpleString()
     assert pinned().fingerprint != before.fingerprint
+
+
+def test_a_condition_on_no_column_is_refused_with_those_that_it_may_name(catalog):
+    partitioned(catalog, days=1)
+    with pytest.raises(EtlError, match=r"where = 'x = 1': x is not a comparable column; comparable columns are .*'n'"):
+        pinned(where="x = 1")
 
 
 def test_files_are_below_the_last_folder_they_share():

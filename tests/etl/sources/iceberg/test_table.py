@@ -176,6 +176,13 @@ def test_a_folder_with_numbered_versions_is_the_highest_whatever_the_hint_says(h
     assert metadata_file("", str(folder)).endswith("/v10.metadata.json")
 
 
+def test_a_folder_of_which_one_file_only_has_no_number_is_refused_too(history, tmp_path):
+    folder = hadoop_table(history[0], tmp_path / "t", [2])
+    (folder / "metadata/00003-5f0b7a3e-0d0c-4a53-8f5b-7d1c0c1b2a3d.metadata.json").touch()
+    with pytest.raises(EtlError, match=r"which of its 2 metadata files is current only the catalog knows"):
+        metadata_file("etl.sources.t.path", str(folder))
+
+
 def test_a_metadata_file_is_the_table_as_it_was_then(history):
     table, first, _ = history
     then = next(e for e in table.metadata.metadata_log if e.timestamp_ms >= first.timestamp_ms)
