@@ -93,11 +93,12 @@ def list_files(name: str, config: FilesSource, keep: Keep = lambda values: True)
         if info.type == pafs.FileType.File or _wanted(i.path[prefix:], pattern, config.format)
     )
     key = _key(name, config)
+    read = [f.full for f in files] or [i.path for i in there]  # another format has no files where a lake's lie
+    _refuse_lake_tables(name, config, storage, [i.path for i in infos], read)
     if not files:
         missing = info.type == pafs.FileType.NotFound
         what = "no such file or folder" if missing else _why_no_files(there, pattern, config)
         raise EtlError(f"{key}: {what}; the table {name!r} is missing")
-    _refuse_lake_tables(name, config, storage, [i.path for i in infos], [f.full for f in files])
     return FileList(storage, files)
 
 

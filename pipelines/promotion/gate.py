@@ -110,7 +110,7 @@ class Gate:
             return Judged(replace(undecided, reasons=["a backfill moves no alias without --promote"]), None)
         compared = self._compare()
         drift = [*self.drift, *self._prediction_drift(compared)]
-        rules = self._rules(promote, compared) if promote is not None and not compared.same else []
+        rules = self._rules(promote, compared) if promote is not None else []
         seen = Seen([*self.lost, *reasons_of(rules)], compared, lines_of(drift, "hold"))
         decision, reasons = conclude(seen, "enabled" if promote is None else promote.mode)
         promotion = replace(

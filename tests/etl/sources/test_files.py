@@ -78,6 +78,14 @@ def test_so_it_is_whatever_format_the_files_are_declared_as(lake, kind):
         files_of(lake / "delta/_delta_log/*.json", "text") if kind == "text" else files_of(lake / "d*/**/a.csv", kind)
 
 
+@pytest.mark.parametrize("kind", ["orc", "json"])
+def test_so_it_is_where_it_has_no_file_of_the_declared_format(lake, kind):
+    with pytest.raises(EtlError, match=r"is a table of Iceberg; .*\n  t: \{format: iceberg, "):
+        files_of(lake / "hadoop", kind)
+    with pytest.raises(EtlError, match=r"no files named \*\."):
+        files_of(lake / "plain", kind)
+
+
 def test_folders_beside_such_a_table_are_read(lake):
     assert files_of(lake / "plain") == ["a.parquet", "data/day=1/b.parquet"]
     assert files_of(lake / "pl*/a.parquet") == ["plain/a.parquet"]

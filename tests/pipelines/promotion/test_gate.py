@@ -130,7 +130,9 @@ def test_nights_are_judged_against_the_champion_on_the_same_rows(folder: Path) -
     dry = world.night("2024-03-06", -0.9, weights=6, promote=PROMOTE | {"mode": "dry_run"})
     assert dry.decision == "dry_run" and dry.reasons[0] == "would be rejected" and "brier" in dry.reasons[1]
     again = world.night("2024-03-04", -0.9, weights=2)  # night 2 was killed right behind its promotion
-    assert again.decision == "promoted" and again.rules == []
+    assert again.decision == "promoted" and [f.champion for f in again.rules] == [None] * 2, "it is not its own rival"
+    strict = {"rules": [{"metric": "loss", "threshold": 0.0}]}
+    assert world.night("2024-03-04", -0.9, weights=2, promote=strict).decision == "rejected"
 
 
 def test_a_champion_of_another_job_is_judged_against_too(folder: Path) -> None:
