@@ -43,7 +43,12 @@ class BackupStrategy(ServersStrategy):
         return self.link.world - self.backup
 
     def take(self, limit: int) -> Part | None:
-        """The part that this rank computes in the step that comes; None: none. `limit`: clock it must be below."""
+        """The part that this rank computes in the step that comes; None: none. `limit`: clock it must be below.
+
+        Where ranks have met, they go on before: a part may have to wait for the gradients of the others.
+        """
+        if self.link.met_at == self.clock:
+            self._go_on()
         return self.link.client.take(self.clock, limit)
 
     def counted_parts(self) -> list[Part]:
@@ -54,8 +59,6 @@ class BackupStrategy(ServersStrategy):
         self._hot = dict(self.tables.hot)
         if batch.part is not None:
             return super().forward_backward(batch)
-        if self.link.met_at == self.clock:
-            self._go_on()
         self._batch, self.awaits_step = batch, True
         self.loss_sum = torch.zeros((), dtype=torch.float64)
         return self.loss_sum
