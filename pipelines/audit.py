@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter
@@ -31,13 +33,21 @@ def audit_run(run_uri: str, dataset_uri: str = "") -> AuditReport:
     run = open_storage(run_uri)
     files = read_run(run.at("audit"))
     expected, problems = expected_of(run, dataset_uri or _named_dataset(files[-1][0].dataset, run))
-    return check_run(files, expected, [*problems, *server_problems(run)])
+    recorded: dict[int, set[int]] = {}
+    for header, records in files:
+        steps = (each.epoch * expected.steps_per_epoch + each.step for each in records)
+        recorded.setdefault(header.attempt, set()).update(steps)
+    return check_run(files, expected, [*problems, *server_problems(run, recorded)])
 
 
-def server_problems(run: Storage) -> list[str]:
+def server_problems(run: Storage, recorded: Mapping[int, Set[int]] = MappingProxyType({})) -> list[str]:
     """What is wrong with the event logs of parameter servers: each (step, rank) must be on every server once.
 
-    None without such logs.
+    None without such logs, nor where an attempt between two on servers had none, as on the ring.
+
+    Args:
+        run: the folder.
+        recorded: by attempt, the steps whose rows its ranks recorded.
     """
     events = run.at(EVENTS)
     if not any(path.endswith(".events") for path in events.list_files()):
@@ -47,8 +57,11 @@ def server_problems(run: Storage) -> list[str]:
         segments = read_segments(events)
     except ValueError as error:
         return [str(error)]
+    logged = {segment.attempt for segment in segments}
     for before, segment in zip([None, *segments], segments, strict=False):
-        if before is not None and before.end != segment.begin:
+        attempts = range(segment.attempt if before is None else before.attempt + 1, segment.attempt)
+        elsewhere = {step for each in attempts if each not in logged for step in recorded.get(each, ())}
+        if before is not None and not elsewhere.issuperset(range(before.end, segment.begin)):
             found.append(f"{events.uri}: servers logged nothing of steps {before.end} to {segment.begin}")
         try:
             check_whole(segment.logs)

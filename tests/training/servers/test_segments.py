@@ -57,6 +57,16 @@ def test_logs_that_a_dying_server_did_not_write_are_no_problem_once_the_next_att
     assert spans(run) == [(1, 0, 5), (2, 5, 10)] and server_problems(run) == []
 
 
+def test_steps_of_the_ring_between_two_attempts_on_servers_are_no_problem(run: Storage) -> None:
+    write(run, 1, 0, 5)
+    write(run, 3, 8, 9)
+    assert server_problems(run, {1: {*range(5)}, 2: {5, 6, 7}, 3: {8}}) == []
+    for recorded in ({2: {5, 7}}, {1: {5, 6, 7}}, {3: {5, 6, 7}}, {4: {5, 6, 7}}):
+        assert len(server_problems(run, recorded)) == 1
+    write(run, 3, 8, 9, lost=8)
+    assert len(server_problems(run, {2: {5, 6, 7}})) == 1
+
+
 def test_logs_that_are_missing_are_named(run: Storage) -> None:
     assert server_problems(run) == []
     with pytest.raises(ValueError, match=r"no event logs; only runs with parallel\.servers have them"):
