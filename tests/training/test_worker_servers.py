@@ -290,6 +290,7 @@ def test_a_rank_whose_gradients_are_not_finite_is_named_and_its_pushes_are_refus
     job = Job(tmp_path / "run", poisoned, *served).run(group, 2)
     servers = job.result.servers
     assert servers is not None and sum(servers.not_finite.values()) == 3 * 2, "once an epoch, at two servers"
+    assert job.result.skipped_steps == 2, "once an epoch, as ranks go on after they have met"
     assert job.result.finished and all(torch.isfinite(weight).all() for weight in job.weights().values())
     check_whole(job)
     strict = Job(tmp_path / "strict", poisoned, *served, "train.max_skipped_steps=0")
