@@ -373,7 +373,7 @@ def begin(parts: Parts, training: Reader, begun: TrainerState, audit: AuditLog |
     train, keep = parts.config.train, parts.config.checkpoint
 
     def is_due(step: int) -> bool:
-        return meets_after(step, training.steps_per_epoch, train, keep) or parts.ctx.next_cut() == step
+        return meets_after(step, training.steps_per_epoch, train, keep) or parts.ctx.next_cut(step) == step
 
     found = strategy.begin(begun.step, is_due)
     if found is None:

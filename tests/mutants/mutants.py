@@ -1374,9 +1374,9 @@ MUTANTS = (
     Mutant(LOOP, "loss_of_rows if info.counted else torch.zeros_like(loss_of_rows)", "loss_of_rows", T_LOOP),
     Mutant(LOOP, "if info.counted:  # else", "if True:  # else", T_LOOP),
     Mutant(LOOP, "(step // each + 1) * each", "-(-step // each) * each", T_LOOP),
-    Mutant(
-        HOST_CUTS, "min([*self._announced, *offered], default=None)", "min(self._announced, default=None)", T_HOST_CUTS
-    ),
+    Mutant(HOST_CUTS, "for step in [*self._announced, *offered] if", "for step in self._announced if", T_HOST_CUTS),
+    Mutant(HOST_CUTS, "if step >= least)", "if True)", T_HOST_CUTS),
+    Mutant(CUTS, "if cut.step >= step]", "if cut.step > step]", T_CUTS),
     Mutant(f"{SERVERS_FOLDER}/replay.py", "(clock - clocks.start) * count : ", "clock * count : ", T_FEWER),
     Mutant(BACKUP, "if set(self._done) != {clock} or", "if", T_BACKUP),
     # --- stops, checkpoints and the logged loss without collectives

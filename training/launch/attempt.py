@@ -217,7 +217,7 @@ class Attempt:
         """
         self._servers, self._replacing = servers, replacing
         self._dead: dict[int, Waiting] = {}  # by rank
-        self._deaths: dict[int, Failure] = {}  # by rank: of its last process
+        self._deaths: dict[int, Failure] = {}  # by rank: the one that had come furthest
         self._replacements = ReplacementLimit(replacing.max_in_a_row if replacing else 0)
         self._group, self._server = group, group.server
         self._states, self._attempt = states, attempt
@@ -449,7 +449,8 @@ class Attempt:
         log.warning("%s; the others go on, and its process number %d is started", failure.headline, number + 1)
         began = self._dead[state.rank].since if state.rank in self._dead else time.monotonic()
         self._dead[state.rank] = Waiting(number, began)
-        self._deaths[state.rank] = failure
+        deaths = [failure, *filter(None, [self._deaths.get(state.rank)])]
+        self._deaths[state.rank] = max(deaths, key=lambda death: death.step or 0)  # a next one may die as it begins
         state.result = None
         self._replacing.start(state.rank, number)
         self._send_each(self._cuts.replaced(state.rank, state.step or 0))

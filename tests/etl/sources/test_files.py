@@ -82,8 +82,11 @@ def test_so_it_is_whatever_format_the_files_are_declared_as(lake, kind):
 def test_so_it_is_where_it_has_no_file_of_the_declared_format(lake, kind):
     with pytest.raises(EtlError, match=r"is a table of Iceberg; .*\n  t: \{format: iceberg, "):
         files_of(lake / "hadoop", kind)
-    with pytest.raises(EtlError, match=r"no files named \*\."):
-        files_of(lake / "plain", kind)
+
+
+def test_a_folder_that_is_no_such_table_has_no_file_of_the_declared_format(lake):
+    with pytest.raises(EtlError, match=r"no files named \*\.orc"):
+        files_of(lake / "plain", "orc")
 
 
 def test_folders_beside_such_a_table_are_read(lake):

@@ -61,6 +61,7 @@ def test_a_replaced_rank_offers_anew_and_hears_what_was_announced_for_steps_it_h
         cuts.offered(0, number, step)
         cuts.offered(1, number, step)
     assert cuts.replaced(1, 20) == [(1, CutAt(2, 50, False, True))]
+    assert cuts.replaced(1, 50) == [(1, CutAt(2, 50, False, True))], "it may have died before it acted there"
     cuts.ask(stop=True, checkpoint=False)
     assert cuts.offered(1, 3, 1000) == []
     assert cuts.replaced(1, 20) == [(1, CutAt(2, 50, False, True)), (1, OfferCut(3))], "its offer of 1000 is void"

@@ -264,6 +264,19 @@ def test_backups_that_cannot_be(workers: int, backup: int, bound: int) -> None:
         definition(workers, "sgd", bound=bound, backup=backup)
 
 
+def test_with_bound_0_the_first_push_of_a_rank_counts_though_others_have_not_come() -> None:
+    """A rank that was replaced pushes its clock again."""
+    shards = [alone(2, bound=0), alone(2, bound=0)]
+    for shard in shards:
+        first, other = pushed(shard, 0, 0), pushed(shard, 1, 0)
+        assert shard.push(first) is Status.HELD
+        if shard is shards[1]:
+            assert shard.push(replace(first, attempt=1, dense=2 * first.dense)) is Status.REPEATED
+        shard.push(other)
+        shard.settle(0, 1.0)
+    assert torch.equal(shards[0].weights, shards[1].weights) and shards[1].counts.repeated == 1
+
+
 def test_content_that_is_given_twice_is_there_once() -> None:
     """A rank that died before the first step gives the servers its buckets again."""
     trained, shard, every = alone(1), alone(1), np.arange(BUCKETS)

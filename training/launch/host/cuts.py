@@ -69,11 +69,14 @@ class RankCuts:
             self._passed, self._passed_at = step, self._clock()
             return self._announced.pop(step, (False, False)) if self._announced else (False, False)
 
-    def next(self) -> int | None:
-        """The step of the next cut, as far as this rank knows: one that is announced, or that it has offered."""
+    def next(self, least: int = 0) -> int | None:
+        """The step of the next cut, as far as this rank knows: one that is announced, or that it has offered.
+
+        `least`: before it has begun, the steps made: a rank that takes another's place may hear of cuts long made.
+        """
         with self._changed:
             offered = [] if self._offer is None else [self._offer[1]]
-            return min([*self._announced, *offered], default=None)
+            return min((step for step in [*self._announced, *offered] if step >= least), default=None)
 
     def request(self, message: OfferCut | CutAt) -> None:
         """Take a message of the driver. It may come twice."""

@@ -139,9 +139,9 @@ class WorkerContext:
         """
         self._cuts.begin(step, last, lookahead)
 
-    def next_cut(self) -> int | None:
-        """The step after which a cut will be, or may be; None: no cut is asked for."""
-        return self._cuts.next()
+    def next_cut(self, least: int = 0) -> int | None:
+        """The step after which a cut will be, or may be; None: no cut is asked for. `least`: see RankCuts.next."""
+        return self._cuts.next(least)
 
     def cut_after(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks stop, and whether all write a checkpoint, after this step: the same answer on each."""

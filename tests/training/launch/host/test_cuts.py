@@ -46,7 +46,8 @@ def test_a_rank_that_takes_anothers_place_sees_the_cuts_before_it_begins_and_the
     rank = Rank()
     for number, step in enumerate((7, 12), 1):
         rank.cuts.request(CutAt(number, step, stop=False, checkpoint=True))
-    assert rank.cuts.next() == 7, "where it is asked whether its process has come there"
+    assert rank.cuts.next(7) == 7, "where it is asked whether its process has come there"
+    assert rank.cuts.next(12) == 12, "a rank that died twice hears of cuts long made"
     rank.cuts.begin(7, 100)
     assert rank.cuts.next() == 12
 
