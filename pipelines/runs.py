@@ -64,6 +64,8 @@ def training_digest(config: RunConfig) -> str:
     blocks = {name: getattr(config, name).model_dump(mode="json") for name in ("data", "model", "optim")}
     for cosmetic in ("cache", "threads", "ahead", "max_bytes", "chunk_bytes", "verify"):
         blocks["data"].pop(cosmetic, None)
+    if tables := config.tables.model_dump(mode="json", exclude={"wire", "lag"}, exclude_defaults=True):
+        blocks["tables"] = tables
     if config.warm_start is not None:
         blocks["warm_start"] = config.warm_start.model_dump(mode="json")
     return digest({"name": config.name, "train": train} | blocks)

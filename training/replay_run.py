@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.config import RunConfig
 from sparkring.conf.manifest import DatasetManifest
 from sparkring.conf.rank_info import RankInfo
@@ -143,7 +144,11 @@ class _Replayer:
     def _begin_attempt(self, segment: Segment, workers: int, count: int) -> None:
         before = self.servers
         fresh = LocalServers(count, workers, lambda named: build_optimizer(named, self.config.optim))
-        self.strategy, columns = self._prepared(fresh, workers, before is None)
+        header = segment.logs[0].header
+        made_with = {"bound": header.bound, "damp": header.damp, "max_lag": None}  # what was rejected is not made again
+        servers = self.config.parallel.servers.model_copy(update=made_with)
+        parallel = self.config.parallel.model_copy(update={"servers": servers})
+        self.strategy, columns = self._prepared(fresh, parallel, workers, before is None)
         self.servers = fresh if before is None else before.moved(count, fresh.definition)
         self.servers.begin(segment.begin)
         self.attempt = segment.attempt
@@ -155,7 +160,9 @@ class _Replayer:
         steps = total_steps(self.config.train, self.readers[0].steps_per_epoch)
         self.lr_at = learning_rate_schedule(self.config, steps)
 
-    def _prepared(self, servers: LocalServers, workers: int, first: bool) -> tuple[ServersStrategy, list[str]]:
+    def _prepared(
+        self, servers: LocalServers, parallel: ParallelConfig, workers: int, first: bool
+    ) -> tuple[ServersStrategy, list[str]]:
         """A strategy on these servers, with the weights that the run began with; and the columns that it reads."""
         config, manifest = self.config, self.manifest
         seed_everything(config.train.seed)
@@ -172,7 +179,7 @@ class _Replayer:
         settings = TableSettings(
             config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr
         )
-        context = RankContext(config.parallel, Mesh(), RankInfo(), CPU)
+        context = RankContext(parallel, Mesh(), RankInfo(), CPU)
         link = ServerLink(cast(Client, servers), 0, workers)
         strategy = ServersStrategy(context, make_placement(context), config.optim.clip_norm, link, settings)
         strategy.prepare(model, task, optimizer_factory(config.optim))

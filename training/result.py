@@ -110,9 +110,9 @@ class WorkerResult:
     predictions: RelativePath | None = None  # this rank's file of test predictions, where the task has any
 
     def table_metrics(self) -> Scores:
-        """What sparse tables hold, by the names in MLflow: `tables/users/evicted`."""
-        named = [(plain_name(name), counts) for name, counts in self.tables.items()]
-        return {f"tables/{name}/{key}": float(count) for name, counts in named for key, count in counts.items()}
+        """What sparse tables hold, by the names in MLflow: `tables/hashed.user/evicted`."""
+        tables = self.tables.items()  # by the module's name, which MLflow takes as it is
+        return {f"tables/{name}/{key}": float(count) for name, counts in tables for key, count in counts.items()}
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from sparkring.pipelines import etl_step, train_step
 from sparkring.pipelines import job as job_module
 from sparkring.pipelines.context import JobContext
 from sparkring.pipelines.launch.preflight import SlotRequest
-from sparkring.pipelines.runs import Runs, RunTaken
+from sparkring.pipelines.runs import Runs, RunTaken, training_digest
 from sparkring.pipelines.tracking.process_id import start_ticks
 from sparkring.training.launch.failure import LaunchError
 
@@ -133,7 +133,7 @@ from sparkring.conf.load import load_config
 from sparkring.conf.storage import Storage
 from sparkring.conf.stored import StoredError
 from sparkring.pipelines.launch.preflight import SlotRequest
-from sparkring.pipelines.runs import Runs, RunTaken
+from sparkring.pipelines.runs import Runs, RunTaken, training_digest
 {inspect.getsource(without_locks)}
 config = load_config(sys.argv[1]).config
 runs = Runs(config.storage.runs, "runs")
@@ -194,6 +194,16 @@ DAMAGES = {
     "nested deeply": b"[" * 100_000,
     "of a newer version": b'{"format": 2}',
 }
+
+
+def test_settings_of_tables_that_decide_the_model_make_another_training(tmp_path: Path) -> None:
+    def digest_of(*words: str) -> str:
+        return training_digest(resolved(tmp_path, *words).config)
+
+    plain = digest_of()
+    assert plain == digest_of("tables.wire=bf16") == digest_of("tables.lag=2"), "they are how rows are sent"
+    changed = {digest_of(f"tables.{word}") for word in ("lr=0.1", "optimizer=adam", "max_rows=5000", "admit_after=2")}
+    assert len(changed | {plain}) == 5
 
 
 @pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES.keys())

@@ -108,6 +108,26 @@ def test_an_asynchronous_run_learns_and_is_made_again_bit_for_bit_after_a_stop_o
     check_whole(job)
 
 
+def test_a_run_whose_bound_was_changed_at_a_stop_is_made_again_bit_for_bit(
+    group: WorkerGroup,
+    hashed: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path / "run", hashed, *SERVED)
+    modes = (["bound=null", "damp=true"], ["bound=2", "max_lag=4"], ["backup=1"], ["bound=0"])
+    for attempt, (mode, until) in enumerate(zip(modes, (5, 11, 17, 99), strict=True), 1):
+        control, words = Control(), [f"parallel.servers.{word}" for word in mode]
+        job.config = Job(tmp_path / "run", hashed, *SERVED, *words).config
+
+        def stop(step: int, until: int = until, control: Control = control) -> None:
+            if step >= until:
+                control.stop()
+
+        job.run(group, 3, attempt, on_step=stop, control=control)
+    assert job.result.finished
+    check_whole(job)
+
+
 def test_gradients_that_are_too_old_are_computed_again_and_their_rows_count_once(
     group: WorkerGroup,
     hashed: Path,  # noqa: F811

@@ -47,10 +47,8 @@ STRATEGIES = (
 
 
 def settings_of(draw: random.Random) -> list[str]:
-    mode = draw.choice(["backup=1", "backup=1", "backup=2", "bound=0", "bound=2", "bound=null"])
     return [
         "launch.world=5",  # half of which a step must wait for
-        f"parallel.servers.{mode}",
         "train.epochs=5",
         f"train.eval_every_steps={draw.choice([1, 2, 3, 7, 1000])}",
         f"checkpoint.every_steps={draw.choice([1, 4, 9, 1000])}",
@@ -101,13 +99,15 @@ def test_a_run_goes_to_its_end_whatever_is_asked_of_it(
     print(f"seed {seed}: {words}")
     for attempt in range(1, 40):
         disturber, world = Disturber(job, draw), draw.randint(2, 5)
+        mode = draw.choice(["backup=1", "backup=1", "backup=2", "bound=0", "bound=2", "bound=null"])
+        job.config = Job(tmp_path / "run", hashed, *SERVED, *words, f"parallel.servers.{mode}").config
         try:
             job.run(group, world, attempt, on_step=disturber.on_step, control=disturber.control)
             reason = "finished" if job.result.finished else "stopped"
         except WorkerFailed as failure:
             reason = str(failure)
             assert any(words in reason for words in EXPECTED) and disturber.did, reason
-        print(f"attempt {attempt}, {world} ranks: {disturber.did}: {reason.splitlines()[0]}")
+        print(f"attempt {attempt}, {mode}, {world} ranks: {disturber.did}: {reason.splitlines()[0]}")
         assert not forked(), "an attempt that has ended leaves no process"
         if reason == "finished":
             return check_whole(job)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from sparkring.conf.stored import Count, Stored, parse
 
-FORMAT = 1
+FORMAT = 2
 EVENTS = "servers"  # folder of a run
 WORKER_BITS, TRY_BITS, CLOCK_BITS, LAG_BITS = 12, 6, 24, 20
 MAX_WORKERS, MAX_TRIES, MAX_CLOCK, MAX_LAG = (1 << bits for bits in (WORKER_BITS, TRY_BITS, CLOCK_BITS, LAG_BITS))
@@ -69,8 +69,8 @@ def unpack(number: int) -> PushEvent:
 class LogHeader(Stored):
     """The first line of a file of events: one server's, between two cuts.
 
-    workers: parts of a global batch, which with backup workers are fewer than the workers. digest: sha256 of what the
-    server held at its end.
+    workers: parts of a global batch, which with backup workers are fewer than the workers. bound, damp: of the attempt
+    (Definition). digest: sha256 of what the server held at its end.
     """
 
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)] = FORMAT
@@ -80,6 +80,8 @@ class LogHeader(Stored):
     workers: Annotated[int, Field(ge=1)]
     begin: Count  # clocks done by every worker before the first event
     end: Count  # and after the last
+    bound: Count | None
+    damp: bool
     digest: str
 
 

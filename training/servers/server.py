@@ -340,6 +340,8 @@ class Server:
                 workers=self.shard.definition.parts,
                 begin=begin,
                 end=clock,
+                bound=self.shard.definition.bound,
+                damp=self.shard.definition.damp,
                 digest=self.shard.digest(),
             )
             name = file_name(place.attempt, begin, clock, place.server)

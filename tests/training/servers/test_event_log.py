@@ -27,7 +27,7 @@ EVENTS = st.builds(
     st.integers(0, MAX_CLOCK - 1),
     st.integers(0, MAX_LAG - 1),
 )
-HEADER = LogHeader(attempt=1, server=0, servers=1, workers=2, begin=0, end=5, digest="d")
+HEADER = LogHeader(attempt=1, server=0, servers=1, workers=2, begin=0, end=5, bound=0, damp=False, digest="d")
 
 
 @given(st.lists(EVENTS, max_size=20))

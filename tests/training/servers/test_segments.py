@@ -16,7 +16,15 @@ def write(run: Storage, attempt: int, begin: int, end: int, servers: int = 2, wo
     """Logs of every server, without the last `lost` pushes of the first."""
     for server in range(servers):
         header = LogHeader(
-            attempt=attempt, server=server, servers=servers, workers=workers, begin=begin, end=end, digest="d"
+            attempt=attempt,
+            server=server,
+            servers=servers,
+            workers=workers,
+            begin=begin,
+            end=end,
+            bound=0,
+            damp=False,
+            digest="d",
         )
         events = [PushEvent(Kind.APPLIED, w, 0, clock, 0) for clock in range(begin, end) for w in range(workers)]
         kept = events[: len(events) - lost] if server == 0 else events
