@@ -88,10 +88,18 @@ T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 BACKUP, T_BACKUP = "training/servers/backup.py", "tests/training/servers/test_backup.py"
 T_READ_PARTS, T_PARTS_AUDIT = "tests/training/data/test_parts.py", "tests/training/data/test_audit_parts.py"
-T_BACKED, T_FEWER = (
-    f"tests/training/test_worker_servers.py -k {name}" for name in ("makes_one_step", "go_on_with_fewer")
+T_BACKED, T_FEWER, T_MEETS, T_KILLED_BACKUP, T_CHANGED_BOUND = (
+    f"tests/training/test_worker_servers.py -k {name}"
+    for name in (
+        "makes_one_step",
+        "go_on_with_fewer",
+        "one_meeting_follows_another",
+        "killed_backup",
+        "bound_was_changed",
+    )
 )
 SERVERS_FOLDER = "training/servers"
+SERVER = f"{SERVERS_FOLDER}/server.py"
 SHARD, T_SHARD, T_SERVER, T_SERVERS_REPLAY = (
     f"{SERVERS_FOLDER}/shard.py",
     *(f"tests/{SERVERS_FOLDER}/test_{name}.py" for name in ("shard", "server", "replay")),
@@ -1379,6 +1387,18 @@ MUTANTS = (
     Mutant(CUTS, "if cut.step >= step]", "if cut.step > step]", T_CUTS),
     Mutant(f"{SERVERS_FOLDER}/replay.py", "(clock - clocks.start) * count : ", "clock * count : ", T_FEWER),
     Mutant(BACKUP, "if set(self._done) != {clock} or", "if", T_BACKUP),
+    Mutant(
+        f"{PARALLEL}/servers/backup.py", "        if self.link.met_at == self.clock:\n", "        if False:\n", T_MEETS
+    ),
+    Mutant(LOOP, "last if cut is None else cut", "last", T_LOOP),
+    Mutant(SERVER, "raise  # what the shard holds may be half changed", "pass", T_SERVER),
+    Mutant(SERVER, "clock = self._backup.restart(*frame.numbers)", "pass", T_KILLED_BACKUP),
+    Mutant(AUDIT, "if header.servers and step < expected.steps", "if step < expected.steps", T_AUDIT),
+    Mutant(AUDIT, "if header.servers and step < expected.steps", "if header.servers", T_AUDIT),
+    Mutant("pipelines/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"),
+    Mutant("training/replay_run.py", '"bound": header.bound, ', "", T_CHANGED_BOUND),
+    Mutant("training/replay_run.py", '"damp": header.damp, ', "", T_CHANGED_BOUND),
+    Mutant("training/replay_run.py", ', "max_lag": None}', "}", T_CHANGED_BOUND),
     # --- stops, checkpoints and the logged loss without collectives
     Mutant(CUTS, "max(self._offers.values())", "min(self._offers.values())", T_CUTS),
     Mutant(CUTS, "or not self._ranks <= self._offers.keys()", "", T_CUTS),

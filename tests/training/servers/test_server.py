@@ -110,6 +110,22 @@ def test_a_server_whose_promise_is_broken_ends_and_says_which() -> None:
         client.close()
 
 
+def test_a_server_whose_content_may_be_half_changed_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers(1, 1) as made:
+        client = connect(made, 0, definition(1))
+        client.begin(0)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("out of room between two rows")
+
+        monkeypatch.setattr(made[0].shard, "push", fail)
+        with pytest.raises(RequestFailed, match="gone"):
+            run_clock(client, 0)
+        time.sleep(0.2)
+        assert "between two rows" in str(made[0].ended_with)  # type: ignore[attr-defined]
+        client.close()
+
+
 def test_rounds_give_everyone_everyones_answer() -> None:
     with servers(1, 3) as made:
         clients = [Client([("127.0.0.1", made[0].port)], SECRET, worker, 3, 10.0) for worker in range(3)]
