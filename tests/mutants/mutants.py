@@ -88,13 +88,12 @@ T_AVERAGING = "tests/training/parallel/averaging/test_rules.py"
 AVERAGING, T_REPLICAS = f"{PARALLEL}/averaging", "tests/ranks/test_replicas.py"
 BACKUP, T_BACKUP = "training/servers/backup.py", "tests/training/servers/test_backup.py"
 T_READ_PARTS, T_PARTS_AUDIT = "tests/training/data/test_parts.py", "tests/training/data/test_audit_parts.py"
-T_BACKED, T_FEWER, T_MEETS, T_KILLED_BACKUP, T_CHANGED_BOUND = (
+T_BACKED, T_FEWER, T_MEETS, T_CHANGED_BOUND = (
     f"tests/training/test_worker_servers.py -k {name}"
     for name in (
         "makes_one_step",
         "go_on_with_fewer",
         "one_meeting_follows_another",
-        "killed_backup",
         "bound_was_changed",
     )
 )
@@ -1392,7 +1391,7 @@ MUTANTS = (
     ),
     Mutant(LOOP, "last if cut is None else cut", "last", T_LOOP),
     Mutant(SERVER, "raise  # what the shard holds may be half changed", "pass", T_SERVER),
-    Mutant(SERVER, "clock = self._backup.restart(*frame.numbers)", "pass", T_KILLED_BACKUP),
+    Mutant(SERVER, "clock = self._backup.restart(*frame.numbers)", "pass", T_SERVER),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if step < expected.steps", T_AUDIT),
     Mutant(AUDIT, "if header.servers and step < expected.steps", "if header.servers", T_AUDIT),
     Mutant("pipelines/audit.py", "if step not in logged", "if False", f"tests/{SERVERS_FOLDER}/test_segments.py"),

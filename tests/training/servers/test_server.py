@@ -126,6 +126,22 @@ def test_a_server_whose_content_may_be_half_changed_ends_and_says_why(monkeypatc
         client.close()
 
 
+def test_a_backup_worker_that_takes_anothers_place_begins_after_the_steps_that_one_had_heard_of() -> None:
+    given = definition(3, backup=1)
+    with servers(1, 3) as made:
+        clients = [connect(made, worker, given) for worker in range(3)]
+        clients[0].begin(0)
+        backup = made[0].backup
+        for worker in (0, 1):
+            backup.take(worker, 0, 9)
+            backup.ready(worker, 0)
+        backup.made(0, 0.0, None)
+        backup.outcome(2, 0)
+        assert [client.restart()[0] for client in clients] == [0, 0, 1]
+        for client in clients:
+            client.close()
+
+
 def test_rounds_give_everyone_everyones_answer() -> None:
     with servers(1, 3) as made:
         clients = [Client([("127.0.0.1", made[0].port)], SECRET, worker, 3, 10.0) for worker in range(3)]
