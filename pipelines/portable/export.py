@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,25 +181,13 @@ def write(source: Source, form: Format, path: Path) -> None:
 
 
 def _write_onnx(program: ExportedProgram, names: list[str], about: str, path: Path) -> None:
+    from onnx_ir.passes.common import NameFixPass  # of the extra [onnx]
+
     made = torch.onnx.export(program, (), dynamo=True, input_names=names, output_names=["prediction"], verbose=False)
     assert made is not None, "only the older exporter returns nothing"
-    _tell_apart(made.model.graph)
+    NameFixPass()(made.model)  # torch calls values by their operations, such as `cat`, which an input may be called too
     made.model.metadata_props[METADATA] = about
     made.save(path)
-
-
-def _tell_apart(graph: Any) -> None:
-    """Rename what has the name of an input: torch calls values by their operations, such as `cat`, and by numbers.
-
-    `graph`: an onnx_ir.Graph, whose names must differ.
-    """
-    inputs, outputs = {value.name for value in graph.inputs}, {id(value) for value in graph.outputs}
-    made = [*(value for node in graph for value in node.outputs), *graph.initializers.values()]
-    taken = inputs | {value.name for value in made}
-    for value in made:
-        if value.name in inputs and id(value) not in outputs:
-            value.name = next(name for n in count(1) if (name := f"{value.name}_{n}") not in taken)
-            taken.add(value.name)
 
 
 def compare(source: Source, form: Format, path: Path) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from tests.training.test_worker_tables import SETTINGS, hashed  # noqa: F401
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 HANGS_S = 40  # a round or a part that takes longer fails the run
+MOST_ATTEMPTS = 40
 EXPECTED = ("killed by SIGKILL", "nobody knows what it had done", "of which its part is lost")
 
 
@@ -81,10 +82,45 @@ class Disturber:
             os.kill(self.draw.choice(ranks if kind == "rank" else self.job.servers[-2:]), signal.SIGKILL)
 
 
+class Stopper(Disturber):
+    """Stops an attempt once, after a step; three in ten times a process is killed in that moment."""
+
+    def __init__(self, job: Job, draw: random.Random, until: int):
+        super().__init__(job, draw)
+        self.until, self.kills = until, draw.random() < 0.3
+
+    def on_step(self, step: int) -> None:
+        if step >= self.until and not self.did:
+            self.did.append(f"{'kill and ' if self.kills else ''}stop {step}")
+            if self.kills:
+                os.kill(self.draw.choice(sorted(forked())), signal.SIGKILL)
+            self.control.stop()
+
+
 def resume(pid: int) -> None:
     """Let a suspended process go on, if it is still there."""
     if pid in forked():
         os.kill(pid, signal.SIGCONT)
+
+
+def run_to_its_end(group: WorkerGroup, job: Job, begin: Callable[[], tuple[str, int, Disturber]]) -> None:
+    """Make attempts until one has finished; each ends for a reason that a disturber may give, and leaves no process.
+
+    `begin`: before each attempt, gives what it is called, its ranks and who disturbs it.
+    """
+    for attempt in range(1, MOST_ATTEMPTS):
+        name, world, disturber = begin()
+        try:
+            job.run(group, world, attempt, on_step=disturber.on_step, control=disturber.control)
+            reason = "finished" if job.result.finished else "stopped"
+        except WorkerFailed as failure:
+            reason = str(failure)
+            assert any(expected in reason for expected in EXPECTED) and disturber.did, reason
+        print(f"attempt {attempt}, {name}, {world} ranks: {disturber.did}: {reason.splitlines()[0]}")
+        assert not forked(), "an attempt that has ended leaves no process"
+        if reason == "finished":
+            return
+    raise AssertionError(f"no end after {MOST_ATTEMPTS} attempts")
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -97,21 +133,14 @@ def test_a_run_goes_to_its_end_whatever_is_asked_of_it(
     draw = random.Random(seed)
     job = Job(tmp_path / "run", hashed, *SERVED, *(words := settings_of(draw)))
     print(f"seed {seed}: {words}")
-    for attempt in range(1, 40):
-        disturber, world = Disturber(job, draw), draw.randint(2, 5)
+
+    def begin() -> tuple[str, int, Disturber]:
         mode = draw.choice(["backup=1", "backup=1", "backup=2", "bound=0", "bound=2", "bound=null"])
         job.config = Job(tmp_path / "run", hashed, *SERVED, *words, f"parallel.servers.{mode}").config
-        try:
-            job.run(group, world, attempt, on_step=disturber.on_step, control=disturber.control)
-            reason = "finished" if job.result.finished else "stopped"
-        except WorkerFailed as failure:
-            reason = str(failure)
-            assert any(words in reason for words in EXPECTED) and disturber.did, reason
-        print(f"attempt {attempt}, {mode}, {world} ranks: {disturber.did}: {reason.splitlines()[0]}")
-        assert not forked(), "an attempt that has ended leaves no process"
-        if reason == "finished":
-            return check_whole(job)
-    raise AssertionError("no end after 40 attempts")
+        return mode, draw.randint(2, 5), Disturber(job, draw)
+
+    run_to_its_end(group, job, begin)
+    check_whole(job)
 
 
 @pytest.mark.horovod
@@ -126,29 +155,13 @@ def test_a_run_goes_on_with_another_strategy_after_every_stop_and_kill(
     words = ["launch.world=4", "train.epochs=6", f"checkpoint.timeout_s={HANGS_S}"]
     words += [f"train.eval_every_steps={draw.choice([3, 1000])}", f"checkpoint.every_steps={draw.choice([2, 7, 1000])}"]
     job = Job(tmp_path / "run", hashed, *SETTINGS)
-    for attempt in range(1, 40):
-        strategy, control, until = draw.choice(STRATEGIES), Control(), until + draw.randint(1, 12)
-        kills, done = draw.random() < 0.3, list[int]()
+
+    def begin() -> tuple[str, int, Disturber]:
+        nonlocal until
+        until += draw.randint(1, 12)
+        strategy = draw.choice(STRATEGIES)
         job.config = Job(tmp_path / "run", hashed, *SETTINGS, "data.audit=true", *words, *strategy).config
+        return " ".join(strategy), draw.randint(2, 4), Stopper(job, draw, until)
 
-        def on_step(
-            step: int, until: int = until, kills: bool = kills, done: list[int] = done, control: Control = control
-        ) -> None:
-            if step >= until and not done:
-                done.append(step)
-                if kills:
-                    os.kill(draw.choice(sorted(forked())), signal.SIGKILL)
-                control.stop()
-
-        try:
-            job.run(group, draw.randint(2, 4), attempt, on_step=on_step, control=control)
-            reason = "finished" if job.result.finished else "stopped"
-        except WorkerFailed as failure:
-            reason = str(failure)
-            assert done and any(expected in reason for expected in EXPECTED), reason
-        print(f"seed {seed}, attempt {attempt}: {strategy} from {job.from_step}: {reason.splitlines()[0]}")
-        assert not forked(), "an attempt that has ended leaves no process"
-        if reason == "finished":
-            assert (report := audit_run(str(job.folder))).ok, report.lines()
-            return
-    raise AssertionError("no end after 40 attempts")
+    run_to_its_end(group, job, begin)
+    assert (report := audit_run(str(job.folder))).ok, report.lines()

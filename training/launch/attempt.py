@@ -449,8 +449,9 @@ class Attempt:
         log.warning("%s; the others go on, and its process number %d is started", failure.headline, number + 1)
         began = self._dead[state.rank].since if state.rank in self._dead else time.monotonic()
         self._dead[state.rank] = Waiting(number, began)
-        deaths = [failure, *filter(None, [self._deaths.get(state.rank)])]
-        self._deaths[state.rank] = max(deaths, key=lambda death: death.step or 0)  # a next one may die as it begins
+        furthest = self._deaths.setdefault(state.rank, failure)  # the next process may die as it begins
+        if (failure.step or 0) >= (furthest.step or 0):
+            self._deaths[state.rank] = failure
         state.result = None
         self._replacing.start(state.rank, number)
         self._send_each(self._cuts.replaced(state.rank, state.step or 0))

@@ -15,8 +15,10 @@ from sparkring.pipelines.schedule.upstream import LOOK_EVERY_S, wait_for
 
 def test_nothing_is_waited_for_where_everything_is_there(folder: Storage) -> None:
     folder.put_atomic("day=1/_SUCCESS", b"x")
-    wait_for([folder.at("day=1/_SUCCESS").uri, folder.at("day=1").uri], 0.0, sleep=never)
-    wait_for([], 0.0, sleep=never)
+    slept = list[float]()
+    wait_for([folder.at("day=1/_SUCCESS").uri, folder.at("day=1").uri], 7200.0, sleep=slept.append)
+    wait_for([], 7200.0, sleep=slept.append)
+    assert slept == []
 
 
 def test_a_date_begins_as_soon_as_its_upstream_is_there(folder: Storage) -> None:
