@@ -35,5 +35,6 @@ def replay_log(run_uri: str, dataset_uri: str = "", show: Callable[[str], None] 
         dataset,
         manifest,
         run.at(EVENTS),
+        result.train.steps,
         lambda segment: show(f"attempt {segment.attempt}: steps {segment.begin} to {segment.end}"),
     )

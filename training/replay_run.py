@@ -73,6 +73,7 @@ def replay_run(
     dataset: Storage,
     manifest: DatasetManifest,
     events: Storage,
+    steps: int,
     on_segment: Callable[[Segment], None] = lambda segment: None,
 ) -> ReplayReport:
     """Do all segments again and compare what servers held at the end of each. ValueError where it cannot be done.
@@ -82,6 +83,7 @@ def replay_run(
         dataset: that it was trained on.
         manifest: of the dataset.
         events: the run's folder of event logs.
+        steps: that the run made.
         on_segment: called when one has been done.
     """
     if config.optim.schedule == "plateau":
@@ -90,7 +92,7 @@ def replay_run(
             "replayed"
         )
     segments = read_segments(events)
-    check_all_there(segments, events.uri)
+    check_all_there(segments, steps, events.uri)
     with _Replayer(config, dataset, manifest) as replayer:
         found = [replayer.run(segment, on_segment) for segment in segments]
     pushes = sum(len(log.events) for segment in segments for log in segment.logs)

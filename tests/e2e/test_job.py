@@ -282,6 +282,23 @@ def test_a_stopped_job_goes_on_under_the_next_attempt_number_and_every_row_is_in
     assert proof.returncode == 0 and proof.stdout.count("exactly once, 134 left out") == 12, proof.stdout + proof.stderr
 
 
+def test_a_job_on_servers_is_made_again_from_its_logs_and_a_log_that_is_missing_is_noticed(
+    workplace: Workplace, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0
+    servers = ("parallel.servers.per_host=1", "parallel.servers.bound=2", "train.epochs=2", "data.audit=true")
+    done = workplace.run("train", RECIPE, *servers, "report.baselines=false")
+    assert done.returncode == 0, done.stderr
+    run = f"data/runs/weather/{workplace.record()['folder']}"
+    again = workplace.run("replay-log", run)
+    assert again.returncode == 0 and "the same bits on 1 servers" in again.stdout, again.stdout + again.stderr
+    assert workplace.run("audit", run).returncode == 0
+    sorted((workplace.folder / run / "servers").rglob("*.events"))[-1].unlink()
+    again, proof = workplace.run("replay-log", run), workplace.run("audit", run)
+    assert again.returncode == 3 and "there are no logs of clocks" in again.stderr, again.stdout + again.stderr
+    assert proof.returncode == 3 and "servers logged nothing of" in proof.stdout, proof.stdout + proof.stderr
+
+
 def wait_until_gone(pid: int) -> None:
     """Ranks and the JVM of a driver killed by SIGKILL must end by themselves."""
     deadline = time.monotonic() + 60

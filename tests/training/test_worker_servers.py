@@ -55,7 +55,8 @@ def replayed(job: Job) -> ReplayReport:
     """The run once more, from its event logs."""
     torch.set_num_threads(job.result.threads_per_rank)
     config, dataset = RunConfig.model_validate(job.config), open_storage(str(job.table))
-    return replay_run(config, dataset, read_manifest(dataset), open_storage(str(job.folder)).at(EVENTS))
+    events = open_storage(str(job.folder)).at(EVENTS)
+    return replay_run(config, dataset, read_manifest(dataset), events, job.result.steps)
 
 
 def check_whole(job: Job) -> None:

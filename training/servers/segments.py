@@ -44,13 +44,19 @@ def read_segments(events: Storage) -> list[Segment]:
     return chain
 
 
-def check_all_there(segments: Sequence[Segment], where: str) -> None:
-    """Raise ValueError unless the segments follow each other from the run's beginning. `where`: URI of the logs."""
-    at = 0
-    for segment in segments:
-        if segment.begin != at:
+def check_all_there(segments: Sequence[Segment], steps: int, where: str) -> None:
+    """Raise ValueError unless the segments follow each other from the run's beginning to its end.
+
+    Args:
+        segments: in order.
+        steps: of the run.
+        where: URI of the logs.
+    """
+    begins = [*(segment.begin for segment in segments), steps]
+    ends = [0, *(segment.end for segment in segments)]
+    for end, begin in zip(ends, begins, strict=True):
+        if begin != end:
             raise ValueError(
-                f"{where}: there are no logs of clocks {at} to {segment.begin}: they are missing, or that part "
+                f"{where}: there are no logs of clocks {end} to {begin}: they are missing, or that part "
                 "of the run was not on parameter servers, and cannot be made again from logs"
             )
-        at = segment.end

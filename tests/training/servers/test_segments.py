@@ -46,7 +46,9 @@ def test_what_an_attempt_did_after_the_checkpoint_that_the_next_began_with_count
     write(run, 3, 5, 9, servers=3)
     write(run, 3, 9, 20, servers=3)
     assert spans(run) == [(1, 0, 5), (3, 5, 9), (3, 9, 20)]
-    check_all_there(read_segments(run.at(EVENTS)), "here")
+    check_all_there(read_segments(run.at(EVENTS)), 20, "here")
+    with pytest.raises(ValueError, match="here: there are no logs of clocks 20 to 25: they are missing, or that part"):
+        check_all_there(read_segments(run.at(EVENTS)), 25, "here")
     assert server_problems(run, range(20)) == []
 
 
@@ -74,7 +76,7 @@ def test_logs_that_are_missing_are_named(run: Storage) -> None:
     write(run, 1, 0, 5)
     write(run, 1, 8, 9)
     with pytest.raises(ValueError, match="here: there are no logs of clocks 5 to 8: they are missing, or"):
-        check_all_there(read_segments(run.at(EVENTS)), "here")
+        check_all_there(read_segments(run.at(EVENTS)), 9, "here")
     (problem,) = server_problems(run, range(10))
     assert problem.endswith("servers logged nothing of 4 steps, such as [5, 6, 7, 9]")
     assert server_problems(run, [*range(5), 8]) == [], "the others were not on servers"
