@@ -49,11 +49,14 @@ class LogHandler(logging.StreamHandler[TextIO]):
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line. Overrides may stand behind options too, where argparse alone does not look for them."""
     top = parser()
-    arguments, rest = top.parse_known_args(argv)
+    ours, of_script = machines.split_launch(sys.argv[1:] if argv is None else argv)
+    arguments, rest = top.parse_known_args(ours)
     if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
+    if of_script:
+        arguments.words = of_script
     return arguments
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.cli.arguments import Commands, add_command, add_recipe_command, count, load
 from sparkring.pipelines.exit_codes import Exit
+
+FLAGS = ("-h", "--help", "-m", "--module")  # options of `launch` without a value
 
 
 def add_commands(commands: Commands) -> None:
@@ -25,6 +28,7 @@ def _add_launch(commands: Commands) -> None:
     examples = [
         "sparkring launch --world 4 train.py --epochs 3",
         "sparkring launch --world 8 --min-world 4 --max-attempts 3 --master spark://host:7077 train.py",
+        "sparkring launch --world 2 -m package.train --epochs 3",
     ]
     sub = add_command(commands, "launch", _launch, text, examples)
     sub.add_argument("--world", type=count, metavar="N", help="ranks; default: the cores of this machine")
@@ -36,8 +40,25 @@ def _add_launch(commands: Commands) -> None:
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; may be repeated"
     )
     sub.add_argument("--files", action="append", default=[], metavar="PATH", help="hidden file or folder to take along")
+    sub.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
     sub.add_argument("script", help="path of the script; the working directory travels with it")
-    sub.add_argument("words", nargs=argparse.REMAINDER, metavar="args", help="the script's own arguments")
+    sub.add_argument("words", nargs="*", metavar="args", help="the script's own arguments: all that follows it")
+
+
+def split_launch(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into (words of ours, the script's own arguments).
+
+    Everything behind the script of `launch` is the script's, whatever it looks like, so argparse must not see it: it
+    takes `--m=5` for an abbreviation of an option of ours. Other commands have no such words.
+    """
+    command = next((i for i, word in enumerate(words) if not word.startswith("-")), None)
+    if command is None or words[command] != "launch":
+        return list(words), []
+    i = command + 1
+    while i < len(words) and words[i].startswith("-") and words[i] != "--":
+        i += 1 if words[i] in FLAGS or "=" in words[i] else 2
+    i += i < len(words) and words[i] == "--"
+    return list(words[: i + 1]), list(words[i + 1 :])
 
 
 def _launch(arguments: argparse.Namespace) -> int:
@@ -57,9 +78,8 @@ def _launch(arguments: argparse.Namespace) -> int:
         hang_timeout_s=arguments.hang_timeout,
         log_lines_per_s=None,
     )
-    launch(
-        arguments.script, arguments.words, limits, SparkConfig(master=arguments.master, conf=settings), arguments.files
-    )
+    spark_config = SparkConfig(master=arguments.master, conf=settings)
+    launch(arguments.script, arguments.words, limits, spark_config, arguments.files, arguments.module)
     return Exit.OK
 
 

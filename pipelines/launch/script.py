@@ -29,7 +29,12 @@ ARCHIVE = "sparkring-folder.zip"
 
 
 def launch(
-    script: str, words: Sequence[str], launch: LaunchConfig, spark_config: SparkConfig, files: Sequence[str]
+    script: str,
+    words: Sequence[str],
+    launch: LaunchConfig,
+    spark_config: SparkConfig,
+    files: Sequence[str],
+    as_module: bool = False,
 ) -> None:
     """Run `script words...` on launch.world ranks.
 
@@ -42,9 +47,10 @@ def launch(
         launch: world, attempts and time limits; a rank's output counts as progress for hang_timeout_s.
         spark_config: master and settings of a session made here.
         files: paths that travel although their names begin with a dot, or would not be in the working directory.
+        as_module: `script` is the name of a module, run as `python -m` would run it.
     """
     folder, control = Path.cwd(), Control()
-    job = JobSpec(script, args=tuple(words), folder=str(folder))
+    job = JobSpec(script, args=tuple(words), folder=str(folder), as_module=as_module)
     try:
         job.check()
     except (ValueError, OSError) as error:
@@ -63,7 +69,7 @@ def launch(
         obeying_signals(control, launch.grace_s),
     ):
         if not in_process(spark.sparkContext):
-            archive = pack_folder(folder, script, files, place)
+            archive = pack_folder(folder, None if as_module else script, files, place)
             spark.sparkContext.addFile(str(archive))  # served from where it is
             job = replace(job, archive=archive.name)
         run_with_recovery(
@@ -89,12 +95,13 @@ def show(event: Event) -> None:
         log.info("%d ranks started in %.1f s", event.world, event.start_s)
 
 
-def pack_folder(folder: Path, script: str, files: Sequence[str], place: Path) -> Path:
+def pack_folder(folder: Path, script: str | None, files: Sequence[str], place: Path) -> Path:
     """Zip a folder's files into `place`, without hidden ones and caches, and `files`.
 
     ConfigError where the script is not in the folder; where it is more than MAX_FOLDER_BYTES, with the largest files.
+    A module (`script` None) may be an installed one.
     """
-    if folder not in Path(script).resolve().parents:
+    if script is not None and folder not in Path(script).resolve().parents:
         raise ConfigError(
             NAME, [f"{script}: not below the working directory {folder}, which is what travels to other hosts"]
         )

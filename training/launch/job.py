@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -27,7 +28,8 @@ class JobSpec:
     """One piece of work for all ranks.
 
     `entry` is "module:function" or a callable, called as `entry(ctx, *args, **kwargs)` with a WorkerContext, or the
-    path of a script, which runs as `__main__` with the words of `args` behind its name. What entry returns reaches the
+    path of a script, which runs as `__main__` with the words of `args` behind its name; with `as_module` it is the name
+    of a module, which runs as `python -m` would run it in `folder`. What entry returns reaches the
     driver: numbers, strings, tensors, numpy arrays, lists and dicts of them, and dataclasses, which arrive as dicts.
     """
 
@@ -42,6 +44,7 @@ class JobSpec:
     collective_timeout_s: float = 300.0
     results: str | None = None  # folder (URI) for results over 8 MiB; None: the temporary one, if the driver is there
     folder: str | None = None  # where a script runs, on hosts that have the same files there
+    as_module: bool = False  # entry is the dotted name of a module or package
     archive: str | None = None  # a .zip of that folder, among the files Spark ships, for hosts that do not
     servers_per_host: int = 0  # processes that are no ranks, for ranks to ask; an attempt ends with the first that ends
     server_entry: str = ""  # "module:function", called in each with a ServerContext, until it is killed
@@ -67,7 +70,7 @@ class JobSpec:
     @property
     def devices(self) -> Literal["own", "host"]:
         """Whose GPUs each rank sees."""
-        is_script = isinstance(self.entry, str) and not REFERENCE.fullmatch(self.entry)
+        is_script = isinstance(self.entry, str) and (self.as_module or not REFERENCE.fullmatch(self.entry))
         return self.visible_devices or ("host" if is_script else "own")
 
     def check(self) -> None:
@@ -92,6 +95,10 @@ class JobSpec:
         if callable(entry):
             check_function(entry, self.args, kwargs)
             return self._entry("function", name_of(entry), call=pickle_call(entry, self.args, kwargs))
+        if self.as_module:
+            find_module(entry, self.folder or ".")
+            self._check_words()
+            return self._entry("module", entry, args=tuple(self.args))
         if REFERENCE.fullmatch(entry):
             return self._entry("name", entry, call=pickle_call(None, self.args, kwargs))
         path = Path(entry)
@@ -99,14 +106,38 @@ class JobSpec:
             raise ValueError(f"entry = {entry!r}: neither 'module:function' nor the path of a script nor a callable")
         if not path.is_file():
             raise ValueError(f"entry = {entry!r}: no such script; give the path of a file on the driver's machine")
-        if kwargs or not all(isinstance(word, str) for word in self.args):
-            raise TypeError(
-                f"args = {tuple(self.args)}, kwargs = {kwargs}: the script {entry} takes words (str) in args only"
-            )
+        self._check_words()
         return self._entry("script", str(path.resolve()), source=path.read_text(), args=tuple(self.args))
 
-    def _entry(self, form: Literal["function", "name", "script"], name: str, **fields: Any) -> Entry:
+    def _check_words(self) -> None:
+        if self.kwargs or not all(isinstance(word, str) for word in self.args):
+            raise TypeError(
+                f"args = {tuple(self.args)}, kwargs = {dict(self.kwargs)}: {self.entry} takes words (str) in args only"
+            )
+
+    def _entry(self, form: Literal["function", "name", "script", "module"], name: str, **fields: Any) -> Entry:
         return Entry(form, name, folder=self.folder, archive=self.archive, **fields)
+
+
+def find_module(name: str, folder: str) -> Path | None:
+    """Find the file of a module without importing anything; None where it has none (a built-in, a bare package).
+
+    Looked for in `folder` first, then where Python would look. ValueError for a name that is not found, and for a
+    package without a `__main__`.
+    """
+    found, where = None, [folder, *sys.path]
+    words = name.split(".")
+    for i in range(len(words)):
+        prefix = ".".join(words[: i + 1])
+        found = PathFinder.find_spec(prefix, where)
+        if found is None:
+            raise ValueError(f"-m {name}: no module {prefix!r} in {folder} or on the driver's sys.path")
+        where = list(found.submodule_search_locations or [])
+    if found is not None and found.submodule_search_locations is not None:
+        found = PathFinder.find_spec(f"{name}.__main__", where)
+        if found is None:
+            raise ValueError(f"-m {name}: a package without a __main__.py cannot be run; name one of its modules")
+    return Path(found.origin).resolve() if found is not None and found.origin else None
 
 
 def check_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -136,12 +136,12 @@ class StoreReply:
 class Entry:
     """What a rank calls. A function is pickled into `call`, a script travels in `source`."""
 
-    form: Literal["function", "name", "script"]
-    name: str  # of the function; "module:function"; the script's path
+    form: Literal["function", "name", "script", "module"]
+    name: str  # of the function; "module:function"; the script's path; the module to run as `python -m` does
     call: str = ""  # base64 of the pickled (function or None, args, kwargs)
     source: str = ""
-    args: tuple[str, ...] = ()  # of a script
-    folder: str | None = None  # where a script runs
+    args: tuple[str, ...] = ()  # of a script or module
+    folder: str | None = None  # where it runs
     archive: str | None = None  # a .zip of that folder
 
 
@@ -345,7 +345,7 @@ class RankError(FromRank):
 
 @dataclass(frozen=True)
 class LogLines(FromRank):
-    """Agent to driver, and an event: output of the rank."""
+    """Agent to driver, and an event: output of the rank. No lines: it has printed, and not yet to the end of a line."""
 
     lines: Lines
 

@@ -13,6 +13,8 @@ import pytest
 
 from sparkring.conf.load import ConfigError
 from sparkring.pipelines.cli import main
+from sparkring.pipelines.cli.entry import parse, parser
+from sparkring.pipelines.cli.machines import FLAGS
 from sparkring.pipelines.exit_codes import Exit
 from sparkring.pipelines.launch import script as launch
 
@@ -54,6 +56,10 @@ def test_what_cannot_travel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["--world", "0", "train.py"], "'0': a whole number, at least 1"),
         (["--master", "spark://h:7077", "train.py"], "--world: say how many ranks"),
         (["--world", "2", "nothing.py"], "no such script"),
+        (["--world", "2", "-m", "nothing.at.all"], "-m nothing.at.all: no module 'nothing' in"),
+        (["--world", "2", "-m", "json.nothing"], "no module 'json.nothing' in"),
+        (["--world", "2", "-m", "json"], "a package without a __main__.py cannot be run"),
+        (["--world", "2", "--m=5", "train.py"], "ambiguous option: --m=5"),  # before the script it is ours
     ],
 )
 def test_a_command_that_cannot_be_run_is_a_usage_error(
@@ -64,6 +70,37 @@ def test_a_command_that_cannot_be_run_is_a_usage_error(
     except SystemExit as end:  # argparse's own
         code = int(end.code or 0)
     assert code == Exit.USAGE and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "of_script",
+    [
+        ["--m=5"],
+        ["--m", "5"],
+        ["--world", "3", "--ver"],
+        ["--", "-x"],
+        ["-v", "-h", "--help"],
+        ["-m", "other"],
+        ["launch", "--master=x", "--lr=1", "-1"],
+        [""],
+        [],
+    ],
+)
+@pytest.mark.parametrize(
+    "ours", [[], ["--world", "2"], ["--world=2", "--conf", "a=b"], ["--hang-timeout", "5", "--"], ["--wor", "2", "-m"]]
+)
+def test_all_words_behind_the_script_are_its_own(ours: list[str], of_script: list[str]) -> None:
+    for before in ([], ["-v"]):
+        arguments = parse([*before, "launch", *ours, "train.py", *of_script])
+        assert (arguments.script, arguments.words) == ("train.py", of_script)
+        assert arguments.module == ("-m" in ours) and arguments.world == (2 if any("wor" in w for w in ours) else None)
+
+
+def test_the_options_without_a_value_are_known_to_the_split() -> None:
+    commands = next(action for action in parser()._actions if isinstance(action.choices, dict))
+    assert isinstance(commands.choices, dict)
+    options = [action for action in commands.choices["launch"]._actions if action.option_strings]
+    assert sorted(name for action in options if action.nargs == 0 for name in action.option_strings) == sorted(FLAGS)
 
 
 SCRIPT = """
@@ -135,3 +172,44 @@ def test_a_script_with_a_handler_for_sigterm_hears_of_the_end_by_it(tmp_path: Pa
         process.kill()
     assert sorted(lines.splitlines()) == ["[rank 0] saved", "[rank 1] saved"]
     assert process.returncode == Exit.TERMINATED, (tmp_path / "err").read_text()
+
+
+MODULE = """
+import os, sys, time
+from pathlib import Path
+from package import name
+steps = 0
+if os.environ["RANK"] == "0":
+    while not Path("enough").exists():  # longer than the limit of the command without a newline
+        print(f"\\r{steps}/100", end="", flush=True)
+        steps += 1
+        if steps == 80:
+            Path("enough").touch()
+        time.sleep(0.1)
+print(flush=True)
+print(__name__, __package__, name, Path(sys.argv[0]).name, sys.argv[1:], os.getcwd(), flush=True)
+"""
+
+
+@pytest.mark.spark
+def test_a_module_that_draws_a_progress_bar_runs_to_its_end(tmp_path: Path) -> None:
+    """The bar takes 8 s and ends no line, one rank prints nothing: the limit without output is 4 s."""
+    make(tmp_path, "package/__init__.py").joinpath("package/__init__.py").write_text("name = 'ours'")
+    (tmp_path / "package/train.py").write_text(MODULE)
+    command = [sys.executable, "-m", "sparkring.pipelines.cli", "launch", "--world", "2", "--hang-timeout", "4"]
+    done = subprocess.run(
+        [*command, "-m", "package.train", "--m=5", "--", "-v"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = f"__main__ package ours train.py ['--m=5', '--', '-v'] {tmp_path}"
+    assert sorted(line for line in done.stdout.splitlines() if "main" in line) == [
+        f"[rank 0] {expected}",
+        f"[rank 1] {expected}",
+    ]
+    states = [line for line in done.stdout.splitlines() if line.startswith("[rank 0]") and line.endswith("/100")]
+    assert 2 <= len(states) < 80

@@ -259,7 +259,7 @@ def _open_store(fd: int, environment: dict[str, str]) -> Any:
 def call_entry(entry: Entry, context: WorkerContext) -> tuple[int, Any]:
     """Call the job's entry: (exit code, returned value)."""
     try:
-        if entry.form == "script":
+        if entry.form in ("script", "module"):
             _run_script(entry)
             return 0, {"stopped": True} if context.stop_seen else None
         function, args, kwargs = load_call(entry)
@@ -295,9 +295,9 @@ def load_function(reference: str) -> Callable[..., Any]:
 
 
 def _run_script(entry: Entry) -> None:
-    """Run a script as `python script args...` in its folder.
+    """Run a script as `python script args...` in its folder, or a module as `python -m module args...`.
 
-    In a copy of both where this host has other files.
+    In a copy of the folder where this host has other files.
     """
     script, archive = Path(entry.name), Path(os.environ[FILES], entry.archive) if entry.archive else None
     folder = Path(entry.folder or script.parent)
@@ -306,7 +306,14 @@ def _run_script(entry: Entry) -> None:
             with zipfile.ZipFile(archive) as files:
                 files.extractall(copy)
             print(f"{folder} is not the driver's here: running in a copy of it, removed at the end", flush=True)
-            script, folder = Path(copy, script.relative_to(folder)), Path(copy)
+            script = script if entry.form == "module" else Path(copy, script.relative_to(folder))
+            folder = Path(copy)
+        if entry.form == "module":
+            os.chdir(folder)
+            sys.argv = [entry.name, *entry.args]
+            sys.path.insert(0, str(folder))
+            runpy.run_module(entry.name, run_name="__main__", alter_sys=True)
+            return
         if not script.is_file() or script.read_text() != entry.source:
             script = Path(copy, script.name)
             script.write_text(entry.source)
