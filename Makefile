@@ -6,7 +6,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: help setup check format test test-slow fuzz mutants demo ui peers compare nights pages users airflow lock package clean
+.PHONY: help setup check format test test-slow test-gpu fuzz mutants demo ui peers compare nights pages users airflow lock package clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ test: setup  ## everything but the long soaks, two files at a time (JOBS=0: one 
 
 test-slow: setup  ## the long ones
 	@$(BIN)/pytest -q -m slow $(ARGS)
+
+test-gpu: setup  ## the tests that need a GPU, which the others hide from themselves
+	@SPARKRING_TEST_GPU=1 $(BIN)/pytest -q -m gpu $(ARGS)
 
 fuzz: setup  ## 100,000 damaged files and frames; rewrites benchmarks/results/fuzz.json (minutes)
 	@$(BIN)/python -m tests.fuzz.run --count 100000 --out benchmarks/results/fuzz.json

@@ -17,8 +17,10 @@ from sparkring.conf.manifest import DatasetManifest, ManifestError, read_manifes
 from sparkring.conf.rules.strategies import strategy_notes
 from sparkring.conf.storage import open_storage
 from sparkring.pipelines import etl_step
+from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.training.data.batch import SAMPLE
 from sparkring.training.data.columns import is_fixed
+from sparkring.training.device import expected_device_type
 from sparkring.training.models.dropout import draws_masks
 from sparkring.training.models.sparse_embedding import sparse_embeddings
 from sparkring.training.own_optimizer import states_per_parameter
@@ -81,7 +83,14 @@ def meta_model(config: RunConfig, manifest: DatasetManifest | None) -> nn.Module
 
 
 def device_of(config: RunConfig) -> str:
-    return "cuda" if config.train.device == "cuda" else "cpu"
+    """The device type that the recipe's ranks will have, as far as is known before they start."""
+    return expected_device_type(config.train.device, config.launch.world, runs_here(config))
+
+
+def runs_here(config: RunConfig) -> bool:
+    """Whether all ranks will be on this machine."""
+    settings = session_settings(config.name, config.spark, config.launch.world, submitted())
+    return bool(settings.get("spark.master", "").startswith("local"))
 
 
 def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
@@ -94,7 +103,7 @@ def cost_plan(config: RunConfig, manifest: DatasetManifest | None) -> CostPlan:
         model=model,
         config=config.parallel,
         mesh=mesh,
-        engine=choose_engine(config.parallel, mesh),
+        engine=choose_engine(config.parallel, mesh, device_of(config)),
         inputs=one_row(config, manifest, draws_masks(model)),
         global_batch=config.train.global_batch,
         optimizer_states=optimizer_states(config.optim),

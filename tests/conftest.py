@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+if not os.environ.get("SPARKRING_TEST_GPU"):  # ranks with device `auto` would take them: results of tests are the CPU's
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     missing = {}
     if not torch.cuda.is_available():
-        missing["gpu"] = "torch sees no GPU on this machine"
+        missing["gpu"] = "torch sees no GPU (tests look for one with `make test-gpu` only)"
     if importlib.util.find_spec("horovod") is None:
         missing["horovod"] = "Horovod is not installed"
     for item in items:

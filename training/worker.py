@@ -37,6 +37,7 @@ from sparkring.training.data.audit.parts import PartsAudit
 from sparkring.training.data.batch import Batch, Reader
 from sparkring.training.data.parts import PartsReader
 from sparkring.training.data.resume import explain_difference
+from sparkring.training.device import pick_device
 from sparkring.training.evaluation import WholeSplit, evaluate_split, wants_whole_split
 from sparkring.training.hooks import CheckpointSeen, EvaluationSeen, Hooks, StepSeen
 from sparkring.training.launch.host.rank import WorkerContext
@@ -74,7 +75,6 @@ from sparkring.training.tasks import build_task, check_takes_weights
 log = logging.getLogger(__name__)
 MODEL_FOLDER = "model"  # below the run folder
 HOT_IDS = 20  # of each sparse table, in the result
-NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def train(ctx: WorkerContext) -> WorkerResult:
     config = RunConfig.model_validate(ctx.payload["config"])
     dataset, run = open_storage(ctx.payload["dataset"]), open_storage(ctx.payload["run"])
     manifest = read_manifest(dataset)
-    device = pick_device(config.train.device, ctx.local_rank)
+    timeout = timedelta(seconds=config.launch.collective_timeout_s)
+    device = pick_device(config.train.device, ctx.rank_info, timeout, together=not config.parallel.servers.per_host)
     offer = max(1, (os.cpu_count() or 1) // max(ctx.local_size, 1))  # ranks of one host share its cores
     torch.set_num_threads(config.train.threads_per_rank or offer)
     seed_everything(config.train.seed)
@@ -120,7 +121,7 @@ def train(ctx: WorkerContext) -> WorkerResult:
         ctx.rank_info,
         device,
         config.optim.clip_norm,
-        timedelta(seconds=config.launch.collective_timeout_s),
+        timeout,
         config.optim.ema,
         TableSettings(config.tables, config.train.seed, config.train.dtype, config.tables.lr / config.optim.lr),
         ServersAt(ctx.servers, ctx.server_secret),
@@ -504,18 +505,6 @@ def score_test_split(parts: Parts, test: Reader | None, result: WorkerResult) ->
     name = f"predictions/attempt-{ctx.attempt}/part-{ctx.rank:05d}.parquet"
     file = predictions.write(parts.run, name) if predictions else None
     return replace(result, test=metrics, test_left_out=left_out(test), predictions=file)
-
-
-def pick_device(wanted: str, local_rank: int) -> torch.device:
-    """Pick this rank's device; `auto` prefers a GPU. ValueError for `cuda` on a host without one."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError(NO_GPU)
-    # With one visible device per rank (Spark's resources) it is device 0 for every rank.
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def optimizer_factory(optim: OptimConfig) -> OptimizerFactory:

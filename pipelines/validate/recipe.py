@@ -23,13 +23,14 @@ from sparkring.etl.sources.examine import Examined
 from sparkring.pipelines.etl_step import Dataset
 from sparkring.pipelines.launch.preflight import slots_ceiling, too_few_slots
 from sparkring.pipelines.model_start import start_problems
-from sparkring.pipelines.plan import knows_its_size, layout_problems_of
+from sparkring.pipelines.plan import knows_its_size, layout_problems_of, runs_here
 from sparkring.pipelines.spark import session_settings, submitted
 from sparkring.pipelines.validate.folders import storage_problems
 from sparkring.pipelines.validate.labels import label_range_problems
 from sparkring.pipelines.validate.problems import Problems, refusals
 from sparkring.pipelines.validate.tables import examine, table_problems
 from sparkring.training.data.decode import own_decoder
+from sparkring.training.device import NO_GPU
 from sparkring.training.hooks import hook_problems
 from sparkring.training.models.groups import freeze
 from sparkring.training.own_optimizer import optimizer_problems
@@ -37,7 +38,6 @@ from sparkring.training.recipe_model import ModelColumns, pick_columns
 from sparkring.training.schedules import schedule_problems
 from sparkring.training.starting import change_since, starting_model
 from sparkring.training.tasks import TABLE_TASKS, build_task, check_takes_weights, model_class
-from sparkring.training.worker import NO_GPU
 
 OURS = "sparkring."  # begins the modules whose `from_manifest` hands its arguments to the constructor
 
@@ -128,11 +128,17 @@ def slot_problems(config: RunConfig) -> list[str]:
 
 
 def device_problems(config: RunConfig) -> Iterator[str]:
-    """Yield that a GPU is wanted where the ranks run on this host, which has none."""
-    settings = session_settings(config.name, config.spark, config.launch.world, submitted())
-    is_here = settings.get("spark.master", "").startswith("local")
-    if config.train.device == "cuda" and is_here and not torch.cuda.is_available():
+    """Yield that GPUs are wanted where the ranks run on this host, which has none, or fewer than ranks."""
+    if config.train.device != "cuda" or not runs_here(config):
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
         yield NO_GPU
+    elif count < config.launch.world and not config.parallel.servers.per_host:
+        yield (
+            f"train.device = 'cuda': launch.world = {config.launch.world} ranks need a GPU each, and torch sees "
+            f"{count} on this host; set launch.world={count}, or train.device=cpu"
+        )
 
 
 # --- the user's code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -126,7 +127,14 @@ def one_process(case: dict[str, Any]) -> dict[str, Any]:
     return run_case(0, 1, {key: value for key, value in case.items() if key in ORACLE})
 
 
+def group_timeouts() -> list[timedelta]:
+    """The timeout of each process group that this rank has formed."""
+    groups = list(torch.distributed.distributed_c10d._world.pg_map)
+    return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+
+
 def many(rank: int, world: int, payload: dict[str, Any]) -> dict[str, Any]:
     results = {name: run_case(rank, world, case) for name, case in payload["cases"].items()}
+    results["timeouts"] = group_timeouts()
     torch.distributed.destroy_process_group()
     return results

@@ -73,7 +73,7 @@ def launch(tmp_path: Path, fork_server: RankForkServer) -> Launch:
         timeout_s: float = 400,
         prefix: tuple[str, ...] = (),
     ) -> list[Any]:
-        if engine == "horovod" and (why := available()):
+        if engine == "horovod" and (why := available("cpu")):
             pytest.skip(f"{why}: nothing was checked on Horovod")
         out = tmp_path / f"run{next(runs)}"
         out.mkdir()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sparkring.training.parallel.compose import TIMEOUT
 from tests.ranks.cases_mesh import ORACLE, bare, one_process
 from tests.ranks.layouts import BY_LAUNCH, HOROVOD, PIPE, TWO
 from tests.ranks.problem import worst_difference
@@ -54,6 +55,13 @@ def test_layout_equals_one_process(results: Results, launch: Any, world: str, ca
     if BY_LAUNCH[world][1][case].get("optimizer", "adamw") == "adamw":  # layer-wise ones read the norm of each layer
         for rank in ranks:  # steps that leave no layer out and no rank without rows
             assert {rank[case]["reads"][step] for step in (2, 6, 8)} == {1}, "the host waits for the norm alone"
+
+
+@pytest.mark.parametrize("world", list(BY_LAUNCH))
+def test_no_group_waits_longer_than_the_timeout(results: Results, launch: Any, world: str) -> None:
+    """Those of meshes, of hosts and of shared weights too: torch would give them 30 minutes."""
+    for rank in launched(results, launch, world):
+        assert set(rank["timeouts"]) == {TIMEOUT} and len(rank["timeouts"]) > 1
 
 
 SPOILED = {

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Cause = Literal["exception", "exit", "signal", "memory", "disk", "lost", "hang", "start", "server"]
+Cause = Literal[
+    "exception", "exit", "signal", "memory", "gpu memory", "gpu error", "disk", "lost", "hang", "start", "server"
+]
 
 # What ranks report when another one has gone. Seen with Gloo, NCCL, Horovod 0.28.1 and torch's store.
 _RING_BROKE = re.compile(
@@ -23,10 +25,19 @@ _FRAMEWORK = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen|/sparkrin
 # ENOSPC and EDQUOT as Python, torch and pyarrow word them, and as a rank repeats what another one met.
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
+# What the CUDA runtime reports of a kernel that went wrong, at some later call.
+_GPU_ERROR = re.compile(
+    r"CUDA error: (device-side assert|an illegal memory access|misaligned address|unspecified launch)"
+)
+
 # What to do, by cause. An exception and an exit code are the program's own words, and say it themselves.
 REMEDIES: dict[str, str] = {
     "memory": "lower train.global_batch, use more ranks, or give each more memory (on a cluster, ranks live in "
     "spark.executor.memoryOverhead)",
+    "gpu memory": "lower train.global_batch or raise parallel.accumulate; less is needed with activation_checkpointing,"
+    " precision=bf16 or zero=1 to 3 of `parallel` (`sparkring plan show` says how much), and with more ranks",
+    "gpu error": "it happened before the line that the traceback shows: run once with CUDA_LAUNCH_BLOCKING=1 in the "
+    "environment, or with train.device=cpu, which names an index out of range (a label or code over the size)",
     "disk": "free space there, or keep less (checkpoint.keep_last); the last committed checkpoint is good",
     "signal": "SIGKILL and SIGTERM come from outside: a person, or the cluster's manager for memory or preemption; "
     "SIGSEGV, SIGBUS and SIGABRT from native code, whose last lines name it",
@@ -98,9 +109,13 @@ def because_of_death(failure: Failure, death: Failure | None) -> Failure:
 
 
 def cause_of(error_type: str, message: str) -> Cause:
-    """Classify an exception: out of memory, a full disk, or any other exception."""
-    if error_type == "MemoryError":
+    """Classify an exception: out of memory, a fault on the GPU, a full disk, or any other exception."""
+    if error_type == "MemoryError" or "can't allocate memory" in message:  # the second is torch's, on the CPU
         return "memory"
+    if error_type.rpartition(".")[2] == "OutOfMemoryError" or "CUDA out of memory" in message:
+        return "gpu memory"
+    if _GPU_ERROR.search(message):
+        return "gpu error"
     return "disk" if _DISK_FULL.search(message) else "exception"
 
 

@@ -146,7 +146,7 @@ def is_users(first: AttemptOutcome, second: AttemptOutcome) -> bool:
 
     Signals, lost hosts and hangs are the machine's.
     """
-    return second.cause in ("exception", "exit") and first.signature == second.signature
+    return second.cause in ("exception", "exit", "gpu memory", "gpu error") and first.signature == second.signature
 
 
 def best_world(slots: int, policy: RestartPolicy) -> int:

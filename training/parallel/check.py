@@ -39,7 +39,7 @@ def layout_problems(
         return [str(error)]
     problems = strategy_problems(config.model_dump(), asdict(mesh), device_type)
     if not problems:
-        problems = _refusal(lambda: choose_engine(config, mesh))
+        problems = _refusal(lambda: choose_engine(config, mesh, device_type))
     found = []
     if mesh.pp > 1:
         micro = config.micro_batches * config.accumulate

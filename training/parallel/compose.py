@@ -48,10 +48,11 @@ log = logging.getLogger(__name__)
 TIMEOUT = timedelta(minutes=5)
 
 
-def choose_engine(config: ParallelConfig, mesh: Mesh) -> str:
+def choose_engine(config: ParallelConfig, mesh: Mesh, device_type: str) -> str:
     """`none`, `horovod` or `torch`; `auto` takes Horovod if it can, or logs why not.
 
-    ValueError when Horovod is configured and cannot be imported; what it cannot do is in conf/rules/strategies.py.
+    ValueError when Horovod is configured and cannot be used on `device_type` (`cpu` or `cuda`); what it cannot do is in
+    conf/rules/strategies.py.
     """
     if config.servers.per_host:
         return "servers"
@@ -59,7 +60,7 @@ def choose_engine(config: ParallelConfig, mesh: Mesh) -> str:
         return "none"
     if config.engine == "torch":
         return "torch"
-    missing = available()
+    missing = available(device_type)
     if config.engine == "horovod":
         if missing:
             raise ValueError(f"parallel.engine=horovod: {missing}; use parallel.engine=torch")
@@ -98,7 +99,7 @@ def build_strategy(
         servers: where they are, if parallel.servers has any.
     """
     mesh = resolve_mesh(config, info.world_size)
-    engine = choose_engine(config, mesh)
+    engine = choose_engine(config, mesh, device.type)
     problems = strategy_problems(config.model_dump(), asdict(mesh), device.type)
     if problems:
         raise ValueError("; ".join(problems))

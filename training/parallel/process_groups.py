@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sparkring.conf.blocks.launch import ParallelConfig
 from sparkring.conf.rank_info import RankInfo
-from sparkring.training.models.torch_private import abort_together, flattened, nccl_backends
+from sparkring.training.models.torch_private import abort_together, flattened, nccl_backends, set_group_timeout
 from sparkring.training.parallel.mesh import AXES, Coordinates, Mesh, shard_groups
 
 GPU_BACKENDS = "cpu:gloo,cuda:nccl"
@@ -54,10 +54,14 @@ class RankContext:
 
 
 def start_process_group(info: RankInfo, device: torch.device, timeout: timedelta) -> None:
-    """Form the torch process group of the world; control values and checkpoints use it under Horovod too."""
+    """Form the torch process group of the world; control values and checkpoints use it under Horovod too.
+
+    `timeout` is that of the groups which are formed later, too.
+    """
     if dist.is_initialized():
         return
     gpu = device.type == "cuda"
+    set_group_timeout(timeout)
     dist.init_process_group(
         GPU_BACKENDS if gpu else "gloo",
         init_method="env://",

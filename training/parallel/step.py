@@ -51,6 +51,7 @@ from sparkring.training.parallel.state import (
     stream_tensors,
 )
 from sparkring.training.parallel.strategy import LR_SCALE, OptimizerFactory, StepInfo, Strategy
+from sparkring.training.waiting import waits_for_ranks
 
 
 @dataclass(frozen=True)
@@ -334,10 +335,7 @@ class MeshStrategy(Strategy):
         total = square_sum(mine, self.device, holders=self.mesh.dp * self.mesh.cp * self.mesh.tp)
         if self.tables:
             total += self.tables.reduce(self._averaged_ranks(), exact=self.clip_norm is not None)
-        if self.mesh.world == 1:
-            return float(total.sqrt())
-        dist.all_reduce(total)  # on the device: over NCCL on GPUs, with no copy to the host before it
-        return float(total.sqrt())
+        return float(total.sqrt()) if self.mesh.world == 1 else _root_of_sum(total)
 
     def _first_bad_rank(self) -> int | None:
         """The lowest rank whose own loss was not finite; None when all losses were and only gradients overflowed."""
@@ -444,3 +442,14 @@ class MeshStrategy(Strategy):
             abort_process_groups()
         else:
             dist.destroy_process_group()
+
+
+@waits_for_ranks
+def _root_of_sum(total: torch.Tensor) -> float:
+    """The root of a sum over all ranks of the world. Collective.
+
+    On the device: over NCCL on GPUs, with no copy to the host before it. There a rank waits for the others at the first
+    value that the host reads of a step, which is this one, and not in the collective.
+    """
+    dist.all_reduce(total)
+    return float(total.sqrt())

@@ -40,11 +40,26 @@ def test_the_failure_that_began(failures: list[Failure], first: int) -> None:
         ("MemoryError", "", "memory"),
         ("OSError", "[Errno 28] No space left on device", "disk"),
         ("CheckpointError", "writing ... rank 1 of 3: OSError: [Errno 122] Disk quota exceeded", "disk"),
+        ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...", "gpu memory"),
+        ("torch.cuda.OutOfMemoryError", "CUDA out of memory.", "gpu memory"),
+        ("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB", "gpu memory"),
+        ("RuntimeError", "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory", "memory"),
+        ("torch.AcceleratorError", "CUDA error: device-side assert triggered\nSearch for ...", "gpu error"),
+        ("RuntimeError", "CUDA error: an illegal memory access was encountered", "gpu error"),
         ("OSError", "[Errno 13] Permission denied: '/runs'", "exception"),
     ],
 )  # fmt: skip
 def test_what_an_exception_says_of_the_machine(error: str, message: str, cause: str) -> None:
     assert cause_of(error, message) == cause
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [("gpu memory", "lower train.global_batch or raise parallel.accumulate"), ("gpu error", "CUDA_LAUNCH_BLOCKING=1")],
+)
+def test_what_to_do_about_a_gpu_is_in_the_error(cause: str, remedy: str) -> None:
+    advice = next(line for line in str(WorkerFailed(failed(0, cause, "raised x"))).splitlines() if "what to do" in line)
+    assert remedy in advice
 
 
 def test_a_rank_that_cannot_take_the_place_of_a_dead_one_failed_by_that_death() -> None:

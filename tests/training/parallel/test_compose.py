@@ -32,9 +32,9 @@ def test_one_process_is_the_same_strategy_with_nothing_around_it() -> None:
 def test_auto_leaves_to_torch_what_horovod_cannot_carry(
     settings: dict, mesh: Mesh, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkring.training.parallel.compose.available", lambda: None)
+    monkeypatch.setattr("sparkring.training.parallel.compose.available", lambda device_type: None)
     with caplog.at_level("INFO"):
-        assert choose_engine(ParallelConfig(**settings), mesh) == "torch"
+        assert choose_engine(ParallelConfig(**settings), mesh, "cpu") == "torch"
     assert reason in caplog.text
 
 
@@ -51,18 +51,30 @@ def test_building_refuses_it_too() -> None:
 
 def test_auto_logs_why_it_chose_torch(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     with caplog.at_level("INFO"):
-        assert choose_engine(ParallelConfig(tp=2), Mesh(tp=2)) == "torch"
+        assert choose_engine(ParallelConfig(tp=2), Mesh(tp=2), "cpu") == "torch"
     assert "since tp(2) * cp(1): tensor and context parallelism run on torch's process groups" in caplog.text
-    monkeypatch.setattr("sparkring.training.parallel.compose.available", lambda: "horovod cannot be imported (test)")
+    monkeypatch.setattr(
+        "sparkring.training.parallel.compose.available", lambda device_type: "horovod cannot be imported (test)"
+    )
     with caplog.at_level("INFO"):
-        assert choose_engine(ParallelConfig(), Mesh(dp=2)) == "torch"
+        assert choose_engine(ParallelConfig(), Mesh(dp=2), "cpu") == "torch"
     assert "cannot be imported (test)" in caplog.text
     with pytest.raises(ValueError, match="engine=horovod: horovod cannot be imported"):
-        choose_engine(ParallelConfig(engine="horovod"), Mesh(dp=2))
+        choose_engine(ParallelConfig(engine="horovod"), Mesh(dp=2), "cpu")
 
 
-@pytest.mark.skipif(available() is not None, reason="Horovod is not installed")
+@pytest.mark.skipif(available("cpu") is not None, reason="Horovod is not installed")
 @pytest.mark.horovod
 def test_auto_takes_horovod_where_it_can() -> None:
-    assert choose_engine(ParallelConfig(), Mesh(dp=2)) == "horovod"
-    assert choose_engine(ParallelConfig(), Mesh()) == "none"
+    assert choose_engine(ParallelConfig(), Mesh(dp=2), "cpu") == "horovod"
+    assert choose_engine(ParallelConfig(), Mesh(), "cpu") == "none"
+
+
+@pytest.mark.skipif(available("cuda") == available("cpu"), reason="Horovod is missing, or was built with NCCL")
+@pytest.mark.horovod
+def test_a_horovod_built_for_the_cpu_is_not_used_on_gpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert choose_engine(ParallelConfig(), Mesh(dp=2), "cuda") == "torch"
+    assert "since this Horovod was built for the CPU" in caplog.text
+    with pytest.raises(ValueError, match=r"parallel\.engine=horovod: this Horovod was built for the CPU"):
+        choose_engine(ParallelConfig(engine="horovod"), Mesh(dp=2), "cuda")

@@ -25,12 +25,14 @@ from sparkring.training.waiting import waits_for_ranks
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5e-5, 5e-4  # Horovod itself looks for work once a millisecond
 
 
-def available() -> str | None:
-    """None if Horovod can be used, else the reason."""
+def available(device_type: str) -> str | None:
+    """None if Horovod can be used on tensors of `device_type` (`cpu` or `cuda`), else the reason."""
     try:
-        import horovod.torch  # noqa: F401
+        import horovod.torch as hvd
     except (ImportError, OSError) as error:
         return f"horovod cannot be imported ({error})"
+    if device_type == "cuda" and not hvd.nccl_built():
+        return "this Horovod was built for the CPU, and aborts on GPU tensors (`make setup GPU=1` builds it with NCCL)"
     return None
 
 

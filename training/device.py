@@ -1,0 +1,138 @@
+"""Choose the device of all ranks together, before they form a process group.
+
+NCCL needs a GPU of its own for each rank ("Duplicate GPU detected" ends the job otherwise), and a group whose ranks are
+on different device types cannot be formed. So ranks tell each other what they see, through torch's store, and all draw
+the same conclusion.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sparkring.conf.rank_info import RankInfo
+from sparkring.training.waiting import waits_for_ranks
+
+log = logging.getLogger(__name__)
+NO_GPU = "train.device = 'cuda': torch sees no GPU on this host; use 'auto' or 'cpu'"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the machine, whatever its containers are called
+
+
+@dataclass(frozen=True)
+class SeenGpu:
+    """The GPU that one rank would take."""
+
+    host: str  # its name, for messages
+    machine: str
+    gpu: str | None  # its address, which MIG slices of one GPU share, as NCCL sees it; None: torch sees none
+
+
+def see_gpu(local_rank: int) -> SeenGpu:
+    """Look at the GPU that this rank would take."""
+    machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
+    gpu = None
+    if torch.cuda.is_available():
+        gpu = gpu_address(torch.cuda.get_device_properties(gpu_index(local_rank)))
+    return SeenGpu(socket.gethostname(), machine, gpu)
+
+
+def gpu_address(properties: Any) -> str:
+    """Read what identifies a GPU on its machine: its PCI address, or its UUID from a torch that does not tell that."""
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    numbers = [getattr(properties, name, None) for name in names]
+    return str(properties.uuid) if None in numbers else ":".join(f"{number:02x}" for number in numbers)
+
+
+def gpu_index(local_rank: int) -> int:
+    """Index of a rank's GPU among the visible ones: all of its host, or its own only, as Spark assigned them."""
+    return local_rank % torch.cuda.device_count()
+
+
+def choose_device_type(wanted: str, seen: Sequence[SeenGpu]) -> tuple[str, str | None]:
+    """Choose (`cpu` or `cuda`, why `auto` does not take the GPUs that there are). Pure.
+
+    Args:
+        wanted: `train.device`.
+        seen: by rank.
+
+    Raises:
+        ValueError: `cuda`, and a rank has no GPU, or none of its own.
+    """
+    if wanted == "cpu":
+        return "cpu", None
+    problem = gpu_problem(seen)
+    if problem is None:
+        return "cuda", None
+    if wanted == "cuda":
+        remedy = "set train.device=cpu or auto" if len(seen) == 1 else "set train.device=cpu, or a smaller launch.world"
+        raise ValueError(f"train.device = 'cuda': {problem}; {remedy}")
+    return "cpu", problem if any(rank.gpu for rank in seen) else None
+
+
+def gpu_problem(seen: Sequence[SeenGpu]) -> str | None:
+    """Name the first rank without a GPU, or the first two on one; None where each has its own."""
+    holders: dict[tuple[str, str], int] = {}
+    for rank, mine in enumerate(seen):
+        if mine.gpu is None:
+            return f"torch sees no GPU for rank {rank} on {mine.host}"
+        other = holders.setdefault((mine.machine, mine.gpu), rank)
+        if other != rank:
+            return f"ranks {other} and {rank} on {mine.host} would share GPU {mine.gpu}, and NCCL needs one for each"
+    return None
+
+
+def pick_device(wanted: str, info: RankInfo, timeout: timedelta, together: bool = True) -> torch.device:
+    """Pick this rank's device. Collective where `together` and `wanted` is not `cpu`.
+
+    Args:
+        wanted: `train.device`.
+        info: this process among all.
+        timeout: for the other ranks to say what they see.
+        together: False where ranks form no group, as those of parameter servers: each looks for itself alone.
+
+    Raises:
+        ValueError: as of `choose_device_type`.
+    """
+    seen = [see_gpu(info.local_rank)] if wanted != "cpu" else []
+    if seen and together and info.world_size > 1:
+        seen = exchange(seen[0], info, timeout)
+    device_type, why = choose_device_type(wanted, seen)
+    if device_type == "cpu":
+        if why and info.rank == 0:
+            log.warning("train.device=auto: all ranks are on the CPU, since %s", why)
+        return torch.device("cpu")
+    device = torch.device("cuda", gpu_index(info.local_rank))
+    torch.cuda.set_device(device)
+    return device
+
+
+@waits_for_ranks
+def exchange(mine: SeenGpu, info: RankInfo, timeout: timedelta) -> list[SeenGpu]:
+    """Gather what all ranks see, by rank, through the store of the launch, before there is a group. Collective."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore("sparkring-device", dist.TCPStore(address, port, is_master=False, timeout=timeout))
+    store.set(str(info.rank), json.dumps(asdict(mine)))
+    return [SeenGpu(**json.loads(store.get(str(rank)))) for rank in range(info.world_size)]
+
+
+def expected_device_type(wanted: str, world: int, is_here: bool) -> str:
+    """Tell the device type that ranks will have, as far as this machine knows, before any is started.
+
+    Args:
+        wanted: `train.device`.
+        world: ranks.
+        is_here: whether all of them will be on this machine; if not, `auto` is taken for the CPU.
+    """
+    if wanted != "auto":
+        return wanted
+    return "cuda" if is_here and torch.cuda.is_available() and torch.cuda.device_count() >= world else "cpu"
